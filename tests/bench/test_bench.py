@@ -1,0 +1,89 @@
+"""The benchmarks run at small sizes, do the same work as what they compare with, and feed the README."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_perf.bench import collector, gae, jax_peer, ppo, readme
+from torchrl_perf.bench.baselines import TorchRLPPO
+from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
+from torchrl_perf.envs import CartPole
+from torchrl_perf.trainers import PPOConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_table_has_one_line_a_row_and_empty_cells_for_missing_values() -> None:
+    table = format_table([{"a": 1234567.0, "b": "x"}, {"a": 0.01234}], ("a", "b"))
+    assert table.splitlines() == ["| a         | b |", "| --------- | - |", "| 1,234,567 | x |", "| 0.0123    |   |"]
+
+
+def test_results_keep_rows_and_machine(tmp_path: Path) -> None:
+    path = write_results("x", [{"variant": "eager", "ms": 1.5}], tmp_path)
+    assert path == tmp_path / "x.json"
+    result = read_results("x", tmp_path)
+    assert result["rows"] == [{"variant": "eager", "ms": 1.5}]
+    assert result["machine"]["packages"]["torch"] == torch.__version__
+
+
+def test_gae_benchmark_reports_its_own_error_and_the_floor(tmp_path: Path) -> None:
+    assert gae.main(["--shapes", "8x16", "--repeats", "3", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "gae_cpu.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["torchrl loop", "torchrl vectorised", "torchrl_perf"]
+    ours = rows[-1]
+    assert ours["max_error"] < 1e-4
+    assert ours["of_copy_bandwidth"] == pytest.approx(ours["floor_us"] / ours["us"])
+
+
+def test_collector_benchmark_counts_frames(tmp_path: Path) -> None:
+    options = ["--num-envs", "4", "--num-steps", "8", "--repeats", "2", "--device", "cpu", "--out", str(tmp_path)]
+    assert collector.main([*options, "--variants", "torchrl", "eager"]) == 0
+    rows = json.loads((tmp_path / "collector_cpu.json").read_text())["rows"]
+    for row in rows:
+        assert row["frames_per_second"] == pytest.approx(4e6 / row["us_per_step"])
+
+
+def test_ppo_benchmark_measures_baseline_and_trainer(tmp_path: Path) -> None:
+    options = ["--shapes", "8x8", "--repeats", "2", "--device", "cpu", "--no-learn", "--out", str(tmp_path)]
+    assert ppo.main([*options, "--variants", "torchrl", "eager"]) == 0
+    rows = json.loads((tmp_path / "ppo.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["torchrl", "eager"]
+    assert all(row["steps_per_second"] == pytest.approx(64 / row["ms"] * 1e3) for row in rows)
+
+
+def test_time_to_solve_stops_at_its_target() -> None:
+    row = ppo.time_to_solve(0, "cpu", target=15.0, num_envs=16, num_steps=16, total_steps=5_000)
+    assert row["mean_return"] >= 15.0
+    assert math.isfinite(row["seconds"])
+
+
+def test_baseline_takes_as_many_optimiser_steps_as_the_trainer() -> None:
+    config = PPOConfig(num_envs=4, num_steps=8, epochs=2, minibatches=4, device="cpu")
+    baseline = TorchRLPPO(CartPole(4), config)
+    baseline.step()
+    baseline.close()
+    (state, *_) = baseline.optimizer.state.values()
+    assert int(state["step"]) == 8
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_jax_peer_runs_the_same_updates() -> None:
+    row = jax_peer.measure(PPOConfig(num_envs=4, num_steps=8), 2)
+    assert row["steps_per_second"] == pytest.approx(32 / row["ms"] * 1e3)
+
+
+def test_readme_table_is_the_one_that_the_results_give() -> None:
+    text = (ROOT / "README.md").read_text()
+    shown = text.split(readme.BEGIN)[1].split(readme.END)[0].strip()
+    assert shown == readme.results_table()
+
+
+def test_committed_results_name_their_machine() -> None:
+    for path in RESULTS.glob("*.json"):
+        machine = json.loads(path.read_text())["machine"]
+        assert machine["gpu"] or machine["cpu"], path.name
+        assert machine["packages"]["torchrl"], path.name

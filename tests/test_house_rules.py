@@ -1,0 +1,294 @@
+"""The house rules that can be read from the source: sizes, docstrings, host waits, where the runtime may be touched."""
+
+import ast
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "torchrl_perf"
+EXAMPLES = ROOT / "examples"
+
+MAX_FILE_LINES = 400
+MAX_EXAMPLE_LINES = 250
+MAX_README_LINES = 150
+MAX_BODY_LINES = 60  # without the docstring
+MAX_FUNCTION_LINES = 70  # with it
+MAX_PARAMETERS = 9
+TORCHRL_SIGNATURES = {"vtrace_advantage_estimate"}
+MAX_NESTING = 4
+
+HOT_FOLDERS = {"functional", "collectors", "replay", "modules", "objectives", "transforms"}
+HOST_WAITS = {"item", "cpu", "tolist", "nonzero", "argwhere", "unique", "numpy", "masked_select"}
+RUNTIME_FOLDERS = {"runtime", "bench"}
+RUNTIME_NAMES = {"CUDAGraph", "Stream", "synchronize", "make_graphed_callables", "perf_counter", "perf_counter_ns"}
+RUNTIME_DOTTED = {
+    "torch.compile",
+    "torch.cuda.graph",
+    "torch.cuda.stream",
+    "time.monotonic",
+    "time.monotonic_ns",
+}
+# Paths of one machine, index hosts and unfinished work have no place in what is shipped.
+FORBIDDEN_WORDS = re.compile(r"/root/|/home/|/tmp/|--(extra-)?index-url|\bTODO\b|\bFIXME\b|\bXXX\b")
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(*folders: Path) -> list[Path]:
+    """Every Python file under the folders, those that do not exist left out."""
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def where(path: Path, node: ast.AST) -> str:
+    """`file:line` as an editor opens it."""
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    """Every function and method of a tree, nested ones too."""
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def dotted(node: ast.AST) -> str:
+    """`torch.cuda.graph` for the attribute chain of that name, "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        head = dotted(node.value)
+        return f"{head}.{node.attr}" if head else ""
+    return ""
+
+
+def docstring_lines(node: Function) -> int:
+    """Number of lines of a function's docstring, 0 without one."""
+    if ast.get_docstring(node) is None:
+        return 0
+    first = node.body[0]
+    return (first.end_lineno or first.lineno) - first.lineno + 1
+
+
+def nesting(node: ast.AST) -> int:
+    """Depth of compound statements in a body; `elif` adds none, a nested function is counted for itself."""
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef):
+            continue
+        is_block = isinstance(child, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.AsyncWith)
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child) + (1 if is_block and not is_elif else 0))
+    return deepest
+
+
+def parameters(node: Function) -> int:
+    """Number of named parameters, `self` and `cls` left out."""
+    named = [*node.args.posonlyargs, *node.args.args]
+    bound = 1 if named and named[0].arg in {"self", "cls"} else 0
+    return len(named) + len(node.args.kwonlyargs) - bound
+
+
+def undocumented(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[ast.stmt, str]]:
+    """The public classes, functions and methods of a body that have no docstring."""
+    for node in body:
+        if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        derived = {dotted(mark).rpartition(".")[2] for mark in node.decorator_list} & {"overload", "setter", "deleter"}
+        if not derived and ast.get_docstring(node) is None:
+            yield node, prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node.body, f"{prefix}{node.name}.")
+
+
+def runtime_uses(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Places that compile, capture, make a stream, synchronise or read a clock."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            if name in RUNTIME_DOTTED or node.attr in RUNTIME_NAMES:
+                yield node, name or node.attr
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in RUNTIME_NAMES or f"{node.module}.{alias.name}" in RUNTIME_DOTTED:
+                    yield node, f"{node.module}.{alias.name}"
+
+
+def has_dictated_signature(node: Function) -> bool:
+    """Whether the parameters are not the author's to choose: a Triton kernel, a custom operator, TorchRL's function."""
+    if node.name in TORCHRL_SIGNATURES:
+        return True
+    marks = {dotted(mark.func if isinstance(mark, ast.Call) else mark) for mark in node.decorator_list}
+    return any(mark.endswith(("triton.jit", ".register_fake", ".register_kernel")) for mark in marks)
+
+
+def method_calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Every call of an attribute, with the attribute's name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node, node.func.attr
+
+
+def is_false(node: ast.expr) -> bool:
+    """Whether an expression is the literal False."""
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def report(rule: str, found: list[str]) -> None:
+    """Fail with the rule and every place that breaks it."""
+    assert not found, f"{rule}\n  " + "\n  ".join(found)
+
+
+def test_file_length():
+    limits = [(path, MAX_FILE_LINES) for path in python_files(PACKAGE, ROOT / "tests")]
+    limits += [(path, MAX_EXAMPLE_LINES) for path in python_files(EXAMPLES)]
+    limits += [(ROOT / "README.md", MAX_README_LINES)] if (ROOT / "README.md").exists() else []
+    found = []
+    for path, limit in limits:
+        count = len(path.read_text(encoding="utf-8").splitlines())
+        if count > limit:
+            found.append(f"{path.relative_to(ROOT)}: {count} lines, at most {limit}")
+    report("a file is read in one sitting: split it", found)
+
+
+def test_function_size():
+    found = []
+    for path in python_files(PACKAGE, EXAMPLES, ROOT / "tests"):
+        for node in functions(parse(path)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            body = lines - docstring_lines(node)
+            if body > MAX_BODY_LINES or lines > MAX_FUNCTION_LINES:
+                found.append(f"{where(path, node)} {node.name}: {body} lines, {lines} with the docstring")
+    report(f"a function has at most {MAX_BODY_LINES} lines, {MAX_FUNCTION_LINES} with its docstring", found)
+
+
+def test_parameters_and_nesting():
+    found = []
+    for path in python_files(PACKAGE, EXAMPLES):
+        for node in functions(parse(path)):
+            count, depth = parameters(node), nesting(node)
+            if count > MAX_PARAMETERS and not has_dictated_signature(node):
+                found.append(f"{where(path, node)} {node.name}: {count} parameters")
+            if depth > MAX_NESTING:
+                found.append(f"{where(path, node)} {node.name}: nested {depth} deep")
+    report(f"at most {MAX_PARAMETERS} parameters and {MAX_NESTING} levels of nesting", found)
+
+
+def test_public_names_have_docstrings():
+    found = []
+    for path in python_files(PACKAGE, EXAMPLES):
+        tree = parse(path)
+        if tree.body and ast.get_docstring(tree) is None:
+            found.append(f"{path.relative_to(ROOT)}: module")
+        found += [f"{where(path, node)} {name}" for node, name in undocumented(tree.body)]
+    report("every module and every public class, function and method has a docstring", found)
+
+
+def test_no_host_wait_in_hot_folders():
+    found = []
+    for path in python_files(*(PACKAGE / folder for folder in sorted(HOT_FOLDERS))):
+        found += [
+            f"{where(path, call)} .{method}()" for call, method in method_calls(parse(path)) if method in HOST_WAITS
+        ]
+    report("a hot path never waits for the host: keep the value in a tensor, use masks and torch.where", found)
+
+
+def test_runtime_is_the_only_home_of_graphs_streams_and_clocks():
+    found = []
+    for path in python_files(PACKAGE):
+        if path.relative_to(PACKAGE).parts[0] not in RUNTIME_FOLDERS:
+            found += [f"{where(path, node)} {name}" for node, name in runtime_uses(parse(path))]
+    report("torch.compile, CUDA graphs, streams, synchronisation and clocks live in runtime/ and bench/", found)
+
+
+def test_asynchronous_copies_are_made_in_runtime():
+    found = []
+    for path in python_files(PACKAGE):
+        if path.relative_to(PACKAGE).parts[0] != "runtime":
+            flags = (node for node in ast.walk(parse(path)) if isinstance(node, ast.keyword))
+            found += [where(path, flag) for flag in flags if flag.arg == "non_blocking" and not is_false(flag.value)]
+    report("an asynchronous copy needs an event that someone waits for: make it in runtime/", found)
+
+
+FOLDERS = sorted({path.parent for path in python_files(PACKAGE)} - {PACKAGE})
+SUBPACKAGES = [".".join(folder.relative_to(ROOT).parts) for folder in FOLDERS]
+
+
+def test_every_folder_is_a_package():
+    found = [str(folder.relative_to(ROOT)) for folder in FOLDERS if not (folder / "__init__.py").is_file()]
+    report("a folder of modules has an __init__.py that lists its public names", found)
+
+
+@pytest.mark.parametrize("name", ["torchrl_perf", *SUBPACKAGES])
+def test_all_is_true(name):
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", None)
+    assert exported is not None, f"{name} has no __all__: list its public names"
+    assert len(exported) == len(set(exported)), f"{name}.__all__ lists a name twice: {sorted(exported)}"
+    missing = [entry for entry in exported if not hasattr(module, entry)]
+    assert not missing, f"{name}.__all__ lists {missing}, which the module does not have"
+
+    imports = [node for node in parse(Path(module.__file__)).body if isinstance(node, ast.ImportFrom)]
+    own = {
+        alias.asname or alias.name
+        for node in imports
+        if node.level or (node.module or "").startswith("torchrl_perf")
+        for alias in node.names
+    }
+    unlisted = sorted(entry for entry in own - set(exported) if not entry.startswith("_"))
+    assert not unlisted, f"{name} imports {unlisted} without listing them in __all__"
+
+
+def test_no_forbidden_words():
+    paths = [*PACKAGE.rglob("*"), *EXAMPLES.rglob("*"), *(ROOT / "tests").rglob("*"), *(ROOT / ".github").rglob("*")]
+    paths += [*ROOT.glob("*.md"), ROOT / "pyproject.toml"]
+    found = []
+    for path in paths:
+        if path.suffix not in TEXT_SUFFIXES or path == Path(__file__).resolve():
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            match = FORBIDDEN_WORDS.search(line)
+            if match:
+                found.append(f"{path.relative_to(ROOT)}:{number} {match.group()}")
+    report("no path of one machine, no index host, no unfinished work", found)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
+def test_ruff():
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise", "."]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{' '.join(command[2:])}:\n{result.stdout}{result.stderr}"
+
+
+class TestTheRulesThemselves:
+    """The checks above find what they are meant to find."""
+
+    def test_nesting_counts_blocks_but_not_elif(self):
+        code = "def f(x):\n    if x:\n        pass\n    elif not x:\n        for _ in x:\n            pass\n"
+        assert nesting(ast.parse(code).body[0]) == 2
+
+    def test_parameters_leave_self_out(self):
+        assert parameters(ast.parse("def f(self, a, /, b, *args, c, **kw): ...").body[0]) == 3
+
+    def test_runtime_uses_see_calls_and_imports(self):
+        code = "from time import perf_counter\ntorch.compile(f)\nre.compile('x')\ntorch.cuda.graph(g)\n"
+        names = sorted(name for _, name in runtime_uses(ast.parse(code)))
+        assert names == ["time.perf_counter", "torch.compile", "torch.cuda.graph"]
+
+    def test_undocumented_looks_into_public_classes_only(self):
+        code = "class A:\n    '''.'''\n    def f(self): ...\n    def _g(self): ...\nclass _B:\n    def h(self): ...\n"
+        assert [name for _, name in undocumented(ast.parse(code).body)] == ["A.f"]
+
+    def test_docstring_is_not_counted_as_body(self):
+        node = ast.parse("def f():\n    '''One.\n\n    Two.\n    '''\n    return 1\n").body[0]
+        assert docstring_lines(node) == 4

@@ -1,0 +1,206 @@
+"""PPO on CartPole: TorchRL as it comes, a JAX peer, and this package eager, compiled and captured.
+
+Reports the throughput of whole iterations, the split by phase and the time to learn.
+"""
+
+import gc
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchrl_perf.bench import jax_peer
+from torchrl_perf.bench.baselines import TorchRLPPO
+from torchrl_perf.bench.report import format_table, write_results
+from torchrl_perf.envs import CartPole
+from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
+
+COLUMNS = (
+    "variant",
+    "N x T",
+    "steps_per_second",
+    "ms",
+    "p10_ms",
+    "p90_ms",
+    "collect_ms",
+    "advantage_ms",
+    "update_ms",
+    "measure_ms",
+    "start_s",
+)
+
+
+@dataclass(frozen=True)
+class BenchPPO:
+    """Options of ``torchrl-perf bench ppo``."""
+
+    shapes: tuple[str, ...] = ("4x128", "2048x128", "4096x128", "65536x16")
+    """Envs x steps of an iteration."""
+    variants: tuple[str, ...] = ("torchrl", "eager", "compile", "graph", "graph-bf16", "jax")
+    """Rows: torchrl, torchrl-cudagraph, eager, compile, graph, graph-bf16, graph-torchrl-loss, jax (if installed)."""
+    repeats: int = 20
+    """Timed iterations; a tenth of them for the slow variants."""
+    learn: bool = True
+    """Also measure the time to a mean return of 475."""
+    seeds: int = 3
+    """Seeds of the learning runs."""
+    device: str = "auto"
+    """Device."""
+    out: str | None = None
+    """Folder for ppo.json; the package's bench/results by default."""
+
+
+def _config(shape: str, device: str, **changes: Any) -> PPOConfig:
+    num_envs, num_steps = map(int, shape.split("x"))
+    return PPOConfig(
+        num_envs=num_envs,
+        num_steps=num_steps,
+        total_steps=10**9,
+        device=device,
+        logger="none",
+        epochs=4,
+        minibatches=4,
+        **changes,
+    )
+
+
+def _trainer(variant: str, shape: str, device: str) -> PPOTrainer | TorchRLPPO:
+    if variant.startswith("torchrl"):
+        config = _config(shape, device)
+        env = CartPole(config.num_envs, device=device)
+        return TorchRLPPO(env, config, cudagraph_policy=variant.endswith("cudagraph"))
+    mode, _, option = variant.partition("-")
+    changes = {"bf16": {"precision": "bf16"}, "torchrl-loss": {"loss": "torchrl"}, "": {}}[option]
+    return PPOTrainer(_config(shape, device, mode=mode, **changes))
+
+
+def _phases(trainer: PPOTrainer | TorchRLPPO, graph: bool, repeats: int) -> dict[str, float]:
+    """Median ms of each phase alone; in graphs of their own where the iteration is one graph."""
+    state: dict[str, Any] = {}
+
+    def collect() -> None:
+        state["batch"] = trainer.collect()
+
+    def advantage() -> None:
+        state["advantage"] = trainer.advantage(state["batch"].copy())
+
+    def update() -> None:
+        trainer.update(state["advantage"])
+
+    def measure() -> None:
+        trainer.measure(state["advantage"])
+
+    names: list[tuple[str, Callable[[], None]]] = [("collect", collect), ("advantage", advantage), ("update", update)]
+    if isinstance(trainer, PPOTrainer):
+        names.append(("measure", measure))
+    out = {}
+    for name, fn in names:
+        call = capture(fn, audit=False) if graph else fn
+        out[f"{name}_ms"] = time_cuda(call, repeats, warmup=3).median / 1e3
+    return out
+
+
+def measure(variant: str, shape: str, device: str, repeats: int) -> dict[str, Any]:
+    """One row: median time of an iteration, its phases, and the time until the first fast iteration."""
+    gc.collect()
+    start = Stopwatch("cpu").start()
+    trainer = _trainer(variant, shape, device)
+    for _ in range(3):
+        trainer.step()
+    synchronize(device)
+    start.stop()
+    slow = variant in ("torchrl", "torchrl-cudagraph", "eager")
+    count = max(2, repeats // 10) if slow else repeats
+    timing = time_cuda(trainer.step, count, warmup=1 if slow else 3, device=device)
+    num_envs, num_steps = map(int, shape.split("x"))
+    row = {
+        "variant": variant,
+        "N x T": shape,
+        "steps_per_second": num_envs * num_steps / timing.median * 1e6,
+        "ms": timing.median / 1e3,
+        "p10_ms": timing.p10 / 1e3,
+        "p90_ms": timing.p90 / 1e3,
+        "repeats": count,
+        "start_s": start.seconds,
+    }
+    if torch.device(device).type == "cuda":
+        row |= _phases(trainer, variant.startswith("graph"), count)
+    trainer.close()
+    return row
+
+
+def time_to_solve(seed: int, device: str, target: float = 475.0, **changes: Any) -> dict[str, Any]:
+    """Wall time after compile and capture until the last 100 finished episodes have a mean return of ``target``."""
+    config = replace(PPOConfig(), seed=seed, device=device, logger="none", **changes)
+    trainer = PPOTrainer(config)
+    start = Stopwatch("cpu").start()
+    initial = trainer.state_dict()
+    for _ in range(4):
+        trainer.step()
+    synchronize(device)
+    start.stop()
+    trainer.load_state_dict(initial)
+    watch = Stopwatch("cpu").start()
+    for done in range(1, config.iterations + 1):
+        trainer.step()
+        if done % 2 == 0 and float(trainer.episodes.mean_return) >= target:
+            break
+    watch.stop()
+    reached = float(trainer.episodes.mean_return)
+    trainer.close()
+    return {
+        "variant": f"time to {target:.0f}, {config.precision}",
+        "learns": "graph-bf16" if config.precision == "bf16" else trainer.mode,
+        "seed": seed,
+        "seconds": watch.seconds if reached >= target else math.inf,
+        "steps": done * config.batch_size,
+        "mean_return": reached,
+        "start_s": start.seconds,
+    }
+
+
+def _available(variant: str, device: str) -> bool:
+    """Graphs need CUDA, the peer needs JAX on the same device."""
+    if variant == "jax":
+        return importlib.util.find_spec("jax") is not None
+    return device != "cpu" or not variant.startswith("graph")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark, prints the table and writes ``ppo.json``."""
+    import tyro
+
+    options = tyro.cli(BenchPPO, args=argv, prog="torchrl-perf bench ppo")
+    device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for shape in options.shapes:
+        for variant in options.variants:
+            if not _available(variant, device):
+                continue
+            if variant == "jax":
+                rows.append(jax_peer.measure(_config(shape, device), options.repeats))
+            else:
+                rows.append(measure(variant, shape, device, options.repeats))
+            print(format_table(rows[-1:], COLUMNS).splitlines()[-1], flush=True)
+    if options.learn:
+        for precision in ("tf32", "bf16") if device != "cpu" else ("tf32",):
+            rows += [time_to_solve(seed, device, precision=precision) for seed in range(options.seeds)]
+        if _available("jax", device):
+            rows += [jax_peer.time_to_solve(replace(PPOConfig(), seed=seed)) for seed in range(options.seeds)]
+    print(format_table([row for row in rows if "ms" in row], COLUMNS))
+    print(
+        format_table(
+            [row for row in rows if "seed" in row], ("variant", "seed", "seconds", "steps", "mean_return", "start_s")
+        )
+    )
+    print(f"written to {write_results('ppo', rows, options.out)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

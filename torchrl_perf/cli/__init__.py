@@ -1,0 +1,73 @@
+"""Command line: ``torchrl-perf train | bench``. Importing it loads neither torch nor tyro; the commands do."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from torchrl_perf import __version__
+
+__all__ = ["main"]
+
+ALGORITHMS = ("ppo",)
+BENCHMARKS = ("ppo", "gae", "collector")
+
+USAGE = f"""usage: torchrl-perf COMMAND ...
+
+commands:
+  train {"|".join(ALGORITHMS)}                 train an agent; `torchrl-perf train ppo --help` lists every setting
+  bench {"|".join(BENCHMARKS)}   measure this machine; each takes --help
+
+options:
+  -h, --help                show this text
+  --version                 show the version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; by default those of the process.
+
+    Returns:
+        Exit code: 0; 1 for settings that cannot be run and for a run that diverged; 2 for a command that does not
+        exist; 128 + the number of the signal that stopped a run.
+
+    Raises:
+        SystemExit: by the parser of a command, with 0 after its help and 2 for an option that does not exist.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in arguments[:1]:
+        print(f"torchrl_perf {__version__}")
+        return 0
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    command, *rest = arguments
+    commands = {"train": (ALGORITHMS, _train), "bench": (BENCHMARKS, _bench)}
+    if command not in commands:
+        return _unknown("command", command, tuple(commands))
+    names, run = commands[command]
+    if rest[:1] in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return 0
+    if not rest or rest[0] not in names:
+        return _unknown(f"torchrl-perf {command}", rest[0] if rest else "nothing", names)
+    try:
+        return run(rest[0], rest[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _train(name: str, arguments: list[str]) -> int:
+    return importlib.import_module(f"torchrl_perf.cli.train_{name}").main(arguments)
+
+
+def _bench(name: str, arguments: list[str]) -> int:
+    return importlib.import_module(f"torchrl_perf.bench.{name}").main(arguments)
+
+
+def _unknown(what: str, received: str, expected: tuple[str, ...]) -> int:
+    print(f"{what}: expected one of {', '.join(expected)}, received {received}.\n\n{USAGE}", end="", file=sys.stderr)
+    return 2

@@ -1,0 +1,147 @@
+"""``torchrl-perf train ppo``."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.metrics.loggers import LOGGER_NAMES
+from torchrl_perf.trainers import PRESETS, PPOConfig, PPOTrainer, TrainingDivergedError, train
+
+__all__ = ["main"]
+
+# A checkpoint holds state of these shapes, and counts iterations of this many frames.
+FIXED_BY_CHECKPOINT = ("env", "num_envs", "num_steps", "hidden_size", "activation", "seed")
+
+
+@dataclass(frozen=True)
+class UncheckedConfig(PPOConfig):
+    """PPOConfig before its checks, so that settings that do not fit are told from options that do not exist."""
+
+    def __post_init__(self) -> None:
+        """Leaves the checks to PPOConfig."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train PPO with every step of the loop on one device.
+
+    Settings start from the preset of --env, are replaced by those in --config, and then by options. The resolved
+    settings are stored as config.json in the run's folder. The last line printed is the result.
+    """
+
+    settings: UncheckedConfig
+    config: Path | None = None
+    """JSON or YAML file with settings, such as the config.json of an earlier run."""
+    resume: Path | None = None
+    """Folder of a run to go on with: its config.json and its checkpoint.pt."""
+    progress: bool = True
+    """Show a line of progress on standard error."""
+
+
+def main(argv: list[str]) -> int:
+    """Train; see ``torchrl-perf train ppo --help``.
+
+    Returns:
+        Exit code: 0; 1 with a message for settings that cannot be run and for a run that diverged; 128 + the number of
+        the signal that stopped the run.
+    """
+    try:
+        arguments = parse(argv)
+        trainer = make_trainer(PPOConfig(**dataclasses.asdict(arguments.settings)), arguments.resume)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        return _failed(error)
+    try:
+        result = train(trainer, arguments.resume, progress=arguments.progress)
+    except TrainingDivergedError as error:
+        return _failed(error)
+    finally:
+        trainer.close()
+    if result.exit_code:
+        signal = result.exit_code - 128
+        print(
+            f"stopped by signal {signal}; go on with: torchrl-perf train ppo --resume {result.run_dir}", file=sys.stderr
+        )
+    print(result)
+    return result.exit_code
+
+
+def parse(argv: list[str]) -> Arguments:
+    """Settings and options of a command line; stops the process for ``--help`` and for unknown options.
+
+    Raises:
+        FileNotFoundError: for a file that does not exist.
+        ValueError: for a file that does not hold settings, or --config together with --resume.
+    """
+    import tyro
+
+    first = argparse.ArgumentParser("torchrl-perf train ppo", add_help=False, allow_abbrev=False)
+    for name in ("--env", "--config", "--resume"):
+        first.add_argument(name)
+    early = first.parse_known_args(argv)[0]
+    if early.config and early.resume:
+        raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
+    path = Path(early.resume) / "config.json" if early.resume else Path(early.config) if early.config else None
+    stored: dict[str, Any] = {} if path is None else read_settings(path, PPOConfig)
+    # A name that is no preset is left to tyro, whose message lists those there are.
+    preset = PRESETS.get(early.env or stored.get("env", "CartPole"), PPOConfig())
+    default = Arguments(settings=UncheckedConfig(**{**preset.to_dict(), **stored}))
+    arguments = tyro.cli(
+        Arguments,
+        prog="torchrl-perf train ppo",
+        args=argv,
+        default=default,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    if early.resume:
+        _check_resumable(default.settings, arguments.settings)
+    return arguments
+
+
+def make_trainer(config: PPOConfig, run_dir: Path | None = None) -> PPOTrainer:
+    """A new trainer, or one that has loaded the checkpoint of the run in ``run_dir``.
+
+    Raises:
+        FileNotFoundError: for a run without checkpoint.
+        ValueError: for settings that do not fit each other or the machine, or a run that is complete.
+    """
+    _check_loggers(config.logger)
+    trainer = PPOTrainer(config)
+    if run_dir is None:
+        return trainer
+    trainer.load(run_dir / "checkpoint.pt")
+    if trainer.iterations_done >= config.iterations:
+        taken = trainer.iterations_done * config.batch_size
+        raise ValueError(
+            f"{run_dir}: expected a run with steps left, received one that has taken {taken} of {config.total_steps}. "
+            "Remedy: a larger --total-steps."
+        )
+    (run_dir / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return trainer
+
+
+def _check_loggers(names: str) -> None:
+    """The loggers refuse unknown names themselves, but only once the run has a folder."""
+    unknown = {name.strip() for name in names.split(",")} - set(LOGGER_NAMES)
+    if unknown:
+        raise ValueError(
+            f"--logger: expected some of {', '.join(LOGGER_NAMES)}, received {', '.join(sorted(unknown))}."
+        )
+
+
+def _check_resumable(stored: PPOConfig, wanted: PPOConfig) -> None:
+    changed = [name for name in FIXED_BY_CHECKPOINT if getattr(stored, name) != getattr(wanted, name)]
+    if changed:
+        raise ValueError(
+            f"--resume: expected the checkpoint's own {', '.join(FIXED_BY_CHECKPOINT)}, received another "
+            f"{', '.join(changed)}. Remedy: leave them out, or start a new run with --config."
+        )
+
+
+def _failed(error: Exception) -> int:
+    print(f"torchrl-perf: {error}", file=sys.stderr)
+    return 1

@@ -1,0 +1,64 @@
+"""One step of an environment with its resets, in three forms.
+
+Each takes ``(env, td, store)``, steps, hands the stepped TensorDict to ``store`` **before** anything is reset, since an
+env may return its own buffers and overwrite them at a reset, and returns the root TensorDict of the next step.
+"""
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.envs import DeviceEnv
+
+Store = Callable[[TensorDictBase], None]
+
+
+def autoreset_step(env: DeviceEnv, td: TensorDictBase, store: Store) -> TensorDictBase:
+    """A :class:`DeviceEnv` without transforms, which resets inside its step and returns nothing by reference."""
+    stepped, root = env.step_and_maybe_reset(td)
+    store(stepped)
+    return root
+
+
+def unreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
+    """The first half of TorchRL's own step, right for every env: ``env.maybe_reset`` of the result has to follow.
+
+    The second half asks the host whether anything is done, and so stays outside a compiled function.
+    """
+    stepped = env.step(td)
+    store(stepped)
+    return env._step_mdp(stepped)
+
+
+def masked_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
+    """:func:`unreset_step` and :func:`masked_reset`: no host read, static shapes."""
+    return masked_reset(env, unreset_step(env, td, store))
+
+
+def masked_reset(env: EnvBase, root: TensorDictBase) -> TensorDictBase:
+    """Reset of the rows that are done in ``root``, merged by ``torch.where``; the counterpart of ``env.maybe_reset``.
+
+    ``env._reset`` is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
+    of tensors that leaves the other rows' state alone, as TorchRL asks of partial resets. Transforms see the reset as
+    they do in ``env.reset``.
+    """
+    done = root.get("done").clone()
+    fresh = env._reset(root.empty().set("_reset", done))
+    for key in root.keys(True, True):
+        old = root.get(key)
+        if key in env.done_keys:
+            root.set(key, torch.zeros_like(old))  # a root state is never done: the row has been reset
+            continue
+        value = fresh.get(key, None)
+        if value is not None:
+            mask = done.reshape(env.batch_size + (1,) * (old.ndim - env.batch_dims))
+            root.set(key, torch.where(mask, value, old))
+    return root
+
+
+def is_tensor_env(env: EnvBase) -> bool:
+    """Whether ``env`` is a :class:`DeviceEnv`, or one below transforms."""
+    return isinstance(chain(env)[-1], DeviceEnv)

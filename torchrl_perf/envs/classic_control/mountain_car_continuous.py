@@ -1,0 +1,71 @@
+"""MountainCarContinuous-v0 in tensors."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.envs.device_env import DeviceEnv
+
+__all__ = ["MountainCarContinuous"]
+
+_MIN_POSITION = -1.2
+_MAX_POSITION = 0.6
+_MAX_SPEED = 0.07
+_GOAL_POSITION = 0.45
+_POWER = 0.0015
+_GRAVITY = 0.0025
+
+
+class MountainCarContinuous(DeviceEnv):
+    """Gymnasium's ``MountainCarContinuous-v0``: rock a weak car out of a valley with a force in +-1.
+
+    State and observation [N, 2]: position, velocity. Reward -0.1 action^2, plus 100 at the step that terminates; the
+    reward uses the action as given, the motion uses it clipped, as in Gymnasium. Terminates at position 0.45. Initial
+    position uniform in [-0.6, -0.4), velocity 0. Gymnasium rounds its state to float32 after each step; here the state
+    has the env's dtype.
+
+    Moore, "Efficient memory-based learning for robot control", 1990.
+    """
+
+    num_state = 2
+    num_reset_noise = 1
+    observation_low: ClassVar[tuple[float, ...]] = (_MIN_POSITION, -_MAX_SPEED)
+    observation_high: ClassVar[tuple[float, ...]] = (_MAX_POSITION, _MAX_SPEED)
+    action_low: ClassVar[tuple[float, ...]] = (-1.0,)
+    action_high: ClassVar[tuple[float, ...]] = (1.0,)
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype = torch.float32,
+        max_episode_steps: int | None = 999,
+        seed: int | None = None,
+    ) -> None:
+        """Build ``num_envs`` envs; arguments as in :class:`DeviceEnv`."""
+        super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps, seed=seed)
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Map ``uniform`` [N, 1] in [0, 1) to a position in [-0.6, -0.4) at rest; returns [N, 2]."""
+        position = uniform * 0.2 - 0.6
+        return torch.cat((position, torch.zeros_like(position)), -1)
+
+    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of unit time; see :meth:`DeviceEnv.dynamics`."""
+        position, velocity = state.unbind(-1)
+        action = action.squeeze(-1)
+        push = action.clamp(-1.0, 1.0) * _POWER - _GRAVITY * (3.0 * position).cos()
+        velocity = (velocity + push).clamp(-_MAX_SPEED, _MAX_SPEED)
+        position = (position + velocity).clamp(_MIN_POSITION, _MAX_POSITION)
+        velocity = velocity.masked_fill((position <= _MIN_POSITION) & (velocity < 0), 0.0)
+        terminated = (position >= _GOAL_POSITION) & (velocity >= 0)
+        reward = terminated.to(state.dtype) * 100.0 - action.square() * 0.1
+        return torch.stack((position, velocity), -1), reward, terminated
+
+    def observe(self, state: Tensor) -> Tensor:
+        """Return ``state`` [N, 2]: it is observed as it is."""
+        return state

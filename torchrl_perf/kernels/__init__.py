@@ -1,0 +1,137 @@
+"""Triton kernels, each beside the functional reference that defines it.
+
+Importing this package imports no Triton: a kernel's module is imported by its first launch on CUDA. The functions here
+are the entry points of the time scans. They launch directly in eager mode, where a dispatcher call would double the
+host time, and through a registered operator under ``torch.compile``, which keeps the graph whole.
+"""
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+__all__ = ["gae_rows", "has_scan_kernels", "recurrence_rows"]
+
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+_HAS_TRITON = _has_triton()
+
+
+def has_scan_kernels(*tensors: Tensor) -> bool:
+    """Whether the scan kernels take these tensors: all on CUDA, float32, bfloat16, float16 or bool, Triton installed.
+
+    The kernels have no backward pass, so a tensor that needs a gradient is refused too.
+    """
+    wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    dtypes = (*_KERNEL_DTYPES, torch.bool)
+    return _HAS_TRITON and not wants_grad and all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
+
+
+def gae_rows(
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets of ``[T, N]`` rows in one launch (GAE, arXiv:1506.02438).
+
+    Reference: :func:`torchrl_perf.functional.generalized_advantage_estimate`.
+
+    Args:
+        gamma: discount, a float or a 0-d tensor on the same CUDA device.
+        lmbda: decay of the trace, a float or a 0-d tensor on the same CUDA device.
+        state_value: V(s_t), ``[T, N]`` float32, bfloat16 or float16, any strides (as all tensors here).
+        next_state_value: V(s'_t) of the true next observation, ``[T, N]``.
+        reward: ``[T, N]``.
+        done: ``[T, N]`` bool.
+        terminated: ``[T, N]`` bool.
+
+    Returns:
+        Advantage and value target, ``[T, N]`` float32, with the memory layout of ``reward``.
+    """
+    numbers = _split_number(gamma) + _split_number(lmbda)
+    if torch.compiler.is_compiling():
+        return _gae_op(*numbers, state_value, next_state_value, reward, done, terminated)
+    return _launch_gae(*numbers, state_value, next_state_value, reward, done, terminated)
+
+
+def recurrence_rows(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    """``y_t = value_t + decay_t * y_(t-1)`` over ``[T, N]`` rows, or ``y_(t+1)`` with ``reverse``, in one launch.
+
+    Reference: :mod:`torchrl_perf.functional.scan`.
+
+    Args:
+        decay: ``[T, N]`` float32, bfloat16 or float16 on CUDA, any strides.
+        value: ``[T, N]``, likewise.
+        initial: ``[N]`` carry before the first step of the scan, or None for zero.
+        reverse: from the last step to the first.
+
+    Returns:
+        ``[T, N]`` float32 with the memory layout of ``value``.
+    """
+    if torch.compiler.is_compiling():
+        return _recurrence_op(decay, value, initial, reverse)
+    return _launch_recurrence(decay, value, initial, reverse)
+
+
+def _split_number(number: float | Tensor) -> tuple[float, Tensor | None]:
+    """A number for an operator's schema: as a float, or as a tensor that only the kernel reads."""
+    return (0.0, number) if isinstance(number, Tensor) else (float(number), None)
+
+
+def _launch_gae(
+    gamma: float,
+    gamma_tensor: Tensor | None,
+    lmbda: float,
+    lmbda_tensor: Tensor | None,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+) -> tuple[Tensor, Tensor]:
+    from torchrl_perf.kernels import scan
+
+    gamma_arg = gamma if gamma_tensor is None else gamma_tensor
+    lmbda_arg = lmbda if lmbda_tensor is None else lmbda_tensor
+    return scan.launch_gae(gamma_arg, lmbda_arg, state_value, next_state_value, reward, done, terminated)
+
+
+def _launch_recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    from torchrl_perf.kernels import scan
+
+    return scan.launch_recurrence(decay, value, initial, reverse)
+
+
+_gae_op = torch.library.custom_op("torchrl_perf::gae_rows", _launch_gae, mutates_args=())
+_recurrence_op = torch.library.custom_op("torchrl_perf::recurrence_rows", _launch_recurrence, mutates_args=())
+
+
+@_gae_op.register_fake
+def _gae_fake(
+    gamma: float,
+    gamma_tensor: Tensor | None,
+    lmbda: float,
+    lmbda_tensor: Tensor | None,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(reward, dtype=torch.float32), torch.empty_like(reward, dtype=torch.float32)
+
+
+@_recurrence_op.register_fake
+def _recurrence_fake(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    return torch.empty_like(value, dtype=torch.float32)

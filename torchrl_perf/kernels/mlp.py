@@ -1,0 +1,190 @@
+"""Triton kernels of a whole small multilayer perceptron: three linear layers, two activations, weights on chip.
+
+A 64-wide network moves about 4 kB a sample when each layer is a kernel of its own, nearly all of it activations that
+the next kernel reads back. Here one program keeps all weights in registers and shared memory, takes a block of rows
+through every layer and writes only the output. The backward pass keeps nothing from the forward one but its input: it
+recomputes the activations (the idea of fully fused networks, arXiv:2106.12372), accumulates the weight gradients of its
+rows on chip, and writes one partial gradient a program, which are then summed in a fixed order: results repeat
+bit for bit.
+
+Reference: :func:`torchrl_perf.functional.mlp.mlp`, which defines the values. Import this module only where Triton is.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+ACTIVATIONS = {"tanh": 0, "relu": 1}
+
+
+@triton.jit
+def _activate(x, ACT: tl.constexpr, FAST: tl.constexpr):
+    """``tanh`` or ``relu``. FAST is the hardware's tanh, as exact as the TF32 product before it."""
+    if ACT == 1:
+        out = tl.maximum(x, 0.0)
+    elif FAST:
+        out = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        out = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    return out
+
+
+@triton.jit
+def _slope(h, ACT: tl.constexpr):
+    """Derivative of the activation, from its value."""
+    if ACT == 1:  # noqa: SIM108 - Triton compiles one branch of an `if`, both of a ternary
+        out = tl.where(h > 0.0, 1.0, 0.0)
+    else:
+        out = 1.0 - h * h
+    return out
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        out = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        out = tl.dot(a, b, input_precision=PRECISION)
+    return out
+
+
+@triton.jit
+def _load_matrix(ptr, ROWS: tl.constexpr, COLS: tl.constexpr, ROWS_PAD: tl.constexpr, COLS_PAD: tl.constexpr):
+    """A contiguous [ROWS, COLS] matrix as a zero-padded block."""
+    r = tl.arange(0, ROWS_PAD)[:, None]
+    c = tl.arange(0, COLS_PAD)[None, :]
+    return tl.load(ptr + r * COLS + c, mask=(r < ROWS) & (c < COLS), other=0.0)
+
+
+@triton.jit
+def _load_vector(ptr, SIZE: tl.constexpr, PAD: tl.constexpr):
+    i = tl.arange(0, PAD)
+    return tl.load(ptr + i, mask=i < SIZE, other=0.0)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, y_ptr, rows, stride_row, stride_col,
+    IN: tl.constexpr, OUT: tl.constexpr, H: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    w1 = tl.trans(_load_matrix(w1_ptr, H, IN, H, IN_PAD))
+    w2 = tl.trans(_load_matrix(w2_ptr, H, H, H, H))
+    w3 = tl.trans(_load_matrix(w3_ptr, OUT, H, OUT_PAD, H))
+    b1 = _load_vector(b1_ptr, H, H)
+    b2 = _load_vector(b2_ptr, H, H)
+    b3 = _load_vector(b3_ptr, OUT, OUT_PAD)
+    i = tl.arange(0, IN_PAD)[None, :]
+    o = tl.arange(0, OUT_PAD)[None, :]
+    for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+        r = (start + tl.arange(0, BLOCK))[:, None]
+        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0)
+        h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
+        h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
+        y = _dot(h2, w3, PRECISION) + b3[None, :]
+        tl.store(y_ptr + r.to(tl.int64) * OUT + o, y, mask=(r < rows) & (o < OUT))
+
+
+@triton.jit
+def _backward_kernel(
+    x_ptr, g_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, partial_ptr, rows, stride_row, stride_col, g_row, g_col,
+    IN: tl.constexpr, OUT: tl.constexpr, H: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    w1 = tl.trans(_load_matrix(w1_ptr, H, IN, H, IN_PAD))
+    w2_out_in = _load_matrix(w2_ptr, H, H, H, H)
+    w2 = tl.trans(w2_out_in)
+    w3_out_in = _load_matrix(w3_ptr, OUT, H, OUT_PAD, H)
+    b1 = _load_vector(b1_ptr, H, H)
+    b2 = _load_vector(b2_ptr, H, H)
+    grad_w1 = tl.zeros((H, IN_PAD), dtype=tl.float32)
+    grad_w2 = tl.zeros((H, H), dtype=tl.float32)
+    grad_w3 = tl.zeros((OUT_PAD, H), dtype=tl.float32)
+    grad_b1 = tl.zeros((H,), dtype=tl.float32)
+    grad_b2 = tl.zeros((H,), dtype=tl.float32)
+    grad_b3 = tl.zeros((OUT_PAD,), dtype=tl.float32)
+    i = tl.arange(0, IN_PAD)[None, :]
+    o = tl.arange(0, OUT_PAD)[None, :]
+    for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+        r = (start + tl.arange(0, BLOCK))[:, None]
+        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0)
+        g = tl.load(g_ptr + r.to(tl.int64) * g_row + o * g_col, mask=(r < rows) & (o < OUT), other=0.0)
+        h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
+        h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
+        # rows beyond the end have g = 0 and so add nothing, whatever their activations are
+        grad_w3 += _dot(tl.trans(g), h2, PRECISION)
+        grad_b3 += tl.sum(g, axis=0)
+        d2 = _dot(g, w3_out_in, PRECISION) * _slope(h2, ACT)
+        grad_w2 += _dot(tl.trans(d2), h1, PRECISION)
+        grad_b2 += tl.sum(d2, axis=0)
+        d1 = _dot(d2, w2_out_in, PRECISION) * _slope(h1, ACT)
+        grad_w1 += _dot(tl.trans(d1), x, PRECISION)
+        grad_b1 += tl.sum(d1, axis=0)
+    # one row of the partial gradients a program, in the order w1, b1, w2, b2, w3, b3
+    base = partial_ptr + tl.program_id(0) * (H * IN + H + H * H + H + OUT * H + OUT)
+    h = tl.arange(0, H)
+    tl.store(base + h[:, None] * IN + i, grad_w1, mask=i < IN)
+    base += H * IN
+    tl.store(base + h, grad_b1)
+    base += H
+    tl.store(base + h[:, None] * H + h[None, :], grad_w2)
+    base += H * H
+    tl.store(base + h, grad_b2)
+    base += H
+    out = tl.arange(0, OUT_PAD)
+    tl.store(base + out[:, None] * H + h[None, :], grad_w3, mask=out[:, None] < OUT)
+    base += OUT * H
+    tl.store(base + out, grad_b3, mask=out < OUT)
+
+
+def _constants(inputs: int, outputs: int, hidden: int, activation: str, precision: str) -> dict:
+    return {
+        "IN": inputs,
+        "OUT": outputs,
+        "H": hidden,
+        "IN_PAD": max(16, triton.next_power_of_2(inputs)),
+        "OUT_PAD": max(16, triton.next_power_of_2(outputs)),
+        "ACT": ACTIVATIONS[activation],
+        "PRECISION": precision,
+        "FAST": precision != "ieee",
+    }
+
+
+def _grid(rows: int, programs: int, largest: int) -> tuple[int, int]:
+    """(block of rows, number of programs): small blocks until the device is full, then persistent programs."""
+    block = 16
+    while block < largest and triton.cdiv(rows, block) > programs:
+        block *= 2
+    return block, max(1, min(triton.cdiv(rows, block), programs))
+
+
+def forward(
+    x: torch.Tensor, params: list[torch.Tensor], activation: str, precision: str, processors: int
+) -> torch.Tensor:
+    """``y [B, OUT]`` of ``x [B, IN]`` float32; contiguous w1 [H, IN], b1, w2 [H, H], b2, w3 [OUT, H], b3 in params."""
+    (hidden, inputs), outputs = params[0].shape, params[4].shape[0]
+    y = x.new_empty(x.shape[0], outputs)
+    block, programs = _grid(x.shape[0], 4 * processors if hidden <= 64 else 2 * processors, 64)
+    _forward_kernel[(programs,)](
+        x, *params, y, x.shape[0], x.stride(0), x.stride(1), BLOCK=block, num_warps=4, num_stages=1,
+        **_constants(inputs, outputs, hidden, activation, precision),
+    )  # fmt: skip
+    return y
+
+
+def backward(
+    grad: torch.Tensor, x: torch.Tensor, params: list[torch.Tensor], activation: str, precision: str, processors: int
+) -> torch.Tensor:
+    """Gradients of all six parameters, one after the other in one float32 vector, for ``grad [B, OUT]``."""
+    (hidden, inputs), outputs = params[0].shape, params[4].shape[0]
+    # two matrices of 128 x 128 leave shared memory for blocks of 32 rows
+    wide = hidden > 64
+    block, programs = _grid(x.shape[0], processors if wide else 2 * processors, 32 if wide else 64)
+    size = sum(p.numel() for p in params)
+    partial = x.new_empty(programs, size)
+    _backward_kernel[(programs,)](
+        x, grad, *params[:5], partial, x.shape[0], x.stride(0), x.stride(1), grad.stride(0), grad.stride(1),
+        BLOCK=block, num_warps=8 if wide else 4, num_stages=1,
+        **_constants(inputs, outputs, hidden, activation, precision),
+    )  # fmt: skip
+    return partial.sum(0) if programs > 1 else partial[0]

@@ -1,0 +1,25 @@
+"""Metrics: accumulators on the device, one packed copy per interval, loggers, a progress line and pictures."""
+
+from torchrl_perf.metrics.device_metrics import DeviceMetrics, Reduce
+from torchrl_perf.metrics.episodes import EpisodeStatistics
+from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.metrics.loggers import LoggerGroup, log_row, make_loggers
+from torchrl_perf.metrics.phases import PhaseTimer
+from torchrl_perf.metrics.plot import save_learning_curve
+from torchrl_perf.metrics.progress import ProgressLine, format_progress
+from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
+
+__all__ = [
+    "DeviceMetrics",
+    "EpisodeStatistics",
+    "Histogram",
+    "LoggerGroup",
+    "PhaseTimer",
+    "ProgressCSVLogger",
+    "ProgressLine",
+    "Reduce",
+    "format_progress",
+    "log_row",
+    "make_loggers",
+    "save_learning_curve",
+]

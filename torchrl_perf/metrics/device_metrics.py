@@ -1,0 +1,391 @@
+"""Metrics that accumulate on the device and cross to the host in one packed copy per interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.metrics.histogram import HEADER, Histogram, empty_row, read_row, update_row_no_sync
+
+if TYPE_CHECKING:
+    from torchrl.record.loggers import Logger
+
+Reduce = Literal["mean", "sum", "max", "last", "histogram"]
+"""How the elements of one metric are combined over an interval."""
+
+MAX_HISTOGRAMS = 16
+"""Number of histograms that one ``DeviceMetrics`` can hold."""
+
+
+class _Slot(NamedTuple):
+    """Where a metric lives: its reduction and its index among the scalars or among the histograms."""
+
+    reduce: Reduce
+    index: int
+
+
+class DeviceMetrics:
+    """Accumulates named metrics on a device without a host read, and flushes them as one row.
+
+    ``add`` only issues in-place updates of one preallocated float64 buffer, so it may be captured in a CUDA graph:
+    replays accumulate with no Python at all. Names get their slot at the first ``add``, which is host work; a slot
+    made during capture is kept, and ``flush`` reads whatever the replays left in it. Run ``reset`` after a warm-up
+    whose values shall not count.
+
+    The accumulators are float64: a float32 sum of ones stops growing at 2**24, which a GPU environment reaches within
+    a second, and a mean must not depend on how often it is flushed. The cost is a handful of scalar double adds.
+
+    Every value is reduced when it is added, so the caller may overwrite its tensor right after. Over an interval
+
+    * ``mean`` is the sum over all elements divided by their count, whatever the number of ``add`` calls,
+    * ``sum`` and ``max`` run over all elements,
+    * ``last`` is the mean over the elements of the latest ``add`` that had any,
+    * ``histogram`` counts all elements in ``histogram_bins`` even bins whose power-of-two width grows with the range.
+
+    A metric that got no element in an interval (nothing added, an empty tensor, a mask without a true element) is left
+    out of the row. NaN is reported as NaN, and only for the interval in which it came.
+
+    Args:
+        device: where the metrics are computed.
+        capacity: greatest number of scalar names; up to ``MAX_HISTOGRAMS`` histograms come on top.
+        logger: a TorchRL logger that receives one row per flush, or ``None`` to return the row only.
+        histogram_bins: number of bins of each histogram, at least 2.
+
+    Raises:
+        ValueError: if ``capacity`` or ``histogram_bins`` is too small.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        capacity: int = 256,
+        logger: Logger | None = None,
+        histogram_bins: int = 32,
+    ) -> None:
+        if capacity < 1 or histogram_bins < 2:
+            raise ValueError(
+                f"DeviceMetrics: expected capacity >= 1 and histogram_bins >= 2, got capacity={capacity} and "
+                f"histogram_bins={histogram_bins}. Pass larger numbers."
+            )
+        # An empty tensor resolves "cuda" to "cuda:0", the form in which values carry their device.
+        self.device = torch.empty(0, device=device).device
+        self.capacity = capacity
+        self.histogram_bins = histogram_bins
+        self.logger = logger
+        self.last_histograms: dict[str, Histogram] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._used = {"scalar": 0, "histogram": 0}
+        self._last_step: int | None = None
+
+        histograms = empty_row(histogram_bins, self.device).repeat(MAX_HISTOGRAMS)
+        zeros = torch.zeros(capacity, dtype=torch.float64, device=self.device)
+        self._empty = torch.cat([zeros, torch.full_like(zeros, -torch.inf), zeros, histograms])
+        self._state = self._empty.clone()
+        self._totals, self._maxima, self._counts, self._histograms = self._planes(self._state)
+        self._host = torch.empty(
+            self._state.shape, dtype=torch.float64, device="cpu", pin_memory=self.device.type == "cuda"
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that have a slot, in the order of their first ``add``."""
+        return tuple(self._slots)
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the latest flush, ``None`` before the first."""
+        return self._last_step
+
+    def add(self, name: str, value: Tensor, *, reduce: Reduce = "mean", mask: Tensor | None = None) -> None:
+        """Fold the elements of a tensor into a metric, on the device and without a host read.
+
+        Args:
+            name: name of the metric, for example ``"loss/actor"``.
+            value: real tensor of any shape on ``device``; its gradient is not tracked.
+            reduce: how elements are combined; must stay the same for a name.
+            mask: bool tensor on ``device`` that broadcasts to the shape of ``value``; only elements where it is true
+                count, and the others may hold anything, NaN included.
+
+        Raises:
+            TypeError: if ``value`` is not a real tensor or ``mask`` is not a bool tensor.
+            ValueError: for a wrong device, an unknown or changed ``reduce``, or a mask that does not broadcast.
+            RuntimeError: if there is no slot left for a new name.
+        """
+        self._check_value(name, value)
+        if mask is not None:
+            mask = self._expand_mask(name, value, mask)
+        slot = self._slot(name, reduce)
+        value = value.detach()
+        if value.numel() == 0:
+            return
+        if reduce == "histogram":
+            update_row_no_sync(self._histograms[slot.index], value, mask)
+        else:
+            self._fold(slot, value, mask)
+
+    def add_all(self, values: Mapping[str, Tensor], reduce: Reduce = "mean") -> None:
+        """Fold many one-element tensors at once: one stack and two in-place updates, whatever their number.
+
+        Names seen first in one call lie side by side; when they do not, because some of them were added alone before,
+        the tensors are added one by one with the same result.
+
+        Args:
+            values: mapping (or flat TensorDict) from name to a one-element real tensor on ``device``.
+            reduce: how elements are combined, for all of them; not ``"histogram"``.
+
+        Raises:
+            TypeError: if a value is not a real tensor.
+            ValueError: if a value has more than one element or lives elsewhere, or ``reduce`` does not fit.
+            RuntimeError: if there is no slot left for a new name.
+        """
+        if reduce == "histogram":
+            raise ValueError("DeviceMetrics.add_all: expected a scalar reduce, got 'histogram'. Use add for that.")
+        items = list(values.items())
+        for name, value in items:
+            self._check_value(name, value)
+            if value.numel() != 1:
+                raise ValueError(
+                    f"DeviceMetrics.add_all({name!r}): expected a tensor of one element, got shape "
+                    f"{tuple(value.shape)}. Use add({name!r}, value), which reduces any shape."
+                )
+        if not items:
+            return
+        slots = [self._slot(name, reduce) for name, _ in items]
+        first = slots[0].index
+        if [slot.index for slot in slots] != list(range(first, first + len(slots))):
+            for slot, (_, value) in zip(slots, items, strict=True):
+                self._fold(slot, value.detach().reshape(()), None)
+            return
+        stacked = torch.stack([value.detach().reshape(()).to(torch.float64) for _, value in items])
+        block = slice(first, first + len(slots))
+        if reduce == "max":
+            torch.maximum(self._maxima[block], stacked, out=self._maxima[block])
+        elif reduce == "last":
+            self._totals[block].copy_(stacked)
+        else:
+            self._totals[block].add_(stacked)
+        self._counts[block].add_(1)
+
+    def flush(self, step: int, *, extra: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Read the interval in one packed copy, start a new one, and log one row.
+
+        On CUDA this waits once, for an event behind the copy into a pinned buffer. A step equal to the last one is
+        accepted, so that the last interval can be written on exit; an interval without any value writes no row.
+
+        Args:
+            step: environment steps so far; must not fall.
+            extra: host numbers that belong in the same row, for example steps per second.
+
+        Returns:
+            The row: name to value, in the order of first use, then ``extra``. Histograms go to the logger and to
+            ``last_histograms``; their non-finite elements, if any, are reported as ``"<name>/nonfinite"``.
+
+        Raises:
+            ValueError: if ``step`` is lower than the last one (the interval is kept), or ``extra`` reuses a name.
+        """
+        if self._last_step is not None and step < self._last_step:
+            raise ValueError(
+                f"DeviceMetrics.flush: expected a step of at least {self._last_step}, got {step}. Steps never fall: "
+                "count environment steps from the start of training, and restore them with load_state_dict on resume."
+            )
+        if clash := sorted(set(extra or ()) & set(self._slots)):
+            raise ValueError(
+                f"DeviceMetrics.flush: expected extra names that no metric has, got {clash}. Rename them in extra."
+            )
+        self._copy_to_host()
+        self.reset()
+        row, self.last_histograms = self._read_host()
+        row.update(extra or {})
+        self._last_step = step
+        if self.logger is not None and (row or self.last_histograms):
+            from torchrl_perf.metrics.loggers import log_row
+
+            log_row(self.logger, row, self.last_histograms, step)
+        return row
+
+    def reset(self) -> None:
+        """Drop what the interval has accumulated, on the device; names keep their slots."""
+        self._state.copy_(self._empty)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the interval so far and the last step, as CPU tensors and plain scalars.
+
+        Returns:
+            ``{"last_step", "histogram_bins", "metrics": {name: {"reduce", "values"}}}``; ``values`` is float64:
+            total, maximum and count of a scalar, or the row of a histogram.
+        """
+        self._copy_to_host()
+        planes = self._planes(self._host)
+        metrics = {
+            name: {"reduce": slot.reduce, "values": self._gather(planes, slot).clone()}
+            for name, slot in self._slots.items()
+        }
+        return {"last_step": self._last_step, "histogram_bins": self.histogram_bins, "metrics": metrics}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, in place, so that captured graphs stay valid.
+
+        Metrics are matched by name: a name that already has a slot here keeps it.
+
+        Args:
+            state_dict: as returned by ``state_dict``, possibly from an object with another capacity.
+
+        Raises:
+            KeyError: if a key is missing.
+            ValueError: if the number of histogram bins or the reduction of a name differs.
+            RuntimeError: if there is no slot left.
+        """
+        if missing := {"last_step", "histogram_bins", "metrics"} - set(state_dict):
+            raise KeyError(
+                f"DeviceMetrics.load_state_dict: expected keys last_step, histogram_bins and metrics, got "
+                f"{sorted(state_dict)}; {sorted(missing)} missing. Pass what state_dict() returned."
+            )
+        if state_dict["histogram_bins"] != self.histogram_bins:
+            raise ValueError(
+                f"DeviceMetrics.load_state_dict: expected histogram_bins={self.histogram_bins}, got "
+                f"{state_dict['histogram_bins']}. Construct DeviceMetrics with the saved number."
+            )
+        host = self._empty.to("cpu", copy=True)
+        planes = self._planes(host)
+        for name, entry in state_dict["metrics"].items():
+            slot = self._slot(name, entry["reduce"])
+            if slot.reduce == "histogram":
+                planes[3][slot.index] = entry["values"]
+            else:
+                for plane, word in zip(planes[:3], entry["values"], strict=True):
+                    plane[slot.index] = word
+        self._state.copy_(host)
+        self._last_step = state_dict["last_step"]
+
+    # Layout of the packed buffer
+
+    def _planes(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """View a packed buffer as totals, maxima and counts ``[capacity]`` and histogram rows."""
+        scalars = flat[: 3 * self.capacity].view(3, self.capacity)
+        return scalars[0], scalars[1], scalars[2], flat[3 * self.capacity :].view(-1, HEADER + self.histogram_bins)
+
+    @staticmethod
+    def _gather(planes: tuple[Tensor, Tensor, Tensor, Tensor], slot: _Slot) -> Tensor:
+        """Collect the words of one metric from host planes."""
+        if slot.reduce == "histogram":
+            return planes[3][slot.index]
+        return torch.stack([plane[slot.index] for plane in planes[:3]])
+
+    def _slot(self, name: str, reduce: Reduce) -> _Slot:
+        """Find the slot of a name, or give it the next free one; host work only."""
+        slot = self._slots.get(name)
+        if slot is not None and slot.reduce == reduce:
+            return slot
+        if reduce not in get_args(Reduce):
+            raise ValueError(f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, got {reduce!r}.")
+        if slot is not None:
+            raise ValueError(
+                f"DeviceMetrics.add({name!r}): expected reduce={slot.reduce!r} as at the first add, got {reduce!r}. "
+                "Use another name for another reduction."
+            )
+        kind, limit = ("histogram", MAX_HISTOGRAMS) if reduce == "histogram" else ("scalar", self.capacity)
+        if self._used[kind] >= limit:
+            raise RuntimeError(
+                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, got one more. "
+                + ("Drop one." if reduce == "histogram" else f"Construct DeviceMetrics with capacity > {limit}.")
+            )
+        slot = self._slots[name] = _Slot(reduce, self._used[kind])
+        self._used[kind] += 1
+        return slot
+
+    # Device work
+
+    def _fold(self, slot: _Slot, value: Tensor, mask: Tensor | None) -> None:
+        """Fold a tensor with at least one element into a scalar slot, in place."""
+        total, maximum, count = self._totals[slot.index], self._maxima[slot.index], self._counts[slot.index]
+        number = value.numel() if mask is None else mask.sum(dtype=torch.float64)
+        if slot.reduce == "max":
+            if mask is not None:
+                value = torch.where(mask, value.to(torch.float64), -torch.inf)
+            torch.maximum(maximum, value.amax().to(torch.float64), out=maximum)
+        else:
+            if mask is not None:
+                value = torch.where(mask, value, 0)
+            summed = value.sum(dtype=torch.float64)
+            if slot.reduce != "last":
+                total.add_(summed)
+            elif isinstance(number, Tensor):
+                total.copy_(torch.where(number > 0, summed / number, total))
+            else:
+                total.copy_(summed / number)
+        count.add_(number)
+
+    def _copy_to_host(self) -> None:
+        """Copy the packed state into the host buffer and wait until it has arrived."""
+        if self.device.type != "cuda":
+            self._host.copy_(self._state)
+            return
+        from torchrl_perf.runtime.host_copy import copy_and_wait
+
+        copy_and_wait(self._state, self._host)
+
+    def _read_host(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+        """Turn the host buffer into a row and histograms; metrics without an element are left out."""
+        totals, maxima, counts, rows = self._planes(self._host)
+        columns = (totals.tolist(), maxima.tolist(), counts.tolist())
+        row: dict[str, float] = {}
+        histograms: dict[str, Histogram] = {}
+        for name, slot in self._slots.items():
+            if slot.reduce == "histogram":
+                histogram = read_row(rows[slot.index])
+                if histogram is not None:
+                    histograms[name] = histogram
+                    row.update({f"{name}/nonfinite": float(histogram.nonfinite)} if histogram.nonfinite else {})
+                continue
+            total, maximum, count = (column[slot.index] for column in columns)
+            if count > 0:
+                row[name] = _VALUE[slot.reduce](total, maximum, count)
+        return row, histograms
+
+    # Checks
+
+    def _check_value(self, name: str, value: Tensor) -> None:
+        """Refuse what is not a real tensor on the device."""
+        if not isinstance(value, Tensor) or value.is_complex():
+            got = f"dtype {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(
+                f"DeviceMetrics.add({name!r}): expected a real torch.Tensor on {self.device}, got {got}. "
+                "Host numbers belong in flush(step, extra={...})."
+            )
+        if value.device != self.device:
+            raise ValueError(
+                f"DeviceMetrics.add({name!r}): expected a tensor on {self.device}, got shape {tuple(value.shape)}, "
+                f"dtype {value.dtype} on {value.device}. Compute it on {self.device}, or construct DeviceMetrics there."
+            )
+
+    def _expand_mask(self, name: str, value: Tensor, mask: Tensor) -> Tensor:
+        """Check a mask and broadcast it to the shape of the value, without a copy."""
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, got {got}.")
+        if mask.device != self.device:
+            raise ValueError(
+                f"DeviceMetrics.add({name!r}): expected a mask on {self.device}, got one on {mask.device}."
+            )
+        try:
+            return mask.expand(value.shape)
+        except RuntimeError as error:
+            raise ValueError(
+                f"DeviceMetrics.add({name!r}): expected a mask that broadcasts to the value's shape "
+                f"{tuple(value.shape)}, got {tuple(mask.shape)}. Reshape it (a trailing 1 is often missing)."
+            ) from error
+
+
+_VALUE = cast(
+    "dict[str, Callable[[float, float, float], float]]",
+    {
+        "mean": lambda total, maximum, count: total / count,
+        "sum": lambda total, maximum, count: total,
+        "max": lambda total, maximum, count: maximum,
+        "last": lambda total, maximum, count: total,
+    },
+)

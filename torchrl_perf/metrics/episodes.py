@@ -1,0 +1,182 @@
+"""Return and length of finished episodes, kept on the device across batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.functional.scan import linear_recurrence
+
+_STATE = ("running", "ring", "count", "batch_count", "batch_return_sum")
+
+
+class EpisodeStatistics:
+    """Follows the unfinished episode of each env and keeps the last finished ones, without a host read.
+
+    ``update`` has static shapes and changes its state in place, so it may be captured in a CUDA graph. Finished
+    episodes are ordered by time step, then by env, and enter a ring of ``window`` entries; if one batch finishes more,
+    the last ``window`` of them remain. The result does not depend on how the stream is cut into batches.
+
+    The running sums are exact for whole rewards up to 2**24 in float32 (and lengths up to 2**24 steps); pass
+    ``dtype=torch.float64`` where more is needed.
+
+    Args:
+        num_envs: number of envs ``N``.
+        device: where the statistics are computed.
+        window: number of finished episodes that the means run over.
+        dtype: floating dtype of the running sums, float32 or float64.
+
+    Raises:
+        ValueError: if ``num_envs`` or ``window`` is not positive or ``dtype`` is another one.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str,
+        *,
+        window: int = 100,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if num_envs < 1 or window < 1 or dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"EpisodeStatistics: expected num_envs >= 1, window >= 1 and dtype float32 or float64, got "
+                f"num_envs={num_envs}, window={window}, dtype={dtype}. Correct the arguments."
+            )
+        self.device = torch.empty(0, device=device).device
+        self.num_envs = num_envs
+        self.window = window
+        self.dtype = dtype
+        # Return and length travel as two features of one recurrence: column 0 and column 1 everywhere below.
+        self.running = torch.zeros(num_envs, 2, dtype=dtype, device=self.device)
+        """Return and length so far of the unfinished episode of each env, ``[N, 2]``."""
+        self.ring = torch.zeros(window, 2, dtype=dtype, device=self.device)
+        """Return and length of the last finished episodes, ``[window, 2]``; entry ``k % window`` is the k-th."""
+        self.count = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Number of episodes finished so far, int64 ``[]``."""
+        self.batch_count = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Number of episodes that the latest batch finished, int64 ``[]``."""
+        self.batch_return_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        """Sum of their returns, float64 ``[]``."""
+        self._slots = torch.arange(window, device=self.device)
+
+    def update(self, reward: Tensor, done: Tensor) -> None:
+        """Take in one batch, on the device and without a host read.
+
+        Args:
+            reward: ``("next", "reward")``, real ``[N, T, 1]``; time-major memory (a transposed ``[T, N, 1]``) is best.
+            done: ``("next", "done")``, bool ``[N, T, 1]``: the step ended the episode, by termination or truncation.
+
+        Raises:
+            ValueError: if a shape, dtype or device is wrong.
+        """
+        self._check(reward, done)
+        # [T, N]: rows are time steps, so flattening gives the order "time, then env", without a copy if time-major.
+        reward, done = reward.detach().squeeze(-1).t(), done.squeeze(-1).t()
+        totals = self._running_totals(reward, done)
+        last = totals[-1]
+        self.running.copy_(torch.where(done[-1].unsqueeze(-1), 0, last))
+
+        ended = done.reshape(-1)
+        rank = ended.cumsum(0, dtype=torch.int64)
+        finished = rank[-1]
+        self._write_ring(totals.view(-1, 2), rank, finished)
+        self.count.add_(finished)
+        self.batch_count.copy_(finished)
+        self.batch_return_sum.copy_(torch.where(done, totals[..., 0], 0).sum(dtype=torch.float64))
+
+    @property
+    def mean_return(self) -> Tensor:
+        """Mean return of the last ``window`` finished episodes, float64 ``[]``; NaN before the first has finished."""
+        return self._mean(0)
+
+    @property
+    def mean_length(self) -> Tensor:
+        """Mean length in steps of the last ``window`` finished episodes, float64 ``[]``; NaN before the first."""
+        return self._mean(1)
+
+    @property
+    def max_return(self) -> Tensor:
+        """Greatest return among the last ``window`` finished episodes, float64 ``[]``; NaN before the first."""
+        greatest = torch.where(self._slots < self.count, self.ring[:, 0], -torch.inf).amax()
+        return torch.where(self.count > 0, greatest, torch.nan).to(torch.float64)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of the running sums, the ring and the counters, on the device."""
+        return {name: getattr(self, name).clone() for name in _STATE}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore what ``state_dict`` returned, in place, so that captured graphs stay valid.
+
+        Args:
+            state_dict: tensors of the same shapes, on any device.
+
+        Raises:
+            KeyError: if a key is missing.
+            ValueError: if a shape or dtype differs, because ``num_envs``, ``window`` or ``dtype`` does.
+        """
+        if missing := set(_STATE) - set(state_dict):
+            raise KeyError(
+                f"EpisodeStatistics.load_state_dict: expected keys {list(_STATE)}, got {sorted(state_dict)}; "
+                f"{sorted(missing)} missing. Pass what state_dict() returned."
+            )
+        for name in _STATE:
+            target, source = getattr(self, name), state_dict[name]
+            if target.shape != source.shape or target.dtype != source.dtype:
+                raise ValueError(
+                    f"EpisodeStatistics.load_state_dict: expected {name} of shape {tuple(target.shape)} and "
+                    f"{target.dtype}, got {tuple(source.shape)} and {source.dtype}. Construct it with the saved "
+                    "num_envs, window and dtype."
+                )
+        for name in _STATE:
+            getattr(self, name).copy_(state_dict[name])
+
+    def _running_totals(self, reward: Tensor, done: Tensor) -> Tensor:
+        """Return and length so far at each step, ``[T, N, 2]`` contiguous."""
+        increments = torch.stack([reward.to(self.dtype), torch.ones_like(reward, dtype=self.dtype)], dim=-1)
+        # The running sums already start from zero where the last batch ended an episode.
+        keep = torch.ones_like(increments)
+        keep[1:] = (~done[:-1]).unsqueeze(-1)
+        totals = linear_recurrence(keep.transpose(0, 1), increments.transpose(0, 1), time_dim=-2, initial=self.running)
+        return totals.transpose(0, 1).contiguous()
+
+    def _write_ring(self, totals: Tensor, rank: Tensor, finished: Tensor) -> None:
+        """Write the last ``window`` finished episodes of a batch into the ring.
+
+        The k-th finished episode of the batch sits where ``rank`` first reaches k, which a binary search finds for
+        ``window`` values of k at once. Their ring entries are distinct, so no index is ever written twice; an entry
+        whose k is below one is written back as it was.
+
+        Args:
+            totals: return and length at each step, ``[T * N, 2]``.
+            rank: number of episodes finished up to each step, int64 ``[T * N]``, never falling.
+            finished: last value of ``rank``, int64 ``[]``.
+        """
+        number = finished - self.window + 1 + self._slots
+        position = torch.searchsorted(rank, number).clamp(max=rank.shape[0] - 1)
+        entry = (self.count + number - 1).remainder(self.window)
+        values = torch.where((number >= 1).unsqueeze(-1), totals[position], self.ring[entry])
+        self.ring.index_copy_(0, entry, values)
+
+    def _mean(self, column: int) -> Tensor:
+        """Mean of a ring column over the entries written so far; 0 / 0 gives the NaN of an empty ring."""
+        written = self._slots < self.count
+        total = torch.where(written, self.ring[:, column], 0).sum(dtype=torch.float64)
+        return total / written.sum(dtype=torch.float64)
+
+    def _check(self, reward: Tensor, done: Tensor) -> None:
+        """Refuse a batch of another shape, dtype or device."""
+        shapes_fit = (
+            reward.ndim == 3 and reward.shape == done.shape and (reward.shape[0], reward.shape[2]) == (self.num_envs, 1)
+        )
+        devices_fit = reward.device == self.device and done.device == self.device
+        if shapes_fit and devices_fit and done.dtype == torch.bool and reward.shape[1] > 0:
+            return
+        raise ValueError(
+            f"EpisodeStatistics.update: expected reward and bool done of shape [{self.num_envs}, T, 1] on "
+            f"{self.device}, got reward {tuple(reward.shape)} {reward.dtype} on {reward.device} and done "
+            f"{tuple(done.shape)} {done.dtype} on {done.device}. Pass ('next', 'reward') and "
+            "('next', 'done') of a [N, T] batch."
+        )

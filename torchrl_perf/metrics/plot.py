@@ -1,0 +1,86 @@
+"""Pictures of a run, drawn from its ``progress.csv``."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from pathlib import Path
+
+RETURN_COLUMN = "episode/mean_return"
+"""Column that the learning curve shows by default."""
+
+
+def read_progress(progress_csv: str | os.PathLike[str], column: str = RETURN_COLUMN) -> dict[str, list[float]]:
+    """Read the rows of a ``progress.csv`` in which a column has a finite value.
+
+    Args:
+        progress_csv: file written by ``ProgressCSVLogger``.
+        column: name of the metric.
+
+    Returns:
+        Lists of equal length: ``"step"`` (environment steps), ``"wall_time"`` (seconds) and the column.
+
+    Raises:
+        KeyError: if the file has no such column; the message lists those it has.
+    """
+    with Path(progress_csv).open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        available = list(reader.fieldnames or ())
+        names = ("step", "wall_time", column)
+        if any(name not in available for name in names):
+            raise KeyError(
+                f"{progress_csv}: expected the columns {list(names)}, got {available}. Pass one of them as the column."
+            )
+        rows = [tuple(float(row[name]) for name in names) for row in reader if row[column]]
+    finite = [row for row in rows if math.isfinite(row[-1])]
+    return {name: [row[index] for row in finite] for index, name in enumerate(names)}
+
+
+def save_learning_curve(
+    progress_csv: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    column: str = RETURN_COLUMN,
+    title: str | None = None,
+) -> Path:
+    """Draw the return against environment steps and against wall time, side by side, and save the picture.
+
+    Args:
+        progress_csv: file written by ``ProgressCSVLogger``.
+        path: picture to write; the suffix gives the format, for example ``.png``.
+        column: metric to draw.
+        title: heading of the picture.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        KeyError: if the file has no such column.
+    """
+    try:
+        # The figure is built without pyplot: no global state, and no window system is asked for.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
+    except ImportError as error:
+        raise ImportError("save_learning_curve: expected matplotlib. Install it: pip install matplotlib") from error
+
+    data = read_progress(progress_csv, column)
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    marker = "o" if len(data["step"]) < 2 else None  # a line needs two points to be seen
+    for axes, name, label in ((by_step, "step", "environment steps"), (by_time, "wall_time", "wall time (s)")):
+        axes.plot(data[name], data[column], marker=marker, linewidth=1.5)
+        axes.set_xlabel(label)
+        axes.grid(visible=True, alpha=0.3)
+    by_step.locator_params(axis="x", nbins=6)
+    by_step.xaxis.set_major_formatter(EngFormatter())
+    by_step.set_ylabel("mean return of finished episodes" if column == RETURN_COLUMN else column)
+    if title is not None:
+        figure.suptitle(title)
+    path = Path(path)
+    figure.savefig(path, dpi=150)
+    return path

@@ -8,7 +8,8 @@ last line:
 On a GPU the same file captures the whole iteration (rollout, advantages, 32 minibatches, metrics) into one CUDA graph:
 the first two iterations compile, the third records, and each later one is a single launch.
 
-Read it from top to bottom: Config, make_env, make_actor_critic, main. PPO: arXiv:1707.06347, GAE: arXiv:1506.02438.
+Read it from top to bottom: Config, make_env, make_actor_critic, make_loss, optimize, main. PPO: arXiv:1707.06347, GAE:
+arXiv:1506.02438.
 """
 
 from dataclasses import dataclass
@@ -16,15 +17,14 @@ from dataclasses import dataclass
 import torch
 import tyro
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import ValueOperator
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics
-from torchrl_perf.modules import FusedMLP, GumbelCategorical
+from torchrl_perf.modules import DeviceActor, FusedMLP, GumbelCategorical
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime import capture, compiled
 from torchrl_perf.trainers import GuardedAdam, minibatches
@@ -82,21 +82,37 @@ def make_env(config: Config) -> EnvBase:
     return CartPole(config.num_envs, device=config.device)
 
 
-def make_actor_critic(env: EnvBase, config: Config) -> tuple[ProbabilisticActor, ValueOperator]:
+def make_actor_critic(env: EnvBase, config: Config) -> tuple[DeviceActor, ValueOperator]:
     """A policy over the two actions and a value function, as TensorDict modules on the env's device."""
-    size = env.observation_spec["observation"].shape[-1]
+    size, num_actions = env.observation_spec["observation"].shape[-1], 2  # push left, push right
     options = {"hidden_size": config.hidden_size, "device": env.device}
     # The small last layer makes the first policy nearly uniform.
-    logits = FusedMLP(size, env.action_spec.space.n, output_gain=0.01, **options)
-    actor = ProbabilisticActor(
-        TensorDictModule(logits, in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=GumbelCategorical,
-        return_log_prob=True,
-        spec=env.full_action_spec,
-    )
+    logits = FusedMLP(size, num_actions, output_gain=0.01, **options)
+    actor = DeviceActor(logits, distribution_class=GumbelCategorical, param_keys=["logits"], spec=env.full_action_spec)
     critic = ValueOperator(FusedMLP(size, 1, **options), in_keys=["observation"])
     return actor, critic
+
+
+def make_loss(actor: DeviceActor, critic: ValueOperator, config: Config) -> DeviceClipPPOLoss:
+    """Clipped surrogate, squared value error and entropy bonus."""
+    return DeviceClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=config.clip_epsilon,
+        entropy_coeff=config.entropy_coeff,
+        critic_coeff=0.5,
+        loss_critic_type="l2",
+        normalize_advantage=True,
+        functional=False,
+    )
+
+
+def optimize(optimizer: GuardedAdam, total: Tensor) -> None:
+    """One step of Adam: clipping divides by a tensor; a gradient that is not finite skips the step on the device."""
+    optimizer.zero_grad()
+    total.backward()
+    norm = optimizer.grad_norm()
+    optimizer.step((norm / optimizer.max_grad_norm).clamp_min(1.0), (~norm.isfinite()).float())
 
 
 def main(config: Config) -> float:
@@ -112,16 +128,7 @@ def main(config: Config) -> float:
         env, actor, frames_per_batch=config.frames_per_batch, mode="compile" if on_gpu else "eager"
     )
     gae = GAETransform(gamma=config.gamma, lmbda=config.lmbda, value_network=critic)
-    loss = DeviceClipPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=config.clip_epsilon,
-        entropy_coeff=config.entropy_coeff,
-        critic_coeff=0.5,
-        loss_critic_type="l2",
-        normalize_advantage=True,
-        functional=False,
-    )
+    loss = make_loss(actor, critic, config)
     optimizer = GuardedAdam(loss.parameters(), learning_rate=config.learning_rate, max_grad_norm=config.max_grad_norm)
     metrics = DeviceMetrics(device)
     episodes = EpisodeStatistics(config.num_envs, device)
@@ -139,21 +146,15 @@ def main(config: Config) -> float:
 
     # ONE ITERATION: nothing in it waits for the host, so that it can be captured
     def iteration() -> None:
-        # COLLECT; the copy is shallow, the collector's own batch does not keep the advantages
+        # COLLECT and ADVANTAGES; the copy is shallow: the collector's own batch does not keep the advantages
         batch = collector.collect().copy()
-
-        # ADVANTAGES
         gae(batch)
 
         # UPDATE
         optimizer.learning_rate.copy_(config.learning_rate * (1.0 - progress))
         for minibatch in minibatches(batch, epochs=config.epochs, parts=config.parts, keys=keys):
-            optimizer.zero_grad()
             total, entropy, kl = loss_fn(minibatch)
-            total.backward()
-            norm = optimizer.grad_norm()
-            # A step whose gradient is not finite is skipped on the device; clipping divides by a tensor.
-            optimizer.step((norm / config.max_grad_norm).clamp_min(1.0), (~norm.isfinite()).float())
+            optimize(optimizer, total)
             metrics.add_all({"loss": total, "entropy": entropy, "kl": kl})
         progress.add_(1.0 / config.iterations)
 
@@ -162,7 +163,6 @@ def main(config: Config) -> float:
         metrics.add("return", episodes.mean_return, reduce="last")
 
     # TRAIN
-    collector.collect()  # the first reset of the envs waits for the host; nothing after it does
     step = capture(iteration, device=device)
     mean_return = float("nan")
     for done in range(1, config.iterations + 1):

@@ -54,7 +54,6 @@ def main(iterations: int = 60, seed: int = 0) -> float:
             optimize(losses)
         episodes.update(batch["next", "reward"], batch["next", "done"])
 
-    collector.collect()  # the first reset of the envs waits for the host; nothing after it does
     step = capture(iteration, device=device)
     for _ in range(iterations):
         step()

@@ -44,7 +44,7 @@ def test_captured_iteration_learns(capsys):
 @pytest.mark.parametrize("ours", [False, True])
 def test_drop_in_learns_before_and_after(capsys, ours):
     example = load("drop_in")
-    mean_return = example.main(example.Config(ours=ours, total_frames=122_880, device="cpu"))
+    mean_return = example.main(example.Config(ours=ours, total_frames=102_400, device="cpu"))
     last = capsys.readouterr().out.splitlines()[-1]
     assert mean_return >= 200  # a random policy gets 22
     assert last.startswith("torchrl_perf: " if ours else "torchrl: ")
@@ -83,7 +83,7 @@ def test_settings_are_documented(name):
 def test_reading_order():
     tree = ast.parse((EXAMPLES / "ppo.py").read_text(encoding="utf-8"))
     names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    assert names == ["Config", "make_env", "make_actor_critic", "main"]
+    assert names == ["Config", "make_env", "make_actor_critic", "make_loss", "optimize", "main"]
 
 
 def test_same_seed_same_result(capsys):

@@ -34,9 +34,7 @@ def test_an_adam_step_replayed_equals_eager():
     twin, _, step = make_training(True)
     step = capture(step)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*capturable"
-        )  # the plain loop is not captured
+        warnings.filterwarnings("ignore", message=".*capturable")  # the plain loop is not captured
         expected = [plain().detach().clone() for _ in range(12)]
     received = [step().clone() for _ in range(12)]
     torch.testing.assert_close(torch.stack(received), torch.stack(expected), rtol=1e-5, atol=1e-6)

@@ -1,16 +1,17 @@
 """PPO on CartPole as a TorchRL user writes it: the baseline of the benchmarks."""
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from torchrl.data import Composite, LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from torchrl.envs import EnvBase
 from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
+from torchrl_perf.envs import CartPole
 from torchrl_perf.trainers.config import PPOConfig
 
 
@@ -37,8 +38,51 @@ def plain_actor(env: EnvBase) -> ProbabilisticActor:
     )
 
 
+class PlainCartPole(EnvBase):
+    """CartPole in tensors as TorchRL's documentation has users write an env: ``_step``, and ``_reset`` with a mask.
+
+    The same equations as the package's, without its auto-reset; TorchRL resets the done rows.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device | str) -> None:
+        super().__init__(device=device, batch_size=[num_envs])
+        self._task = CartPole(num_envs, device=device)
+        self.observation_spec = Composite(
+            observation=self._task.observation_spec["observation"].clone(), shape=[num_envs]
+        )
+        self.action_spec = self._task.action_spec.clone()
+        self.reward_spec = self._task.reward_spec.clone()
+        self.full_done_spec = self._task.full_done_spec.clone()
+        self._state = self._draw()
+        self._elapsed = torch.zeros(num_envs, 1, dtype=torch.int32, device=device)
+
+    def _draw(self) -> torch.Tensor:
+        return torch.rand(*self.batch_size, 4, device=self.device) * 0.1 - 0.05
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self._state, reward, terminated = self._task.dynamics(self._state, tensordict["action"])
+        self._elapsed = self._elapsed + 1
+        terminated, truncated = terminated.unsqueeze(-1), self._elapsed >= 500
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        out = {"observation": self._state, "reward": reward.unsqueeze(-1), **flags}
+        return TensorDict(out, self.batch_size, device=self.device)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None:
+            mask = torch.ones_like(self._elapsed, dtype=torch.bool)
+        self._state = torch.where(mask, self._draw(), self._state)
+        self._elapsed = torch.where(mask, 0, self._elapsed)
+        flags = {name: torch.zeros_like(mask) for name in ("done", "terminated", "truncated")}
+        return TensorDict({"observation": self._state, **flags}, self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            torch.manual_seed(seed)
+
+
 class TorchRLPPO:
-    """``Collector``, ``GAE``, ``ClipPPOLoss``, ``ReplayBuffer`` and Adam with their defaults, on our CartPole.
+    """``Collector``, ``GAE``, ``ClipPPOLoss``, ``ReplayBuffer`` and Adam with their defaults.
 
     Args:
         env: a batched CartPole.

@@ -7,13 +7,25 @@ from typing import Any
 import torch
 from torchrl.collectors import BaseCollector, Collector
 
-from torchrl_perf.bench.baselines import plain_actor
+from torchrl_perf.bench.baselines import PlainCartPole, plain_actor
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.runtime import Stopwatch, synchronize, time_cuda
+from torchrl_perf.trainers import PPOConfig, make_actor
 
 COLUMNS = ("variant", "N x T", "frames_per_second", "us_per_step", "p10_us", "p90_us", "start_s")
+
+
+VARIANTS = {
+    "torchrl": "TorchRL's collector, actor and a plain env",
+    "torchrl-no-traj-ids": "the same without trajectory ids",
+    "torchrl-device-env": "TorchRL's collector and actor on a DeviceEnv",
+    "eager-torchrl-actor": "DeviceCollector and DeviceEnv with TorchRL's actor",
+    "eager": "DeviceCollector, DeviceEnv and DeviceActor",
+    "compile": "the same, compiled",
+    "graph": "the same, in a CUDA graph",
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +36,8 @@ class BenchCollector:
     """Envs."""
     num_steps: int = 64
     """Steps of a batch."""
-    variants: tuple[str, ...] = ("torchrl", "torchrl-no-traj-ids", "eager", "compile", "graph")
-    """Rows of the table."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    """Rows: TorchRL on a plain env, the same without trajectory ids, TorchRL on the package's env, ours by mode."""
     repeats: int = 10
     """Timed batches."""
     threads: int = 0
@@ -37,14 +49,14 @@ class BenchCollector:
 
 
 def _collector(variant: str, options: BenchCollector, device: str) -> BaseCollector:
-    env = CartPole(options.num_envs, device=device)
-    policy = plain_actor(env)
+    plain = variant in ("torchrl", "torchrl-no-traj-ids")
+    env = (PlainCartPole if plain else CartPole)(options.num_envs, device=device)
+    policy = plain_actor(env) if "torchrl" in variant else make_actor(env, PPOConfig())
     frames = options.num_envs * options.num_steps
     if variant.startswith("torchrl"):
-        return Collector(
-            env, policy, frames_per_batch=frames, total_frames=-1, device=device, track_traj_ids=variant == "torchrl"
-        )
-    return DeviceCollector(env, policy, frames_per_batch=frames, mode=variant)
+        ids = variant != "torchrl-no-traj-ids"
+        return Collector(env, policy, frames_per_batch=frames, total_frames=-1, device=device, track_traj_ids=ids)
+    return DeviceCollector(env, policy, frames_per_batch=frames, mode=variant.partition("-")[0])
 
 
 def measure(variant: str, options: BenchCollector, device: str) -> dict[str, Any]:

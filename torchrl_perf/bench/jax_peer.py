@@ -108,14 +108,16 @@ def _loss(jax: Any, config: PPOConfig, params: dict[str, Any], rows: tuple[Any, 
     logits = jax.nn.log_softmax(_apply(jnp, params["actor"], observation))
     log_prob = jnp.take_along_axis(logits, action[:, None], 1)[:, 0]
     value = _apply(jnp, params["critic"], observation)[:, 0]
-    clipped_value = old_value + jnp.clip(value - old_value, -config.clip_epsilon, config.clip_epsilon)
-    value_loss = jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2).mean()
+    value_loss = (value - target) ** 2
+    if config.clip_value:
+        clipped_value = old_value + jnp.clip(value - old_value, -config.clip_epsilon, config.clip_epsilon)
+        value_loss = jnp.maximum(value_loss, (clipped_value - target) ** 2)
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     ratio = jnp.exp(log_prob - old_log_prob)
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
     policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
     entropy = -(jnp.exp(logits) * logits).sum(-1).mean()
-    return policy_loss + config.critic_coeff * value_loss - config.entropy_coeff * entropy
+    return policy_loss + config.critic_coeff * value_loss.mean() - config.entropy_coeff * entropy
 
 
 def make_iteration(config: PPOConfig) -> tuple[Any, Any]:

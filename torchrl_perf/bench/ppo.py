@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from torchrl_perf.bench import jax_peer
-from torchrl_perf.bench.baselines import TorchRLPPO
+from torchrl_perf.bench.baselines import PlainCartPole, TorchRLPPO
 from torchrl_perf.bench.report import format_table, write_results
-from torchrl_perf.envs import CartPole
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
 
@@ -72,7 +71,7 @@ def _config(shape: str, device: str, **changes: Any) -> PPOConfig:
 def _trainer(variant: str, shape: str, device: str) -> PPOTrainer | TorchRLPPO:
     if variant.startswith("torchrl"):
         config = _config(shape, device)
-        env = CartPole(config.num_envs, device=device)
+        env = PlainCartPole(config.num_envs, device=device)
         return TorchRLPPO(env, config, cudagraph_policy=variant.endswith("cudagraph"))
     mode, _, option = variant.partition("-")
     changes = {"bf16": {"precision": "bf16"}, "torchrl-loss": {"loss": "torchrl"}, "": {}}[option]

@@ -156,25 +156,21 @@ class DeviceCollector(BaseCollector):
 
     def _advance(self, root: list[Tensor], out: list[Tensor], random: bool = False) -> TensorDictBase:
         """Act and step from the ``root`` row and write this step's row; returns the next root."""
-        td = TensorDict({}, batch_size=self.env.batch_size, device=self.device)
-        for key, value in zip(self._root_keys, root, strict=True):
-            td.set(key, value)
+        td = TensorDict(dict(zip(self._root_keys, root, strict=True)), self.env.batch_size, device=self.device)
 
         def store(stepped: TensorDictBase) -> None:
-            for key, row in zip(self._out_keys, out, strict=True):
-                value = stepped.get(key, None)
-                if value is None:
-                    row.zero_()  # a random action has no log-probability
-                else:
-                    row.copy_(value)
+            values = [stepped.get(key, None) for key in self._out_keys]
+            if random:  # a random action has no log-probability
+                values = [torch.zeros_like(row) if v is None else v for row, v in zip(out, values, strict=True)]
+            _copy_rows(out, values)
 
         act = self.env.rand_action if random else self.policy
         return self._env_step(self.env, act(td), store)
 
     def _write_root(self, following: TensorDictBase, next_root: list[Tensor]) -> None:
-        for key, row in zip(self._root_keys, next_root, strict=True):
-            if key not in self._constant_keys:
-                row.copy_(following.get(key))
+        keys = zip(self._root_keys, next_root, strict=True)
+        written = [(row, following.get(key)) for key, row in keys if key not in self._constant_keys]
+        _copy_rows(*map(list, zip(*written, strict=True)))
 
     def _step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], random: bool = False) -> None:
         """One step that resets without a host read."""
@@ -227,7 +223,8 @@ class DeviceCollector(BaseCollector):
             self._frames_on_device += self.frames_per_batch
 
     def _start(self) -> None:
-        root = self.env.reset()
+        # the public reset asks the host whether a fresh row is done, which a DeviceEnv's never is
+        root = self.env._reset(None) if self._tensor_env else self.env.reset()
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
             row.copy_(root.get(key))
         if self._iter >= 0:
@@ -347,3 +344,12 @@ class DeviceCollector(BaseCollector):
         self._random_steps = state_dict["random_steps"]
         # an env without tensors to restore has to begin its episodes anew
         self._started = state_dict["started"] and self._tensor_env
+
+
+def _copy_rows(rows: list[Tensor], values: list[Tensor]) -> None:
+    """Write each value into its row: eagerly in one call, under a compiler one by one, to fuse with their sources."""
+    if torch.compiler.is_compiling():
+        for row, value in zip(rows, values, strict=True):
+            row.copy_(value)
+    else:
+        torch._foreach_copy_(rows, values)

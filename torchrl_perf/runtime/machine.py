@@ -32,7 +32,8 @@ def machine_card() -> dict[str, Any]:
     """
     return {
         "command": " ".join(sys.argv) or None,
-        "commit": _or_none(lambda: _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")),
+        # a machine that got a copy without its history is told by the environment, as CI systems do
+        "commit": _or_none(_commit),
         "dirty": _or_none(_dirty),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **_gpu(),
@@ -46,6 +47,10 @@ def machine_card() -> dict[str, Any]:
         "tf32": _tf32(),
         "threads": _or_none(torch.get_num_threads),
     }
+
+
+def _commit() -> str | None:
+    return _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD") or os.environ.get("GIT_COMMIT")
 
 
 def _or_none(probe: Callable[[], Any]) -> Any:

@@ -1,13 +1,13 @@
 """Actor and critic of a PPO run, as TensorDict modules."""
 
 import torch
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import NormalParamExtractor
 from torch import nn
 from torchrl.data import Bounded, Categorical
 from torchrl.envs import EnvBase
-from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
+from torchrl.modules import IndependentNormal, ValueOperator
 
-from torchrl_perf.modules import FusedMLP, GumbelCategorical
+from torchrl_perf.modules import DeviceActor, FusedMLP, GumbelCategorical
 from torchrl_perf.trainers.config import PPOConfig
 
 
@@ -22,7 +22,7 @@ class _StateIndependentScale(nn.Module):
         return torch.cat([loc, self.log_scale.expand_as(loc)], -1)
 
 
-def make_actor(env: EnvBase, config: PPOConfig) -> ProbabilisticActor:
+def make_actor(env: EnvBase, config: PPOConfig) -> DeviceActor:
     """A policy for the env's action spec: reads ``observation``, writes ``action`` and ``action_log_prob``.
 
     Discrete (index) actions get a categorical over logits; bounded continuous ones a normal with a learnt scale, in the
@@ -54,13 +54,7 @@ def make_actor(env: EnvBase, config: PPOConfig) -> ProbabilisticActor:
             f"action_spec: expected Categorical (index) or Bounded, received {type(spec).__name__}. Remedy: pass "
             "actor=."
         )
-    return ProbabilisticActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=keys),
-        in_keys=keys,
-        distribution_class=distribution,
-        return_log_prob=True,
-        spec=env.full_action_spec,
-    )
+    return DeviceActor(net, distribution_class=distribution, param_keys=keys, spec=env.full_action_spec)
 
 
 def make_critic(env: EnvBase, config: PPOConfig) -> ValueOperator:

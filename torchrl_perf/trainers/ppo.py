@@ -291,10 +291,12 @@ def resolve_device(name: str) -> torch.device:
     """``"auto"`` is CUDA where there is one, else the CPU.
 
     Raises:
-        ValueError: for CUDA where there is none.
+        ValueError: for a name that is no CPU or CUDA device, and for CUDA where there is none.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected 'auto', 'cpu', 'cuda' or 'cuda:<index>', received {name!r}.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(

@@ -23,21 +23,22 @@ class RunResult:
     run_dir: Path
     """Folder with config.json, progress.csv, checkpoint.pt and learning_curve.png."""
     steps: int
-    """Env steps that were taken."""
+    """Env steps that were taken, those before a resume included."""
     mean_return: float
     """Mean return of the last 100 finished episodes; NaN if none finished."""
     seconds: float
-    """Wall time of the loop, compilation included."""
+    """Wall time of the loop, compilation included, since the start or the resume."""
+    steps_per_second: float
+    """Env steps of this loop over its wall time."""
     solved: bool
     """Whether ``stop_return`` was reached."""
     exit_code: int
     """0, or 128 + the number of the signal that stopped the run."""
 
     def __str__(self) -> str:
-        speed = self.steps / self.seconds if self.seconds else math.nan
         return (
-            f"{self.steps} steps in {self.seconds:.1f} s ({speed:,.0f} steps/s), mean return of the last 100 episodes "
-            f"{self.mean_return:.1f}, saved in {self.run_dir}"
+            f"{self.steps} steps in {self.seconds:.1f} s ({self.steps_per_second:,.0f} steps/s), mean return of the "
+            f"last 100 episodes {self.mean_return:.1f}, saved in {self.run_dir}"
         )
 
 
@@ -76,24 +77,26 @@ def train(trainer: PPOTrainer, run_dir: str | os.PathLike[str] | None = None, *,
     logger = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, config.to_dict())
     trainer.metrics.logger = logger
     line = ProgressLine(config.iterations * config.batch_size) if progress else None
-    loop = _Loop(trainer, run_dir, line)
+    loop, before = _Loop(trainer, run_dir, line), trainer.iterations_done
     try:
         with StopRequest() as stop:
             while not loop.finished and not stop.requested:
                 loop.advance()
         loop.finish()
+        seconds = loop.seconds
         trainer.save(run_dir / "checkpoint.pt")
     finally:
         if line is not None:
             line.close()
         logger.close()
-    if (run_dir / "progress.csv").is_file():
+    if (run_dir / "progress.csv").is_file() and math.isfinite(loop.mean_return):
         save_learning_curve(run_dir / "progress.csv", run_dir / "learning_curve.png", title=f"PPO on {config.env}")
     return RunResult(
         run_dir=run_dir,
         steps=trainer.iterations_done * config.batch_size,
         mean_return=loop.mean_return,
-        seconds=loop.seconds,
+        seconds=seconds,
+        steps_per_second=(trainer.iterations_done - before) * config.batch_size / max(seconds, 1e-9),
         solved=loop.solved,
         exit_code=stop.exit_code,
     )

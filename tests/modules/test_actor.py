@@ -1,0 +1,71 @@
+"""DeviceActor writes what ProbabilisticActor writes, bit for bit, in every mode."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import IndependentNormal, ProbabilisticActor
+
+from torchrl_perf.modules import DeviceActor, GumbelCategorical
+from torchrl_perf.runtime import no_host_sync
+
+CASES = {
+    "discrete": (lambda: nn.Linear(4, 3), ["logits"], GumbelCategorical),
+    "continuous": (lambda: nn.Sequential(nn.Linear(4, 4), NormalParamExtractor()), ["loc", "scale"], IndependentNormal),
+}
+
+
+def pair(case):
+    make, keys, distribution = CASES[case]
+    network = make()
+    theirs = ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=keys),
+        in_keys=keys,
+        distribution_class=distribution,
+        return_log_prob=True,
+    )
+    return DeviceActor(network, distribution_class=distribution, param_keys=keys), theirs
+
+
+def call(actor, td, mode):
+    torch.manual_seed(3)
+    with torch.no_grad(), set_exploration_type(mode):
+        return actor(td.copy())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+@pytest.mark.parametrize("shape", [[5], [2, 3]])
+def test_equals_probabilistic_actor(case, mode, shape):
+    ours, theirs = pair(case)
+    td = TensorDict({"observation": torch.randn(*shape, 4)}, shape)
+    got, wanted = call(ours, td, mode), call(theirs, td, mode)
+    assert set(got.keys()) == set(wanted.keys())
+    for key in wanted.keys():
+        assert torch.equal(got[key], wanted[key]), key
+    assert got["action_log_prob"].shape == torch.Size(shape)
+    assert ours.in_keys == theirs.in_keys
+    assert ours.out_keys == theirs.out_keys
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_distribution_and_state_dict_are_the_parents(case):
+    ours, theirs = pair(case)
+    td = TensorDict({"observation": torch.randn(6, 4)}, [6])
+    action = call(ours, td, ExplorationType.RANDOM)["action"]
+    assert torch.equal(ours.get_dist(td.copy()).log_prob(action), theirs.get_dist(td.copy()).log_prob(action))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sampling_reads_nothing_and_leaves_the_output_dict_to_the_parent(case):
+    ours, _ = pair(case)
+    td = TensorDict({"observation": torch.randn(6, 4)}, [6])
+    with set_exploration_type(ExplorationType.RANDOM), torch.no_grad():
+        with no_host_sync():
+            ours(td.copy())
+        out = TensorDict({}, [6])
+        assert ours(td.copy(), tensordict_out=out) is out
+    assert "action" in out.keys()

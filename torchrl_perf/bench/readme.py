@@ -31,6 +31,8 @@ def results_table() -> str:
         "",
         format_table([row for row in table if len(row) > 1], ["", *shapes, "s to 475"]),
         "",
+        f"{gae_line()} {collector_line()}",
+        "",
         machine_line(result["machine"]),
     ]
     return "\n".join(lines)
@@ -46,6 +48,28 @@ def _throughput_row(rows: Sequence[dict[str, Any]], variant: str, shapes: Sequen
     if seconds:
         out["s to 475"] = f"{median(seconds):.2f}"
     return out
+
+
+def gae_line(shape: str = "65536x128") -> str:
+    """One sentence on advantages: ours in a graph against TorchRL's better form."""
+    rows = {row["variant"]: row for row in read_results("gae")["rows"] if row["N x T"] == shape}
+    ours = rows["torchrl_perf, in a graph"]
+    theirs = min(rows["torchrl loop"]["us"], rows["torchrl vectorised"]["us"])
+    return (
+        f"GAE at {shape}: {ours['us']:.0f} us, {ours['of_copy_bandwidth']:.0%} of a device copy's bandwidth (TorchRL "
+        f"{theirs:,.0f} us)."
+    )
+
+
+def collector_line() -> str:
+    """One sentence on collection on a CPU, against TorchRL's collector with its defaults."""
+    rows = {row["variant"]: row for row in read_results("collector_cpu")["rows"]}
+    base = rows["torchrl"]["frames_per_second"]
+    eager, fused = (rows[name]["frames_per_second"] / base for name in ("eager", "compile"))
+    return (
+        f"Collecting CartPole on one CPU thread, {rows['torchrl']['N x T']}: {eager:.1f}x TorchRL's frames/s eager, "
+        f"{fused:.1f}x compiled."
+    )
 
 
 def machine_line(card: dict[str, Any]) -> str:

@@ -1,24 +1,20 @@
-"""Fixtures shared by all tests: device, variant (eager, compiled, graph), seeds, a cap on threads."""
+"""Fixtures shared by all tests: device, variant (eager, compiled, graph), seeds, one thread."""
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: waiting threads leave the cores to others
-
 import numpy as np
 import pytest
 import torch
 
-MAX_THREADS = 4
 VARIANTS = ["eager", "compiled", pytest.param("graph", marks=pytest.mark.gpu)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Cap torch's threads: the tensors of a test are small, and more threads only wait for one another."""
-    torch.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1, MAX_THREADS))
+    """Keep torch to one thread: the tensors of a test are small, and more threads only wait for one another."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -363,3 +363,9 @@ class TestGraph:
             collector = DeviceCollector(env, counting_policy(), frames_per_batch=33 * 5, mode=mode)
             batches.append(torch.cat([collector.collect().clone() for _ in range(6)], 1))
         assert (batches[0] == batches[1]).all()
+
+
+def test_says_whether_each_step_asks_the_host():
+    gym = SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+    assert DeviceCollector(gym, None, frames_per_batch=4, mode="eager").waits_for_host
+    assert not DeviceCollector(CartPole(2), None, frames_per_batch=4, mode="eager").waits_for_host

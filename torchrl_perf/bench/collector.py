@@ -55,7 +55,15 @@ def _collector(variant: str, options: BenchCollector, device: str) -> BaseCollec
     frames = options.num_envs * options.num_steps
     if variant.startswith("torchrl"):
         ids = variant != "torchrl-no-traj-ids"
-        return Collector(env, policy, frames_per_batch=frames, total_frames=-1, device=device, track_traj_ids=ids)
+        return Collector(
+            env,
+            policy,
+            frames_per_batch=frames,
+            total_frames=-1,
+            device=device,
+            track_traj_ids=ids,
+            auto_register_policy_transforms=False,
+        )
     return DeviceCollector(env, policy, frames_per_batch=frames, mode=variant.partition("-")[0])
 
 

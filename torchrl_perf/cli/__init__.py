@@ -1,7 +1,6 @@
 """Command line: ``torchrl-perf train | bench``. Importing it loads neither torch nor tyro; the commands do."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -37,9 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: by the parser of a command, with 0 after its help and 2 for an option that does not exist.
     """
-    # PyTorch's CPU threads would spin while they wait for one another; on a busy machine that made runs 4 times slower.
-    # It has to be said before torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--version" in arguments[:1]:
         print(f"torchrl_perf {__version__}")

@@ -266,6 +266,11 @@ class DeviceCollector(BaseCollector):
             yield batch if self.postproc is None else self.postproc(batch)
 
     @property
+    def waits_for_host(self) -> bool:
+        """Whether the host is asked at each step if a row is done, which no graph can hold."""
+        return self._env_step is unreset_step
+
+    @property
     def frames(self) -> Tensor:
         """Frames collected so far, as an int64 scalar on the device; counts graph replays too."""
         return self._frames_on_device

@@ -74,6 +74,11 @@ class PPOTrainer:
             mode="eager" if self.mode == "eager" else "compile",
             exclude_keys=("logits", "loc", "scale"),
         )
+        if self.mode == "graph" and self.collector.waits_for_host:
+            raise ValueError(
+                f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
+                f"{type(self.env).__name__}. Remedy: a DeviceEnv, or mode='compile'."
+            )
         self.gae = GAETransform(gamma=config.gamma, lmbda=config.lmbda, value_network=self.critic)
         self.loss = self._make_loss()
         self.optimizer = GuardedAdam(

@@ -366,6 +366,6 @@ class TestGraph:
 
 
 def test_says_whether_each_step_asks_the_host():
-    gym = SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+    gym = SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True, device="cpu"))
     assert DeviceCollector(gym, None, frames_per_batch=4, mode="eager").waits_for_host
     assert not DeviceCollector(CartPole(2), None, frames_per_batch=4, mode="eager").waits_for_host

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         the signal that stopped the run.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        # Networks of this size gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
+        # Such networks gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
         torch.set_num_threads(1)
     try:
         arguments = parse(argv)

@@ -91,12 +91,10 @@ def _phases(trainer: PPOTrainer | TorchRLPPO, graph: bool, repeats: int) -> dict
     def update() -> None:
         trainer.update(state["advantage"])
 
-    def measure() -> None:
-        trainer.measure(state["advantage"])
-
     names: list[tuple[str, Callable[[], None]]] = [("collect", collect), ("advantage", advantage), ("update", update)]
     if isinstance(trainer, PPOTrainer):
-        names.append(("measure", measure))
+        measure = trainer.measure
+        names.append(("measure", lambda: measure(state["advantage"])))
     out = {}
     for name, fn in names:
         call = capture(fn, audit=False) if graph else fn

@@ -1,7 +1,7 @@
 """A probabilistic actor that costs the host little more than its network."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -17,8 +17,9 @@ class DeviceActor(ProbabilisticActor):
     """``torchrl.modules.ProbabilisticActor`` of one network and one distribution, with a short way to a sample.
 
     While a collector samples actions, the network and the distribution are called directly and their results written,
-    which takes the host about half the time of the parent's chain of modules; every other call (deterministic actions,
-    losses, ``tensordict_out``) is the parent's. Values, keys and random numbers are the parent's throughout.
+    which takes the host about two thirds of the time of the parent's chain of modules (on a CPU; compiled or captured
+    there is no difference). Every other call (deterministic actions, losses, ``tensordict_out``) is the parent's.
+    Values, keys and random numbers are the parent's throughout.
 
     Keys read: ``in_keys``. Written: ``param_keys``, ``action`` and ``action_log_prob`` (shaped as the batch).
 
@@ -55,8 +56,9 @@ class DeviceActor(ProbabilisticActor):
         """Write parameters, action and log-probability; sample or not as TorchRL's exploration type says."""
         if interaction_type() is not InteractionType.RANDOM or tensordict_out is not None or kwargs:
             return super().forward(tensordict, tensordict_out, **kwargs)
-        head = self.module[0]
-        params = head.module(*[tensordict.get(key) for key in head.in_keys])
+        head = cast("TensorDictModule", self.module[0])
+        network = cast("nn.Module", head.module)
+        params = network(*[tensordict.get(key) for key in head.in_keys])
         params = (params,) if isinstance(params, torch.Tensor) else params
         named = dict(zip(self._param_keys, params, strict=True))
         dist = self._distribution_class(**named)

@@ -6,7 +6,7 @@ Dimension key: ``N`` envs, ``S`` state, ``R`` reset noise, ``O`` observation, ``
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -59,7 +59,8 @@ class DeviceEnv(EnvBase):
         device (torch.device or str, optional): where everything lives. Default: torch's default device.
         dtype (torch.dtype): float type of state, observation, reward and continuous action.
         max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length;
-            None means no limit. Default: None here, the limit of ``gymnasium.make`` in the classic-control tasks.
+            None means no limit. Default: the class's ``default_episode_steps``, in the classic-control tasks the limit
+            of ``gymnasium.make``.
         seed (int, optional): passed to ``set_seed``.
 
     Raises:
@@ -72,6 +73,8 @@ class DeviceEnv(EnvBase):
     """S, the number of state variables of one env."""
     num_reset_noise: ClassVar[int]
     """R, the number of uniform random numbers that one reset uses."""
+    default_episode_steps: ClassVar[int | None] = None
+    """Time limit of an episode where the constructor is given none; None is no limit."""
     observation_low: ClassVar[tuple[float, ...]]
     """Lower bound of each of the O observation entries; -inf where there is none."""
     observation_high: ClassVar[tuple[float, ...]]
@@ -92,12 +95,14 @@ class DeviceEnv(EnvBase):
         *,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype = torch.float32,
-        max_episode_steps: int | None = None,
+        max_episode_steps: int | Literal["default"] | None = "default",
         seed: int | None = None,
     ) -> None:
         """Allocate the state, draw the first initial states and build the specs; arguments as in the class."""
         name = type(self).__name__
         _check_count(name, "num_envs", num_envs)
+        if max_episode_steps == "default":
+            max_episode_steps = self.default_episode_steps
         if max_episode_steps is not None:
             _check_count(name, "max_episode_steps", max_episode_steps)
         _check_float(name, dtype)

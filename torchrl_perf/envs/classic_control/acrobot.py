@@ -35,21 +35,10 @@ class Acrobot(DeviceEnv):
 
     num_state = 4
     num_reset_noise = 4
+    default_episode_steps = 500
     observation_low: ClassVar[tuple[float, ...]] = (-1.0, -1.0, -1.0, -1.0, -_MAX_VELOCITY_1, -_MAX_VELOCITY_2)
     observation_high: ClassVar[tuple[float, ...]] = (1.0, 1.0, 1.0, 1.0, _MAX_VELOCITY_1, _MAX_VELOCITY_2)
     num_actions = 3
-
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype = torch.float32,
-        max_episode_steps: int | None = 500,
-        seed: int | None = None,
-    ) -> None:
-        """Build ``num_envs`` envs; arguments as in :class:`DeviceEnv`."""
-        super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps, seed=seed)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """Map ``uniform`` [N, 4] in [0, 1) to states [N, 4] in [-0.1, 0.1)."""

@@ -31,21 +31,10 @@ class MountainCar(DeviceEnv):
 
     num_state = 2
     num_reset_noise = 1
+    default_episode_steps = 200
     observation_low: ClassVar[tuple[float, ...]] = (_MIN_POSITION, -_MAX_SPEED)
     observation_high: ClassVar[tuple[float, ...]] = (_MAX_POSITION, _MAX_SPEED)
     num_actions = 3
-
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype = torch.float32,
-        max_episode_steps: int | None = 200,
-        seed: int | None = None,
-    ) -> None:
-        """Build ``num_envs`` envs; arguments as in :class:`DeviceEnv`."""
-        super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps, seed=seed)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """Map ``uniform`` [N, 1] in [0, 1) to a position in [-0.6, -0.4) at rest; returns [N, 2]."""

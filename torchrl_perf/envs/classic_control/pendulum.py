@@ -29,22 +29,11 @@ class Pendulum(DeviceEnv):
 
     num_state = 2
     num_reset_noise = 2
+    default_episode_steps = 200
     observation_low: ClassVar[tuple[float, ...]] = (-1.0, -1.0, -_MAX_SPEED)
     observation_high: ClassVar[tuple[float, ...]] = (1.0, 1.0, _MAX_SPEED)
     action_low: ClassVar[tuple[float, ...]] = (-_MAX_TORQUE,)
     action_high: ClassVar[tuple[float, ...]] = (_MAX_TORQUE,)
-
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype = torch.float32,
-        max_episode_steps: int | None = 200,
-        seed: int | None = None,
-    ) -> None:
-        """Build ``num_envs`` envs; arguments as in :class:`DeviceEnv`."""
-        super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps, seed=seed)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """Map ``uniform`` [N, 2] in [0, 1) to an angle in [-pi, pi) and a velocity in [-1, 1); returns [N, 2]."""

@@ -108,11 +108,10 @@ def make_loss(actor: DeviceActor, critic: ValueOperator, config: Config) -> Devi
 
 
 def optimize(optimizer: GuardedAdam, total: Tensor) -> None:
-    """One step of Adam: clipping divides by a tensor; a gradient that is not finite skips the step on the device."""
+    """One step of Adam, clipped; a gradient that is not finite skips it on the device."""
     optimizer.zero_grad()
     total.backward()
-    norm = optimizer.grad_norm()
-    optimizer.step((norm / optimizer.max_grad_norm).clamp_min(1.0), (~norm.isfinite()).float())
+    optimizer.step()
 
 
 def main(config: Config) -> float:

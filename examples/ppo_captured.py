@@ -40,8 +40,7 @@ def main(iterations: int = 60, seed: int = 0) -> float:
 
     def optimize(losses: TensorDictBase) -> None:
         (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
-        norm = optimizer.grad_norm()
-        optimizer.step((norm / 0.5).clamp_min(1.0), (~norm.isfinite()).float())
+        optimizer.step()
         optimizer.zero_grad()
 
     loss_fn = compiled(loss) if device.type == "cuda" else loss

@@ -55,6 +55,17 @@ def test_ppo_benchmark_measures_baseline_and_trainer(tmp_path: Path) -> None:
     assert all(row["steps_per_second"] == pytest.approx(64 / row["ms"] * 1e3) for row in rows)
 
 
+def test_a_ppo_benchmark_that_is_stopped_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ppo, "time_to_solve", stop)
+    options = ["--shapes", "8x8", "--repeats", "2", "--device", "cpu", "--variants", "eager", "--out", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        ppo.main(options)
+    assert [row["variant"] for row in json.loads((tmp_path / "ppo.json").read_text())["rows"]] == ["eager"]
+
+
 def test_time_to_solve_stops_at_its_target() -> None:
     row = ppo.time_to_solve(0, "cpu", target=15.0, num_envs=16, num_steps=16, total_steps=5_000)
     assert row["mean_return"] >= 15.0

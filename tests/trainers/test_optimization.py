@@ -49,6 +49,24 @@ def test_equals_adam_with_clipped_gradients(scale, device):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_without_arguments_clips_and_skips_by_itself(device):
+    alone, told = make_net(device), make_net(device)
+    optimizer, explicit = (
+        GuardedAdam(net.parameters(), learning_rate=1e-2, max_grad_norm=0.5) for net in (alone, told)
+    )
+    for seed in range(5):
+        set_gradients(alone, seed, 10.0)
+        set_gradients(told, seed, 10.0)
+        optimizer.step()
+        guarded_step(explicit)
+    assert all(torch.equal(a, b) for a, b in zip(snapshot(optimizer), snapshot(explicit), strict=True))
+    before = snapshot(optimizer)
+    set_gradients(alone, 9)
+    next(alone.parameters()).grad[0, 0] = torch.nan
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(snapshot(optimizer), before, strict=True))
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["before any step", "after steps"])
 @pytest.mark.parametrize("bad", [None, torch.nan, torch.inf])
 def test_a_skipped_step_changes_no_bit(first, bad, device):

@@ -5,7 +5,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs import Compose, GymEnv, InitTracker, TransformedEnv
@@ -15,6 +14,7 @@ from torchrl.objectives.value import GAE
 from torchrl.trainers.algorithms import PPOTrainer
 
 from torchrl_perf.functional import generalized_advantage_estimate
+from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.transforms import GAETransform
 
 
@@ -54,16 +54,6 @@ def batch(n=3, t=7, *, device="cpu", layout="env-major", size=4):
     if layout == "time-major":
         td = td.apply(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1))
     return td.to(device)
-
-
-class NoHostReads(TorchDispatchMode):
-    """Fail on an operation that makes the host wait."""
-
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket.__name__ not in self.FORBIDDEN, func
-        return func(*args, **(kwargs or {}))
 
 
 class TestOnABatch:
@@ -164,7 +154,7 @@ class TestOnABatch:
     def test_no_host_reads_and_compiles(self):
         net, data = critic(), batch()
         gae = GAETransform(gamma=0.9, lmbda=0.8, value_network=net, average_gae=True)
-        with NoHostReads():
+        with no_host_sync():
             want = gae(data.clone(False))["advantage"]
         net.module.forward = lambda x: torch.tanh(net.module.layer(x))
         compiled = torch.compile(lambda td: gae(td)["advantage"], fullgraph=True, backend="eager")

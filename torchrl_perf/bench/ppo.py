@@ -7,8 +7,9 @@ import gc
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -168,34 +169,44 @@ def _available(variant: str, device: str) -> bool:
     return device != "cpu" or not variant.startswith("graph")
 
 
+def _jobs(options: BenchPPO, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The measurements that ``options`` asks for, each of which returns one row."""
+    for shape in options.shapes:
+        for variant in options.variants:
+            if variant == "jax" and _available("jax", device):
+                yield partial(jax_peer.measure, _config(shape, device), options.repeats)
+            elif variant != "jax" and _available(variant, device):
+                yield partial(measure, variant, shape, device, options.repeats)
+    if not options.learn:
+        return
+    for precision in ("tf32", "bf16") if device != "cpu" else ("tf32",):
+        for seed in range(options.seeds):
+            yield partial(time_to_solve, seed, device, precision=precision)
+    if _available("jax", device):
+        for seed in range(options.seeds):
+            yield partial(jax_peer.time_to_solve, replace(PPOConfig(), seed=seed))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark, prints the table and writes ``ppo.json``."""
     import tyro
 
     options = tyro.cli(BenchPPO, args=argv, prog="torchrl-perf bench ppo")
     device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
-    for shape in options.shapes:
-        for variant in options.variants:
-            if not _available(variant, device):
-                continue
-            if variant == "jax":
-                rows.append(jax_peer.measure(_config(shape, device), options.repeats))
-            else:
-                rows.append(measure(variant, shape, device, options.repeats))
+    rows: list[dict[str, Any]] = []
+    for job in _jobs(options, device):
+        rows.append(job())
+        path = write_results("ppo", rows, options.out)  # after each row: a long run that is stopped keeps what it has
+        if "ms" in rows[-1]:
             print(format_table(rows[-1:], COLUMNS).splitlines()[-1], flush=True)
-    if options.learn:
-        for precision in ("tf32", "bf16") if device != "cpu" else ("tf32",):
-            rows += [time_to_solve(seed, device, precision=precision) for seed in range(options.seeds)]
-        if _available("jax", device):
-            rows += [jax_peer.time_to_solve(replace(PPOConfig(), seed=seed)) for seed in range(options.seeds)]
     print(format_table([row for row in rows if "ms" in row], COLUMNS))
     print(
         format_table(
             [row for row in rows if "seed" in row], ("variant", "seed", "seconds", "steps", "mean_return", "start_s")
         )
     )
-    print(f"written to {write_results('ppo', rows, options.out)}")
+    if rows:
+        print(f"written to {path}")
     return 0
 
 

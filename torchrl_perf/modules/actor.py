@@ -47,7 +47,6 @@ class DeviceActor(ProbabilisticActor):
             distribution_class=distribution_class,
             return_log_prob=True,
         )
-        self._param_keys = tuple(param_keys)
         self._distribution_class = distribution_class
 
     def forward(
@@ -60,7 +59,7 @@ class DeviceActor(ProbabilisticActor):
         network = cast("nn.Module", head.module)
         params = network(*[tensordict.get(key) for key in head.in_keys])
         params = (params,) if isinstance(params, torch.Tensor) else params
-        named = dict(zip(self._param_keys, params, strict=True))
+        named = dict(zip(cast("list[str]", head.out_keys), params, strict=True))
         dist = self._distribution_class(**named)
         action = dist.rsample() if dist.has_rsample else dist.sample()
         named |= {self.dist_sample_keys[0]: action, self.log_prob_keys[0]: dist.log_prob(action)}

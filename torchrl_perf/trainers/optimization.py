@@ -10,8 +10,8 @@ class GuardedAdam:
     """Adam with gradient clipping, whose step can be skipped by a flag on the device.
 
     PyTorch's fused Adam already divides the gradient by a tensor and skips on a flag, for mixed precision: here the
-    caller makes the divisor clip the norm, and raises the flag where the gradient is not finite. So a bad step leaves
-    parameters and moments untouched without a host read.
+    divisor clips the norm, and the flag is raised where the gradient is not finite. So a bad step leaves parameters and
+    moments untouched without a host read.
 
     Args:
         params: parameters, all on one device.
@@ -39,8 +39,16 @@ class GuardedAdam:
         """Norm of all gradients together, 0-d."""
         return torch.nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None])
 
-    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """One step with the gradients divided by ``grad_scale`` (0-d), or none where ``skip`` (0-d float) is 1."""
+    def step(self, grad_scale: Tensor | None = None, skip: Tensor | None = None) -> None:
+        """One step with the gradient clipped to ``max_grad_norm``, or none where it is not finite.
+
+        Args:
+            grad_scale: 0-d, what the gradients are divided by instead of what clips them.
+            skip: 0-d float, 1 to take no step: given together with ``grad_scale``, by a caller who decides both.
+        """
+        if grad_scale is None or skip is None:
+            norm = self.grad_norm()
+            grad_scale, skip = (norm / self.max_grad_norm).clamp_min(1.0), (~norm.isfinite()).float()
         # the attributes through which torch.amp.GradScaler speaks to a fused optimiser
         self.adam.grad_scale = grad_scale  # pyright: ignore[reportAttributeAccessIssue]
         self.adam.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]

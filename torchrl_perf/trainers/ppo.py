@@ -26,7 +26,6 @@ from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.transforms import GAETransform
 
 STATISTICS = ("loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction")
-LOSSES = STATISTICS[:3]
 
 
 class PPOTrainer:

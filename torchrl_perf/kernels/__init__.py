@@ -1,17 +1,20 @@
 """Triton kernels, each beside the functional reference that defines it.
 
 Importing this package imports no Triton: a kernel's module is imported by its first launch on CUDA. The functions here
-are the entry points of the time scans. They launch directly in eager mode, where a dispatcher call would double the
-host time, and through a registered operator under ``torch.compile``, which keeps the graph whole.
+are the entry points of the time scans and of the rows of a replay buffer. They launch directly in eager mode, where a
+dispatcher call would double the host time; under ``torch.compile`` the scans go through a registered operator, which
+keeps the graph whole, and the rows through plain indexing.
 """
 
 import functools
 import importlib.util
+from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-__all__ = ["gae_rows", "has_scan_kernels", "recurrence_rows"]
+__all__ = ["gae_rows", "gather_rows", "has_scan_kernels", "recurrence_rows", "tree_kernels", "write_rows"]
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -82,6 +85,64 @@ def recurrence_rows(decay: Tensor, value: Tensor, initial: Tensor | None, revers
     if torch.compiler.is_compiling():
         return _recurrence_op(decay, value, initial, reverse)
     return _launch_recurrence(decay, value, initial, reverse)
+
+
+def gather_rows(source: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``source`` at ``index``: ``source.index_select(0, index)`` at the speed of memory.
+
+    Args:
+        source: ``[R, row_bytes]`` uint8; rows may lie further apart than they are long (a range of columns).
+        index: ``[B]`` int64 in [0, R).
+
+    Returns:
+        ``[B, row_bytes]`` uint8, contiguous.
+    """
+    if not (_HAS_TRITON and source.is_cuda) or torch.compiler.is_compiling():
+        return source.index_select(0, index)
+    from torchrl_perf.kernels import rows
+
+    out = source.new_empty(index.shape[0], source.shape[1])
+    rows.launch_gather(source, index, out)
+    return out
+
+
+def write_rows(
+    ring: Tensor, cursor: Tensor, fields: Sequence[Tensor], offsets: Sequence[int], *, num_streams: int
+) -> None:
+    """Writes the fields of consecutive time rows into a ring of packed rows, from time ``cursor`` on.
+
+    Args:
+        ring: ``[steps * num_streams, row_bytes]`` uint8, contiguous; slot ``(time % steps) * num_streams + stream``.
+        cursor: 0-d int64 on the device: absolute time of the first row.
+        fields: contiguous tensors ``[T * num_streams, *]``, time-major, T at most ``steps``.
+        offsets: byte at which each field begins in a row.
+        num_streams: streams of a time row.
+    """
+    if _HAS_TRITON and ring.is_cuda and not torch.compiler.is_compiling():
+        from torchrl_perf.kernels import rows
+
+        rows.launch_write(ring, cursor, fields, offsets, num_streams)
+        return
+    row = torch.arange(fields[0].shape[0], device=ring.device)
+    slot = (cursor * num_streams + row) % ring.shape[0]
+    for field, offset in zip(fields, offsets, strict=True):
+        packed = field.reshape(field.shape[0], -1).view(torch.uint8)
+        ring[:, offset : offset + packed.shape[1]].index_copy_(0, slot, packed)
+
+
+def tree_kernels(words: Tensor) -> ModuleType | None:
+    """The kernels of the sum tree, :mod:`torchrl_perf.kernels.priority_tree`, or None where torch operations serve.
+
+    Reference: :mod:`torchrl_perf.functional.priority_tree`.
+
+    Args:
+        words: a tensor of the tree; the kernels need it on CUDA. Under ``torch.compile`` the answer is None.
+    """
+    if not (_HAS_TRITON and words.is_cuda) or torch.compiler.is_compiling():
+        return None
+    from torchrl_perf.kernels import priority_tree
+
+    return priority_tree
 
 
 def _split_number(number: float | Tensor) -> tuple[float, Tensor | None]:

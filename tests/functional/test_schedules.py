@@ -1,0 +1,81 @@
+"""Closed-form schedules: hand-computed values, ends, cost, tensors as parameters."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_perf.functional.schedules import cosine, elapsed, exponential, linear
+
+SCHEDULES = [linear, cosine, exponential]
+
+
+def at(step):
+    return torch.tensor(step)
+
+
+def test_linear_epsilon_of_ten_frames():
+    assert float(linear(at(7), 1.0, 0.1, 10)) == pytest.approx(0.37)
+    assert float(linear(at(100), 1.0, 0.1, 10)) == pytest.approx(0.1, rel=1e-7)
+
+
+def test_cosine_and_exponential_by_hand():
+    assert float(cosine(at(5), 1.0, 0.0, 10)) == pytest.approx(0.5)
+    assert float(cosine(at(2), 1.0, 0.2, 8)) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert float(exponential(at(5), 1.0, 0.01, 10)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("start", "end"), [(1.0, 0.1), (0.1, 0.3), (0.7, 0.7)])
+def test_exact_at_both_ends(schedule, start, end, device):
+    steps = torch.tensor([0, 10, 11, 2**40], device=device)
+    values = schedule(steps, start, end, 10)
+    expected = torch.tensor([start, end, end, end], device=device)
+    assert torch.equal(values, expected)
+    assert values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_length_is_the_end_at_once(schedule):
+    assert float(schedule(at(0), 1.0, 0.25, 0)) == 0.25
+    assert float(schedule(at(0), 1.0, 0.25, torch.tensor(0))) == 0.25
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@given(steps=st.integers(1, 10**9), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_against_the_formula_in_double_precision(schedule, steps, data):
+    step = data.draw(st.integers(0, 2 * steps))
+    start, end = data.draw(st.floats(0.01, 1)), data.draw(st.floats(0.01, 1))
+    share = min(step / steps, 1.0)
+    expected = {
+        "linear": start + (end - start) * share,
+        "cosine": end + (start - end) * (1 + math.cos(math.pi * share)) / 2,
+        "exponential": start * (end / start) ** share,
+    }[schedule.__name__]
+    assert float(schedule(at(step), start, end, steps)) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_changed_tensors_are_honoured(schedule, variant):
+    step, steps = torch.tensor(0, device=variant.device), torch.tensor(8, device=variant.device)
+    start, end = torch.tensor(1.0, device=variant.device), torch.tensor(0.5, device=variant.device)
+
+    def advance():
+        step.add_(1)
+        return schedule(step, start, end, steps)
+
+    run = variant(advance)
+    for count in range(1, 6):
+        if count == 3:
+            end.fill_(0.25)
+            steps.fill_(4)
+        expected = schedule(torch.tensor(count), float(start), float(end), int(steps))
+        assert float(run()) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_elapsed_keeps_the_shape():
+    share = elapsed(torch.tensor([[0, 1], [2, 9]]), 4)
+    assert share.tolist() == [[0.0, 0.25], [0.5, 1.0]]

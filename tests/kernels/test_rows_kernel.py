@@ -1,0 +1,48 @@
+"""Packed rows on CUDA against plain indexing, and the torch form against a loop."""
+
+import pytest
+import torch
+
+from torchrl_perf.kernels import gather_rows, write_rows
+
+
+@pytest.mark.parametrize("width", [7, 16, 20, 64, 3088])
+def test_gather_takes_whole_rows(width: int, device: torch.device):
+    source = torch.randint(0, 255, (50, width), dtype=torch.uint8, device=device)
+    index = torch.randint(0, 50, (37,), device=device)
+    assert torch.equal(gather_rows(source, index), source[index])
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 32), (16, 48), (3, 10)])
+def test_gather_takes_a_range_of_columns(first: int, last: int, device: torch.device):
+    source = torch.randint(0, 255, (50, 64), dtype=torch.uint8, device=device)[:, first:last]
+    index = torch.randint(0, 50, (1000,), device=device)
+    assert torch.equal(gather_rows(source, index), source[index])
+
+
+@pytest.mark.gpu
+def test_gather_reaches_rows_beyond_two_gigabytes():
+    source = torch.empty(800_000, 3088, dtype=torch.uint8, device="cuda")
+    index = torch.tensor([0, 799_999, 700_000], device="cuda")
+    source[index] = torch.randint(0, 255, (3, 3088), dtype=torch.uint8, device="cuda")
+    assert torch.equal(gather_rows(source, index), source[index])
+
+
+@pytest.mark.parametrize("cursor", [0, 5, 12, 700])
+@pytest.mark.parametrize(("steps", "num_streams", "num_steps"), [(7, 3, 4), (5, 1, 5), (64, 33, 20)])
+def test_write_puts_every_field_of_every_row_in_its_slot(
+    cursor: int, steps: int, num_streams: int, num_steps: int, device: torch.device
+):
+    rows = num_steps * num_streams
+    ring = torch.zeros(steps * num_streams, 64, dtype=torch.uint8, device=device)
+    fields = [torch.randn(rows, 5), torch.rand(rows, 1) > 0.5, torch.arange(rows), torch.randn(rows, 2).bfloat16()]
+    offsets = [16, 1, 8, 2]
+    expected = ring.cpu()
+    for row in range(rows):
+        slot = ((cursor + row // num_streams) % steps) * num_streams + row % num_streams
+        for field, offset in zip(fields, offsets, strict=True):
+            packed = field[row].reshape(-1).view(torch.uint8)
+            expected[slot, offset : offset + packed.numel()] = packed
+    moved = [field.to(device) for field in fields]
+    write_rows(ring, torch.tensor(cursor, device=device), moved, offsets, num_streams=num_streams)
+    assert torch.equal(ring.cpu(), expected)

@@ -1,0 +1,92 @@
+"""The losses of soft actor-critic (arXiv:1812.05905), as functions of tensors."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """``sum(w x) / sum(w)`` over the rows, or the plain mean without weights, as TorchRL's losses reduce.
+
+    Args:
+        values: ``[B]``.
+        weights: ``[B]`` importance weights of prioritised replay (arXiv:1511.05952), or None.
+
+    Returns:
+        0-d.
+    """
+    return values.mean() if weights is None else (values * weights).sum() / weights.sum()
+
+
+def soft_target(
+    reward: Tensor,
+    terminated: Tensor,
+    next_value: Tensor,
+    next_log_prob: Tensor,
+    alpha: Tensor,
+    discount: Tensor | float,
+) -> Tensor:
+    """``r + discount (1 - terminated) (min_k Q_k(s', a') - alpha log pi(a' | s'))``, without a gradient.
+
+    Args:
+        reward: ``[B]``, summed over the steps of an n-step target.
+        terminated: ``[B]`` bool: whether the next state is terminal; a truncated one is bootstrapped from. What the
+            networks say there is not looked at, NaN or not.
+        next_value: ``[B, K]`` the target critics' values of the next state and a fresh action.
+        next_log_prob: ``[B]`` of that action.
+        alpha: 0-d temperature.
+        discount: gamma to the power of the steps to the next state, ``[B]`` or a number.
+
+    Returns:
+        ``[B]`` targets.
+    """
+    bootstrap = next_value.amin(-1) - alpha * next_log_prob
+    return (reward + discount * torch.where(terminated, 0.0, bootstrap)).detach()
+
+
+def critic_loss(
+    value: Tensor, target: Tensor, weights: Tensor | None = None, loss_function: str = "l2"
+) -> tuple[Tensor, Tensor]:
+    """Loss of the K critics against one target, summed over the critics.
+
+    Args:
+        value: ``[B, K]``.
+        target: ``[B]``.
+        weights: ``[B]`` importance weights or None.
+        loss_function: ``"l2"`` (the squared difference) or ``"smooth_l1"``, TorchRL's default.
+
+    Returns:
+        The 0-d loss and, detached, the largest absolute difference of each row ``[B]``, its priority.
+    """
+    error = value - target.unsqueeze(-1)
+    if loss_function == "smooth_l1":
+        loss = F.smooth_l1_loss(value, target.unsqueeze(-1).expand_as(value), reduction="none")
+    else:
+        loss = error.square()
+    return weighted_mean(loss.sum(-1), weights), error.detach().abs().amax(-1)
+
+
+def actor_loss(log_prob: Tensor, value: Tensor, alpha: Tensor, weights: Tensor | None = None) -> Tensor:
+    """``alpha log pi(a | s) - min_k Q_k(s, a)``, 0-d, with ``a`` a reparametrised sample.
+
+    Args:
+        log_prob: ``[B]``.
+        value: ``[B, K]``, differentiable in the action.
+        alpha: 0-d, without a gradient.
+        weights: ``[B]`` importance weights or None.
+    """
+    return weighted_mean(alpha * log_prob - value.amin(-1), weights)
+
+
+def temperature_loss(
+    log_alpha: Tensor, log_prob: Tensor, target_entropy: float, weights: Tensor | None = None
+) -> Tensor:
+    """``-log alpha (log pi(a | s) + target entropy)``, 0-d; its gradient raises alpha where the entropy is too low.
+
+    Args:
+        log_alpha: 0-d parameter.
+        log_prob: ``[B]`` of fresh actions; no gradient flows to it.
+        target_entropy: in nats, usually minus the number of action dims.
+        weights: ``[B]`` importance weights or None.
+    """
+    return -log_alpha * weighted_mean(log_prob.detach() + target_entropy, weights)

@@ -1,0 +1,56 @@
+"""Memory of a storage: what is free, checked and announced before it is allocated."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger("torchrl_perf")
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated on ``device`` now: free memory, and what torch's allocator holds unused."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def readable(count: float) -> str:
+    """``count`` bytes with a unit: ``readable(3.1e9)`` is "3.10 GB"."""
+    for unit in UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} {UNITS[-1]}"
+
+
+def reserve(needed: int, device: torch.device, what: str) -> None:
+    """Refuse an allocation that cannot fit, and announce one that can (logger "torchrl_perf", level info).
+
+    Args:
+        needed: bytes that are about to be allocated.
+        device: where.
+        what: the thing, as the sentence names it ("1000000 rows of 3088 bytes").
+
+    Raises:
+        ValueError: with the bytes needed and the bytes there are.
+    """
+    free = available_bytes(device)
+    if needed > free:
+        raise ValueError(
+            f"DeviceStorage: {what} need {readable(needed)} ({needed} bytes) on {device}, where {readable(free)} "
+            f"({free} bytes) are free. Remedy: a smaller max_size, compact=True (observations stored once), smaller "
+            "dtypes (uint8 images), or another device."
+        )
+    logger.info("DeviceStorage: %s take %s on %s (%s free)", what, readable(needed), device, readable(free))

@@ -1,0 +1,400 @@
+"""Prioritised sampling on the device (prioritized experience replay, Schaul et al., arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_perf.replay.priority_tree import PriorityTree
+from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, row_mask, sampled_ring, save_state
+from torchrl_perf.replay.ring import Ring
+
+__all__ = ["DevicePrioritizedSampler"]
+
+_NAME = "DevicePrioritizedSampler"
+_FILE = "priorities.pt"
+_REDUCTIONS = ("max", "min", "median", "mean")
+
+
+class DevicePrioritizedSampler(PrioritizedSampler):
+    """Draws rows with probability ``p ** alpha / sum``. The counterpart of ``PrioritizedSampler``, without host waits.
+
+    *Priorities.* 0 is never drawn. NaN and negative numbers are ignored: the row keeps what it has. Infinity, and
+    everything above ``functional.priority_tree.LARGEST_PRIORITY``, counts as that number. New rows get the largest
+    finite priority seen so far, at first 1. Of several priorities for one row in one update the last one stays, as in
+    a loop. If all priorities are 0, rows are drawn uniformly with weight 1.
+
+    *Stale updates.* A sample says which generation of its slots it saw (info "index_generation", and the attribute
+    ``generation`` of the index tensor). Updates for rows that were overwritten since, or forgotten, are ignored.
+
+    *Importance weights* are ``(w / w_min) ** -beta`` with the smallest positive weight of the buffer: the formula
+    ``(N P) ** -beta`` divided by its maximum.
+
+    *Schedules.* With ``anneal_steps``, :meth:`step` moves alpha to ``alpha_end`` and beta to ``beta_end`` on a line,
+    computed from a counter on the device. Another beta serves from the next draw on, another alpha from the next
+    priority on: the weights of rows stay until their priority is updated. Assigning ``sampler.alpha`` converts all
+    weights.
+
+    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0 for good, except terminal ones.
+
+    The tree is made at the first extend or sample. With a compact storage each extend takes time in proportion to the
+    capacity, because rows may be forgotten.
+
+    Args:
+        alpha: exponent of the priorities, at least 0.
+        beta: exponent of the importance weights, in [0, 1].
+        eps: added to positive priorities.
+        max_capacity: rows of the buffer, checked against the storage; None takes what the storage has.
+        mask_key: key of a bool entry of the rows.
+        reduction: how a buffer reduces the priorities of a row that has several: "max", "min", "median" or "mean".
+        alpha_end: alpha after ``anneal_steps``.
+        beta_end: beta after ``anneal_steps``.
+        anneal_steps: number of steps from the first to the last value.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        *,
+        eps: float = 0.0,
+        max_capacity: int | None = None,
+        mask_key: NestedKey | None = None,
+        reduction: str = "max",
+        alpha_end: float | None = None,
+        beta_end: float | None = None,
+        anneal_steps: int | None = None,
+    ) -> None:
+        # Not super().__init__: it makes the trees of TorchRL's extension.
+        is_annealed = alpha_end is not None or beta_end is not None
+        if is_annealed != (anneal_steps is not None) or (anneal_steps is not None and anneal_steps < 1):
+            raise ValueError(
+                f"{_NAME}: expected anneal_steps >= 1 together with alpha_end or beta_end, received "
+                f"anneal_steps={anneal_steps}, alpha_end={alpha_end}, beta_end={beta_end}."
+            )
+        if not 0 <= eps < float("inf"):
+            raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}.")
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}.")
+        self._alphas = (_checked_alpha(alpha), _checked_alpha(alpha if alpha_end is None else alpha_end))
+        self._betas = (_checked_beta(beta), _checked_beta(beta if beta_end is None else beta_end))
+        self._anneal_steps = anneal_steps
+        self._count: int | Tensor = 0
+        self._eps = float(eps)
+        self.mask_key = mask_key
+        self.reduction = reduction
+        self.dtype = torch.float32
+        self._max_capacity = max_capacity
+        self._max_priority_within_buffer = False
+        self._device = None
+        self._tree: PriorityTree | None = None
+        self._storage: Any = None
+        self._pending: dict[str, Any] | None = None
+        self._largest = self._alpha_now = self._beta_now = torch.ones(())
+
+    # --- what TorchRL reads
+
+    @property
+    def alpha(self) -> float | Tensor:
+        """Exponent of the priorities; on a schedule a 0-d tensor on the device. Assign to it to end the schedule."""
+        return self._alphas[0] if self._alphas[0] == self._alphas[1] else self._alpha_now
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        before, value = self.alpha, _checked_alpha(value)
+        self._alphas = (value, value)
+        if self._tree is not None:
+            if isinstance(before, float) and before == 0 and value > 0:
+                warnings.warn(
+                    f"{_NAME}: with alpha=0 all weights were 1 and the priorities are lost; rows are drawn uniformly "
+                    "until their priority is updated.",
+                    stacklevel=2,
+                )
+            elif not isinstance(before, float) or before != value:
+                self._tree.raise_(value / before)
+            self._alpha_now.fill_(value)
+
+    @property
+    def beta(self) -> float | Tensor:
+        """Exponent of the importance weights, likewise."""
+        return self._betas[0] if self._betas[0] == self._betas[1] else self._beta_now
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        value = _checked_beta(value)
+        self._betas = (value, value)
+        self._beta_now.fill_(value)
+
+    @property
+    def default_priority(self) -> float | Tensor:
+        """Priority of new rows: the largest finite one so far, 0-d float32 on the device; 1.0 before the first row."""
+        return 1.0 if self._tree is None else self._largest
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tree."""
+        return torch.device("cpu") if self._tree is None else self._tree.device
+
+    @property
+    def max_size(self) -> int | None:
+        """Rows of the buffer, None before they are known."""
+        return self._max_capacity if self._tree is None else self._tree.num_slots
+
+    @property
+    def tree(self) -> PriorityTree | None:
+        """The weights of all slots; None before the first row."""
+        return self._tree
+
+    # --- sampling
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw rows.
+
+        Args:
+            storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
+            batch_size: rows B, at most those that are filled.
+
+        Returns:
+            Slots ``[B]`` int64, and the info: "priority_weight" ``[B]`` float32, "index_generation" ``[B]`` int64.
+
+        Raises:
+            ValueError: if fewer rows than ``batch_size`` are filled.
+            TypeError: for another storage.
+        """
+        ring = sampled_ring(storage, batch_size, _NAME)
+        tree = self._attach(storage, ring)
+        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=self._rng)
+        rows = tree.draw_rows(uniform, self._beta_now, ring)
+        # TorchRL's buffers hand the index back to `update_priority`, and know nothing of generations.
+        rows.index.generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
+        return rows.index, {"priority_weight": rows.weight, "index_generation": rows.generation}
+
+    def update_priority(
+        self,
+        index: int | Tensor,
+        priority: float | Tensor,
+        *,
+        storage: Storage | None = None,
+        generation: Tensor | None = None,
+    ) -> None:
+        """Set priorities of rows, without a host wait.
+
+        Args:
+            index: int64 slots of any shape (a tensor, a list or a number); those out of range are ignored.
+            priority: as many numbers, or one for all.
+            storage: storage of the rows; by default the one of the last sample or extend.
+            generation: int64, as many: generations of the rows when they were sampled. By default the attribute
+                ``generation`` of ``index``; without either, rows are taken to be those that are there.
+
+        Raises:
+            ValueError: if the numbers do not match the slots.
+            RuntimeError: if no storage is known.
+        """
+        if storage is None and self._storage is None:
+            raise RuntimeError(f"{_NAME}: expected a storage, none is known. Remedy: pass storage=, or extend first.")
+        storage = self._storage if storage is None else storage
+        ring = ring_of(storage, _NAME)
+        tree = self._attach(storage, ring)
+        if generation is None:
+            generation = getattr(index, "generation", None)
+        slot = torch.as_tensor(index, device=tree.device)
+        if slot.is_floating_point() or slot.dtype == torch.bool:
+            raise ValueError(f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}.")
+        values = _one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
+        values = values if values.is_floating_point() else values.to(torch.float32)
+        if generation is not None:
+            generation = _one_each(generation, slot, "generation").expand(slot.numel())
+        slot = slot.reshape(-1).to(torch.int64)
+        if self.mask_key is not None:
+            values = torch.where(row_mask(storage, slot, self.mask_key), values, 0.0)
+        tree.update_(
+            slot,
+            values,
+            alpha=self._alpha_now,
+            eps=self._eps,
+            max_priority=self._largest,
+            ring=ring,
+            generation=generation,
+        )
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Give new rows the largest priority seen so far. Buffers call it after each write.
+
+        Args:
+            index: int64 slots of any shape.
+            storage: storage of the rows; by default the one of the last sample or extend.
+        """
+        storage = self._storage if storage is None else storage
+        ring = ring_of(storage, _NAME)
+        tree = self._attach(storage, ring)
+        slot = torch.as_tensor(index, device=tree.device).reshape(-1)
+        priority = self._largest
+        if self.mask_key is not None:
+            priority = torch.where(row_mask(storage, slot, self.mask_key), priority, 0.0)
+        tree.update_(slot, priority, alpha=self._alpha_now, eps=self._eps)
+        if getattr(storage, "compact", False):
+            tree.forget_(ring)
+
+    def add(self, index: int | Tensor) -> None:
+        """Do nothing: :meth:`mark_update` learns of new rows."""
+
+    def extend(self, index: Tensor) -> None:
+        """Do nothing: :meth:`mark_update` learns of new rows."""
+
+    def step(self, n: int = 1) -> None:
+        """Advance the schedules of alpha and beta by ``n`` steps, on the device."""
+        self._count += n
+        self._set_exponents()
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: weights of the filled slots, largest priority, exponents, schedule. Tensors and plain scalars."""
+        if self._tree is None and self._pending is not None:
+            return {**self._pending}
+        state: dict[str, Any] = {
+            "alpha": list(self._alphas),
+            "beta": list(self._betas),
+            "eps": self._eps,
+            "anneal_steps": self._anneal_steps,
+            "count": int(self._count),
+            "max_priority": 1.0,
+            "tree": None,
+        }
+        if self._tree is not None:
+            ring = self._storage.ring
+            state["max_priority"] = float(self._largest)
+            state["tree"] = self._tree.state_dict(min(ring.read()[0], ring.steps) * ring.num_streams)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`, bit for bit.
+
+        Raises:
+            ValueError: if it is of another capacity; nothing is changed then.
+        """
+        saved = state_dict["tree"]
+        size = self.max_size
+        if saved is not None and size is not None and saved["num_slots"] != size:
+            raise ValueError(
+                f"{_NAME}: expected the state of {size} slots, received that of {saved['num_slots']}. Remedy: build "
+                "the buffer with the capacity and the number of envs of the checkpoint."
+            )
+        self._alphas, self._betas = tuple(state_dict["alpha"]), tuple(state_dict["beta"])
+        self._eps, self._anneal_steps = state_dict["eps"], state_dict["anneal_steps"]
+        if self._tree is None:
+            self._count, self._pending = state_dict["count"], state_dict
+            return
+        self._restore(state_dict)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self._tree is not None and isinstance(self._count, Tensor)
+        self._count.fill_(state["count"])
+        self._largest.fill_(state["max_priority"])
+        if state["tree"] is None:
+            self._tree.clear_()
+        else:
+            self._tree.load_state_dict(state["tree"])
+        self._alpha_now.fill_(self._alphas[0])
+        self._beta_now.fill_(self._betas[0])
+        self._set_exponents()
+
+    def dumps(self, path: str | Path) -> None:
+        """Write :meth:`state_dict` into the folder ``path``."""
+        save_state(self.state_dict(), path, _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what :meth:`dumps` wrote."""
+        self.load_state_dict(load_state(path, _FILE))
+
+    def _init(self) -> None:
+        """TorchRL's hook that makes its trees."""
+
+    def _empty(self) -> None:
+        self._pending = None
+        if self._tree is not None:
+            self._tree.clear_()
+            self._largest.fill_(1.0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_storage": None}
+
+    def __repr__(self) -> str:
+        return f"{_NAME}(alpha={self._alphas[0]}, beta={self._betas[0]}, eps={self._eps}, reduction={self.reduction})"
+
+    # --- inside
+
+    def _attach(self, storage: Any, ring: Ring) -> PriorityTree:
+        """The tree for the storage's slots. Rows that were there before the sampler count as new."""
+        self._storage = storage
+        device = ring.cursor.device
+        if self._tree is not None and self._tree.num_slots == ring.capacity and self._tree.device == device:
+            return self._tree
+        refuse_capture(_NAME)
+        if self._max_capacity is not None and ring.capacity > self._max_capacity:
+            raise ValueError(
+                f"{_NAME}: expected at most max_capacity={self._max_capacity} slots, received a storage of "
+                f"{ring.capacity}. Remedy: leave max_capacity out."
+            )
+        if self._pending is not None and self._pending["tree"] is not None:
+            slots = self._pending["tree"]["num_slots"]
+            if slots != ring.capacity:
+                raise ValueError(f"{_NAME}: expected a storage of {slots} slots as loaded, received {ring.capacity}.")
+        self._tree = tree = PriorityTree(ring.capacity, device)
+        self._count = torch.tensor(int(self._count), device=device)
+        self._largest = torch.ones((), device=device)
+        self._alpha_now = torch.full((), self._alphas[0], device=device)
+        self._beta_now = torch.full((), self._betas[0], device=device)
+        self._set_exponents()
+        if self._pending is not None:
+            self._restore(self._pending)
+            self._pending = None
+            return tree
+        slot = torch.arange(ring.capacity, device=device)
+        priority = torch.ones(ring.capacity, device=device)
+        if self.mask_key is not None:
+            priority = row_mask(storage, slot, self.mask_key).to(torch.float32)
+        tree.update_(slot, priority, alpha=self._alpha_now, eps=self._eps, ring=ring)
+        return tree
+
+    def _set_exponents(self) -> None:
+        if self._anneal_steps is None or not isinstance(self._count, Tensor):
+            return
+        fraction = (self._count / self._anneal_steps).clamp_(max=1.0)
+        for value, (first, last) in ((self._alpha_now, self._alphas), (self._beta_now, self._betas)):
+            if first != last:
+                value.copy_(first + (last - first) * fraction)
+
+
+def _checked_alpha(alpha: float) -> float:
+    if not 0 <= alpha < float("inf"):
+        raise ValueError(f"{_NAME}: expected alpha >= 0, received {alpha}; 0 draws uniformly.")
+    return float(alpha)
+
+
+def _checked_beta(beta: float) -> float:
+    if not 0 <= beta <= 1:
+        raise ValueError(f"{_NAME}: expected beta in [0, 1], received {beta}; 1 corrects in full.")
+    return float(beta)
+
+
+def _one_each(values: Tensor, slot: Tensor, name: str) -> Tensor:
+    """Values as ``[B]`` or 0-d; one for each of B slots, or one for all."""
+    if values.ndim == 0:
+        return values
+    if values.numel() != slot.numel() or values.squeeze().shape != slot.squeeze().shape:
+        raise ValueError(
+            f"{_NAME}: expected one {name} for all or one for each slot, slots of shape {tuple(slot.shape)}, received "
+            f"{values.dtype} {tuple(values.shape)}."
+        )
+    return values.reshape(-1)

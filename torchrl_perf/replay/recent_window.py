@@ -1,0 +1,189 @@
+"""The last steps of each environment in order, on the device; and bounded histories of Python numbers."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite
+
+__all__ = ["BoundedHistory", "RecentWindow"]
+
+_MASK = "mask"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class RecentWindow:
+    """The last L steps of each of N environments as a ring, read in order: oldest first, newest last.
+
+    For policies and models that look at a window of steps (a transformer's context, a filter that encodes the last
+    steps, stacked frames). A step costs one row and no allocation: rows, view and counters are made once and written in
+    place, so that :meth:`append` and :meth:`view` may be compiled or recorded in a CUDA graph. The position is a device
+    number, which is why the view is gathered into memory of its own. (A ring that is written twice has an ordered view
+    without a copy, but where that view begins would be a host number, and a graph would repeat the one that it saw.)
+
+    Steps before the beginning of an environment's episode are 0 in the view, and False in its mask.
+
+    Args:
+        length: L, steps of the window.
+        example: what a step looks like: a TensorDict ``[N]``, whose keys, shapes, dtypes and device are taken, or a
+            spec ``[N]``.
+        device: device of the window; None for the example's.
+
+    Raises:
+        ValueError: if ``length`` is below 1, or the example has no single batch dimension, no entries, or one named
+            "mask".
+    """
+
+    def __init__(
+        self, length: int, example: TensorDictBase | Composite, *, device: torch.device | str | None = None
+    ) -> None:
+        step = example.zero() if isinstance(example, Composite) else example
+        if length < 1:
+            raise ValueError(f"RecentWindow: expected a length of at least 1 step, received {length}.")
+        if step.ndim != 1 or step.is_empty() or _MASK in step.keys():
+            raise ValueError(
+                f"RecentWindow: expected an example of batch size [N] with entries, none named {_MASK!r}, received "
+                f"{list(step.batch_size)} with {_names(step)}. Remedy: td.select(...) of one step of all environments."
+            )
+        self._keys = list(step.keys(include_nested=True, leaves_only=True))
+        leaves = [step.get(key) for key in self._keys]
+        device = leaves[0].device if device is None else torch.device(device)
+        N, self.length, self.num_envs = step.shape[0], length, step.shape[0]
+
+        def zeros(like: Tensor) -> Tensor:
+            return torch.zeros(length, *like.shape, dtype=like.dtype, device=device)
+
+        self._rows = [zeros(leaf) for leaf in leaves]
+        self._ordered = [zeros(leaf) for leaf in leaves]
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._count = torch.zeros(N, dtype=torch.int64, device=device)
+        self._offsets = torch.arange(length, device=device)
+        self._ages = self._offsets.flip(0).unsqueeze(1)
+        self._order = torch.zeros_like(self._offsets)
+        self._mask = torch.zeros(length, N, dtype=torch.bool, device=device)
+        entries = {key: leaf.transpose(0, 1) for key, leaf in zip(self._keys, self._ordered, strict=True)}
+        view = TensorDict({_MASK: self._mask.t()}, [N, length], device=device, names=[None, "time"])
+        for key, leaf in entries.items():
+            view.set(key, leaf)
+        self._view = view.lock_()
+
+    def append(self, step: TensorDictBase, reset: Tensor | None = None) -> None:
+        """Add the newest step of all environments, in place of the oldest one.
+
+        Args:
+            step: ``[N]``, with the example's entries at least; copied and detached.
+            reset: bool, ``[N]`` or ``[N, 1]``: environments whose episode begins with this step (TorchRL's "is_init").
+
+        Raises:
+            KeyError: if an entry is missing.
+            ValueError: if an entry has another shape or dtype than in the example.
+        """
+        with torch.no_grad():
+            for key, rows in zip(self._keys, self._rows, strict=True):
+                leaf = step.get(key, None)
+                if leaf is None:
+                    raise KeyError(f"RecentWindow: expected {key!r} in the step, received {_names(step)}.")
+                if leaf.shape != rows.shape[1:] or leaf.dtype != rows.dtype:
+                    raise ValueError(
+                        f"RecentWindow: expected {key!r} as {rows.dtype}{list(rows.shape[1:])}, received "
+                        f"{leaf.dtype}{list(leaf.shape)}. Remedy: a window made from an example like this step."
+                    )
+                rows.index_copy_(0, self._position, leaf.unsqueeze(0))
+            self._position.add_(1).remainder_(self.length)
+            self._count.add_(1).clamp_(max=self.length)
+            if reset is not None:
+                self._count.masked_fill_(reset.view(self.num_envs), 1)
+
+    def view(self) -> TensorDict:
+        """The window in order of time.
+
+        Returns:
+            The example's entries, ``[N, L, ...]``, and "mask", bool ``[N, L]``, True for steps of the present episode.
+            Always the same locked TensorDict, which the next call overwrites: clone what must last.
+        """
+        with torch.no_grad():
+            torch.add(self._offsets, self._position, out=self._order)
+            self._order.remainder_(self.length)
+            torch.lt(self._ages, self._count, out=self._mask)
+            for rows, ordered in zip(self._rows, self._ordered, strict=True):
+                torch.index_select(rows, 0, self._order, out=ordered)
+                # Bits times 0 or 1: a NaN becomes 0 too, and a CPU takes a quarter of the time that masked_fill_ takes.
+                bits = ordered.view(_BITS[ordered.element_size()])
+                bits.mul_(self._mask.view(*self._mask.shape, *(1 for _ in ordered.shape[2:])))
+        return self._view
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._count.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the rows, one for each entry of the example in its order, and of the counters."""
+        return {
+            "rows": [rows.clone() for rows in self._rows],
+            "position": self._position.clone(),
+            "count": self._count.clone(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of :meth:`state_dict`, in place: recorded graphs stay valid.
+
+        Raises:
+            ValueError: if it is of a window of other entries, length or environments; nothing is changed then.
+        """
+        expected, received = [tuple(t.shape) for t in self._rows], [tuple(t.shape) for t in state_dict["rows"]]
+        if expected != received:
+            raise ValueError(
+                f"RecentWindow: expected rows of shapes {expected}, received {received}. Remedy: make the window with "
+                "the length and the example of the checkpoint."
+            )
+        for rows, saved in zip(self._rows, state_dict["rows"], strict=True):
+            rows.copy_(saved)
+        self._position.copy_(state_dict["position"])
+        self._count.copy_(state_dict["count"])
+
+
+class BoundedHistory(deque[float]):
+    """A ``collections.deque`` with a bound, for numbers that a script keeps (losses, returns, epsilons).
+
+    A full deque drops its oldest entry for each new one in constant time, which is all that a history needs: no
+    trimming by hand, no tolerance. Added here are a mean, slices, and a state for checkpoints. Numbers that are on
+    the device belong into :class:`torchrl_perf.metrics.DeviceMetrics`, which reads them once an interval.
+
+    Args:
+        values: first entries.
+        maxlen: most entries, at least 1.
+
+    Raises:
+        ValueError: if ``maxlen`` is below 1.
+    """
+
+    def __init__(self, values: Iterable[float] = (), maxlen: int = 1000) -> None:
+        if maxlen < 1:
+            raise ValueError(f"BoundedHistory: expected maxlen of at least 1, received {maxlen}.")
+        super().__init__(values, maxlen)
+
+    def mean(self, last: int | None = None) -> float:
+        """Mean of the newest ``last`` entries, of all by default; NaN where there are none."""
+        count = len(self) if last is None else min(last, len(self))
+        return math.fsum(islice(reversed(self), count)) / count if count else math.nan
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The entries, oldest first."""
+        return {"values": list(self)}
+
+    def load_state_dict(self, state_dict: dict[str, list[float]]) -> None:
+        """Take the entries of :meth:`state_dict`; the newest ``maxlen`` of them stay."""
+        self.clear()
+        self.extend(state_dict["values"])
+
+
+def _names(step: TensorDictBase) -> list[str]:
+    return sorted(str(key) for key in step.keys(include_nested=True, leaves_only=True))

@@ -1,0 +1,185 @@
+"""The ring's counters: where the next row goes and which rows are valid, on the device and mirrored on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Ring:
+    """Counters of a ring of ``steps`` time rows, each of which holds one row of ``num_streams`` streams (envs).
+
+    Slot number of a row: ``time_slot * num_streams + stream`` with ``time_slot = absolute_time % steps``. The valid
+    rows are those of the newest ``length`` time rows.
+
+    Attributes:
+        steps: number of time rows.
+        num_streams: number of streams N.
+        capacity: number of slots, ``steps * num_streams``.
+        cursor: int64, 0-d, on the device: time rows written since the start; the next goes to ``cursor % steps``.
+        length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
+        host_cursor: mirror of ``cursor`` on the host, advanced by Python calls alone.
+        host_length: mirror of ``length`` on the host, likewise.
+        recorded: True once the mirrors can no longer be trusted, because a write was recorded in a CUDA graph (whose
+            replays the host does not see) or because rows were forgotten on the device (see
+            :class:`~torchrl_perf.replay.DeviceStorage`, ``compact``). Sizes are then read from the device.
+    """
+
+    def __init__(self, steps: int, num_streams: int, device: torch.device) -> None:
+        self.steps, self.num_streams, self.device = steps, num_streams, device
+        self.capacity = steps * num_streams
+        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+        self.length = torch.zeros((), dtype=torch.int64, device=device)
+        self.host_cursor = self.host_length = 0
+        self.recorded = False
+        self._offsets: dict[tuple[int, bool], Tensor] = {}
+
+    def slots(self, time_rows: int, flat: bool = False) -> Tensor:
+        """Slots of the next ``time_rows`` time rows.
+
+        Args:
+            time_rows: number of time rows T; more than ``steps`` give slots more than once.
+            flat: whether to leave the dimension of the streams out (for one stream).
+
+        Returns:
+            int64 ``[N, T]`` in time-major memory, or ``[T]`` with ``flat``.
+        """
+        offsets = self._offsets.get((time_rows, flat))
+        if offsets is None:
+            offsets = torch.arange(time_rows * self.num_streams, device=self.device)
+            if not flat:
+                offsets = offsets.view(time_rows, self.num_streams).t()
+            # What is made inside a graph has no value until the graph is replayed: it must not serve other calls.
+            if not capturing():
+                self._offsets[time_rows, flat] = offsets
+        return torch.add(offsets, self.cursor, alpha=self.num_streams).remainder_(self.capacity)
+
+    def age(self, slot: Tensor) -> Tensor:
+        """Number of time rows written after each slot's present row: 0 for the newest. int64, shaped like ``slot``."""
+        time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
+        return (self.cursor - 1 - time_slot).remainder_(self.steps)
+
+    def generation(self, slot: Tensor) -> Tensor:
+        """How often each slot was written before its present content; int64, shaped like ``slot``, -1 if never.
+
+        Closed form in the cursor: nothing is stored per slot. A slot that is written again has another generation.
+        """
+        time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
+        return (self.cursor - 1 - time_slot).div_(self.steps, rounding_mode="floor")
+
+    def advance(self, time_rows: int) -> None:
+        """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
+        self.cursor.add_(time_rows)
+        self.length.add_(time_rows).clamp_(max=self.steps)
+        if capturing():  # nothing is written now, and the replays are not seen from here
+            self.recorded = True
+        else:
+            self.host_cursor += time_rows
+            self.host_length = min(self.host_length + time_rows, self.steps)
+
+    def forget_until(self, time: Tensor) -> None:
+        """Forget the rows up to an absolute time (int64, 0-d; -1 for none). No host wait."""
+        torch.minimum(self.length, self.cursor - 1 - time, out=self.length)
+
+    def read(self) -> tuple[int, int]:
+        """``(cursor, length)`` as Python numbers: the mirrors, or a read of the device where those are unreliable."""
+        if self.recorded:
+            self.host_cursor, self.host_length = int(self.cursor), int(self.length)
+        return self.host_cursor, self.host_length
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The valid slots as runs ``(first, last + 1)`` in ascending order: none, one, or two."""
+        cursor, length = self.read()
+        N, first = self.num_streams, (cursor - length) % self.steps
+        if length == 0:
+            return []
+        if length == self.steps:
+            return [(0, self.capacity)]
+        if first + length <= self.steps:
+            return [(first * N, (first + length) * N)]
+        return [(0, (first + length - self.steps) * N), (first * N, self.capacity)]
+
+    def contains(self, slot: int | Tensor) -> bool | Tensor:
+        """Whether a slot holds a valid row: a bool for an int (negative: from the end), else a bool tensor."""
+        if isinstance(slot, Tensor):
+            return (slot >= 0) & (slot < self.capacity) & (self.age(slot) < self.length)
+        if slot < 0:
+            return -slot <= self.read()[1] * self.num_streams
+        return any(first <= slot < last for first, last in self.runs())
+
+    def valid_slots(self) -> Tensor:
+        """Slots of the valid rows in ascending order, int64 ``[len]`` on the device."""
+        runs = [torch.arange(first, last, device=self.device) for first, last in self.runs()]
+        return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    def last_slot(self) -> int | None:
+        """Slot of the newest row's last stream, None if nothing was written."""
+        cursor = self.read()[0] * self.num_streams
+        return (cursor - 1) % self.capacity if cursor else None
+
+    def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
+        stream_rows = self.length * self.num_streams
+        uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
+        back = (uniform * stream_rows).to(torch.int64).clamp_(max=stream_rows - 1)
+        return (self.cursor * self.num_streams - 1 - back).remainder_(self.capacity)
+
+    def clear(self) -> None:
+        """Forget every row.
+
+        The cursor goes on at the beginning of the round after the next, so that the next row has slot 0 and no
+        generation from before comes back.
+        """
+        started = self.cursor > 0
+        rounds = (self.cursor + self.steps - 1).div(self.steps, rounding_mode="floor") + 1
+        self.cursor.copy_(torch.where(started, rounds * self.steps, 0))
+        self.length.zero_()
+        self.host_length = 0
+        if self.host_cursor:
+            self.host_cursor = (-(-self.host_cursor // self.steps) + 1) * self.steps
+
+    def state_dict(self) -> dict[str, int]:
+        """Counters as plain numbers."""
+        cursor, length = self.read()
+        return {"steps": self.steps, "num_streams": self.num_streams, "cursor": cursor, "length": length}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restores :meth:`state_dict`, in place: recorded graphs stay valid."""
+        self.host_cursor, self.host_length = state["cursor"], state["length"]
+        self.cursor.fill_(self.host_cursor)
+        self.length.fill_(self.host_length)
+
+
+def capturing() -> bool:
+    """Whether the current CUDA stream records a graph; asking makes no CUDA context."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def slots_of(index: Any, ring: Ring) -> Tensor:
+    """Slots that an index means: int (negative: from the end of the valid rows), slice of the valid rows, or slots.
+
+    Returns:
+        int64 on the ring's device, 0-d for an int.
+
+    Raises:
+        IndexError: for an int that is no valid row.
+        TypeError: for an index of another kind, such as a mask.
+    """
+    if isinstance(index, slice):
+        valid = ring.valid_slots()
+        chosen = range(valid.shape[0])[index]
+        return valid[torch.arange(chosen.start, chosen.stop, chosen.step, device=ring.device)]
+    if isinstance(index, int):
+        if not ring.contains(index):
+            count = ring.read()[1] * ring.num_streams
+            raise IndexError(f"DeviceStorage: row {index} is not among the {count} valid rows.")
+        return ring.valid_slots()[index] if index < 0 else torch.tensor(index, device=ring.device)
+    slots = torch.as_tensor(index, device=ring.device)
+    if slots.dtype == torch.bool or (slots.is_floating_point() and slots.numel()):
+        raise TypeError(
+            f"DeviceStorage: expected slots (int64), received an index of dtype {slots.dtype}. Remedy: slots as extend "
+            "and sample return them."
+        )
+    return slots.to(torch.int64)

@@ -1,0 +1,104 @@
+"""Packed rows of a ring: the buffers, their live views, and what is written to and read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.kernels import gather_rows, write_rows
+from torchrl_perf.replay.layout import Field, Key, Leaves, RowLayout
+from torchrl_perf.replay.ring import Ring
+
+
+class PackedRows:
+    """One or two buffers of packed rows, addressed by slot.
+
+    Args:
+        parts: fields of the first buffer, and of the second where some fields are read at other slots than the rest.
+        ring: counters of the rows.
+        flat: whether batches come without the dimension of the streams.
+        memory: uint8 ``[capacity, row_bytes]`` to use, where there is one part; allocated by default.
+
+    Attributes:
+        views: live view ``[capacity, *shape]`` of each field.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Field]], ring: Ring, flat: bool, memory: Tensor | None = None) -> None:
+        self.ring, self.flat = ring, flat
+        self.parts: list[tuple[RowLayout, Tensor]] = []
+        self.views: dict[Key, Tensor] = {}
+        for fields in parts:
+            layout = RowLayout(fields)
+            shape = ring.capacity, layout.row_bytes
+            rows = torch.zeros(shape, dtype=torch.uint8, device=ring.device) if memory is None else memory
+            self.parts.append((layout, rows))
+            self.views |= zip(layout.keys, layout.views(rows), strict=True)
+        by_time = (ring.steps,) if flat else (ring.steps, ring.num_streams)
+        self._by_time = {key: view.unflatten(0, by_time) for key, view in self.views.items()}
+
+    @staticmethod
+    def row_bytes(parts: Sequence[Sequence[Field]]) -> int:
+        """Bytes of one row in all buffers."""
+        return sum(RowLayout(fields).row_bytes for fields in parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(rows.nbytes for _, rows in self.parts)
+
+    def write(self, leaves: Leaves, index: Tensor, skipped: int) -> None:
+        """Writes the fields that occur in ``leaves``; call before ``ring.advance``.
+
+        Args:
+            leaves: tensors ``[N, T, *shape]`` (``[T, *shape]`` where flat), ``T <= steps``.
+            index: their slots, int64 ``[N, T]`` (``[T]``).
+            skipped: time rows between the cursor and the first of these.
+        """
+        if index.is_cuda:
+            self._write_on_device(leaves, skipped)
+        else:
+            self._write_runs(leaves, index.shape[-1], skipped)
+
+    def _write_on_device(self, leaves: Leaves, skipped: int) -> None:
+        """One launch a buffer, placed by the cursor on the device: a recorded write goes on with each replay."""
+        cursor = self.ring.cursor + skipped if skipped else self.ring.cursor
+        for layout, rows in self.parts:
+            fields = [field for field in layout.fields if field.key in leaves and field.nbytes]
+            if fields:
+                values = [self._in_order(leaves[field.key]) for field in fields]
+                offsets = [field.offset for field in fields]
+                write_rows(rows, cursor, values, offsets, num_streams=self.ring.num_streams)
+
+    def _in_order(self, leaf: Tensor) -> Tensor:
+        """``[N, T, *]`` (``[T, *]``) as contiguous rows ``[T * N, *]``: a view where memory is time-major."""
+        return leaf.contiguous() if self.flat else leaf.transpose(0, 1).contiguous().flatten(0, 1)
+
+    def _write_runs(self, leaves: Leaves, time_rows: int, skipped: int) -> None:
+        """Copies of one or two runs: on a CPU, where nothing is recorded, the host knows the place."""
+        first = (self.ring.host_cursor + skipped) % self.ring.steps
+        fits = min(time_rows, self.ring.steps - first)
+        runs = [(first, 0, fits), (0, fits, time_rows - fits)][: 1 if fits == time_rows else 2]
+        for key, view in self._by_time.items():
+            if key in leaves:
+                leaf = leaves[key] if self.flat else leaves[key].transpose(0, 1)
+                for slot, row, count in runs:
+                    view.narrow(0, slot, count).copy_(leaf.narrow(0, row, count))
+
+    def read(self, slot: Tensor, last: Tensor, batch_size: Sequence[int]) -> Leaves:
+        """Rows at ``slot [B]`` (those of the second buffer at ``last [B]``) as leaves ``[*batch_size, *shape]``."""
+        leaves: Leaves = {}
+        for number, (layout, rows) in enumerate(self.parts):
+            views = layout.views(gather_rows(rows, last if number else slot), batch_size)
+            leaves.update(zip(layout.keys, views, strict=True))
+        return leaves
+
+    def state(self, slots: Tensor) -> list[Tensor]:
+        """Copies of the rows at ``slots``, uint8, one tensor a buffer."""
+        return [gather_rows(rows, slots) for _, rows in self.parts]
+
+    def load_state(self, state: Sequence[Tensor], slots: Tensor) -> None:
+        """Restores :meth:`state`."""
+        for (_, rows), saved in zip(self.parts, state, strict=True):
+            rows.index_copy_(0, slots, saved.to(rows.device))

@@ -1,0 +1,395 @@
+"""Sampling of slices: windows of consecutive rows of one stream, drawn in O(batch)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_perf.functional.priority_tree import uniform_rows
+from torchrl_perf.functional.windows import run_lengths
+from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
+from torchrl_perf.replay.priority_tree import PriorityTree
+from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, row_mask, sampled_ring, save_state
+from torchrl_perf.replay.ring import Ring
+
+__all__ = ["DeviceSliceSampler"]
+
+_NAME = "DeviceSliceSampler"
+_FILE = "slices.pt"
+_MASK = ("collector", "mask")
+_INIT = "is_init"
+
+
+class DeviceSliceSampler(Sampler):
+    """Draws slices of ``slice_len`` consecutive rows of one stream, uniformly or by priority, without a host wait.
+
+    The counterpart of TorchRL's ``SliceSampler`` and ``PrioritizedSliceSampler``, which search the whole storage for
+    episodes at each draw. Here a sum tree holds the rows that a slice may start at and is kept up to date by writes, so
+    a draw costs O(batch) at any capacity and may be recorded in a CUDA graph, as may a write.
+
+    *Within an episode* (the default) a slice holds no episode end except in its last row, and each window of the stored
+    rows that is so is drawn with the same probability. As long as there is none, slices are drawn as below.
+
+    *Not within an episode*, each window of the stored rows is drawn with the same probability, whatever it crosses.
+
+    A sample is flat, ``[S * slice_len]``, slice after slice: ``batch.view(-1, slice_len)`` gives ``[S, slice_len]``.
+    Values, advantages and targets then need no further care, since the last row of a slice is marked as truncated where
+    its episode goes on: it bootstraps from its next observation, and nothing reaches from one slice to the next.
+
+    Info that goes into the sample:
+        ``("next", "done")``: bool, as stored, and True at the last row of a slice.
+        ``("next", "truncated")``: bool, as stored, and True at the last row of a slice whose episode goes on.
+        ``("collector", "mask")``: bool ``[B]``, False after the first episode end of a slice and for inactive rows. All
+            True for slices within an episode.
+        ``"is_init"``: as stored, and True at the first row of a slice. Only where it is stored.
+        ``"priority_weight"``: float32 ``[B]``, ``"index_generation"``: int64 ``[B]``. Only with ``alpha``.
+
+    Prioritised (``alpha`` given; arXiv:1511.05952): the start of a slice carries the slice's priority, see
+    :meth:`update_priority`, and a new one the largest priority seen.
+
+    Args:
+        slice_len: rows L of a slice.
+        num_slices: S, where it shall be checked; by default ``batch_size / slice_len``.
+        within_episode: whether a slice must not cross an episode end.
+        alpha: exponent of priorities; None for uniform draws.
+        beta: exponent of the importance weights, in [0, 1].
+        eps: added to positive priorities.
+        mask_key: bool entry, False for rows of inactive agents: no slice within an episode contains one, others mark
+            it in the mask. Terminal rows count as active.
+        end_key: bool entry that ends an episode.
+        truncated_key: where the end of a slice is marked; None to leave all flags as stored.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+
+    def __init__(
+        self,
+        slice_len: int,
+        *,
+        num_slices: int | None = None,
+        within_episode: bool = True,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        eps: float = 0.0,
+        mask_key: NestedKey | None = None,
+        end_key: NestedKey = ("next", "done"),
+        truncated_key: NestedKey | None = ("next", "truncated"),
+    ) -> None:
+        if slice_len < 1 or (num_slices is not None and num_slices < 1):
+            raise ValueError(
+                f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}."
+            )
+        self.slice_len, self.num_slices, self.within_episode = slice_len, num_slices, within_episode
+        self.mask_key = None if mask_key is None else unravel_key(mask_key)
+        self.end_key = unravel_key(end_key)
+        self.truncated_key = None if truncated_key is None else unravel_key(truncated_key)
+        self._priorities = None if alpha is None else DevicePrioritizedSampler(alpha, beta, eps=eps)
+        self._has_tree = within_episode or alpha is not None
+        self._tree: PriorityTree | None = None
+        self._run: Tensor | None = None
+        self._pending: dict[str, Any] | None = None
+        self._ring: Ring | None = None
+
+    # --- drawing
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[Any, Any]]:
+        """Draw ``batch_size / slice_len`` slices.
+
+        Args:
+            storage: a :class:`~torchrl_perf.replay.DeviceStorage` of single steps (``n_step=1``).
+            batch_size: rows B of all slices together.
+
+        Returns:
+            Slots, ``[B]`` int64, and the info described above.
+
+        Raises:
+            ValueError: if ``batch_size`` is no multiple of ``slice_len``, or more rows or longer streams are asked for
+                than there are.
+            TypeError: for another storage.
+        """
+        S, L = self._count(batch_size), self.slice_len
+        ring = sampled_ring(storage, batch_size, _NAME)
+        if not ring.recorded and ring.host_length < L:
+            raise ValueError(
+                f"{_NAME}: expected slices of at most the {ring.host_length} rows that each stream holds, received "
+                f"slice_len={L}. Remedy: extend first, or draw shorter slices."
+            )
+        self._attach(storage)
+        start, info = self._draw_starts(storage, ring, S)
+        order = torch.arange(L, device=start.device)
+        rows = torch.add(start.unsqueeze(1), order, alpha=ring.num_streams).remainder_(ring.capacity)
+        self._mark(storage, rows, order <= ring.age(start).unsqueeze(1), info)
+        index = rows.view(-1)
+        if self._priorities is not None:
+            info["priority_weight"] = info["priority_weight"].unsqueeze(1).expand(S, L).reshape(-1)
+            info["index_generation"] = generation = ring.generation(index)
+            index.generation = generation  # pyright: ignore[reportAttributeAccessIssue]
+        return index, info
+
+    def _count(self, batch_size: int) -> int:
+        count, rest = divmod(batch_size, self.slice_len)
+        if rest or count < 1 or self.num_slices not in (None, count):
+            fitting = (self.num_slices or max(count, 1)) * self.slice_len
+            raise ValueError(
+                f"{_NAME}: expected a batch size of whole slices of {self.slice_len} rows"
+                f"{'' if self.num_slices is None else f', {self.num_slices} of them'}, received {batch_size}. Remedy: "
+                f"batch_size={fitting}."
+            )
+        return count
+
+    def _draw_starts(self, storage: Storage, ring: Ring, count: int) -> tuple[Tensor, dict[Any, Any]]:
+        """Slots of first rows, ``[count]``, and the info of the priorities."""
+        uniform = torch.rand(count, dtype=torch.float64, device=ring.device, generator=self._rng)
+        last = self.slice_len - 1
+        windows = (ring.length - last).clamp_min_(1)
+        anywhere = uniform_rows(uniform, ring.cursor - last, windows, ring.steps, ring.num_streams)
+        tree, info = self.tree, {}
+        if tree is None:
+            return anywhere, info
+        if self._priorities is None:
+            start = tree.draw(uniform)
+        else:
+            self._priorities._rng = self._rng
+            start, info = self._priorities.sample(storage, count)
+        return torch.where(tree.total > 0, start, anywhere), info
+
+    def _mark(self, storage: Any, rows: Tensor, exists: Tensor, info: dict[Any, Any]) -> None:
+        """Write the flags of slices ``rows [S, L]`` into ``info``; ``exists [S, L]`` is False behind the newest row."""
+        S, L = rows.shape
+        order = torch.arange(L, device=rows.device)
+        done, ended = self._ends(storage, rows)
+        first_end = torch.where(ended, order, L - 1).amin(1, keepdim=True)
+        mask = exists & (order <= first_end)
+        if self.mask_key is not None:
+            mask = mask & row_mask(storage, rows.view(-1), self.mask_key).view(S, L)
+        info[_MASK] = mask.view(-1)
+
+        if self.truncated_key is not None:
+            # Nothing may reach over the last row of a slice, nor over the last row before one that the mask leaves out.
+            is_cut = torch.ones_like(mask)
+            is_cut[:, :-1] = mask[:, :-1] & ~mask[:, 1:]
+            is_cut = is_cut.view(S, L, *(1 for _ in done.shape[2:]))
+            truncated = is_cut & ~done
+            stored = _stored(storage, self.truncated_key)
+            info[self.truncated_key] = (truncated if stored is None else truncated | stored[rows]).flatten(0, 1)
+            info[self.end_key] = (is_cut | done).flatten(0, 1)
+        is_init = _stored(storage, _INIT)
+        if is_init is not None:
+            is_first = (order == 0).view(1, L, *(1 for _ in is_init.shape[1:]))
+            info[_INIT] = (is_first | is_init[rows]).flatten(0, 1)
+
+    def _ends(self, storage: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The stored flag of rows, ``[*, *F]`` bool, and whether any of a row's flags is set, ``[*]`` bool."""
+        done = storage.field(self.end_key).flatten(0, 1)[rows]
+        return done, done.flatten(rows.ndim).any(-1) if done.ndim > rows.ndim else done
+
+    # --- keeping the starts up to date
+
+    @property
+    def tree(self) -> PriorityTree | None:
+        """Weights of the slots that a slice may start at; None where every row may, and before the first write."""
+        return self._tree if self._priorities is None else self._priorities.tree
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Learn of new rows. Buffers call it after each write, with the slots of a whole batch.
+
+        A row that is written ends the window of ``slice_len`` rows behind it, which may be drawn from now on if the
+        episode is that long; the row itself, and whatever its slot held, may not be the start of one yet.
+
+        Args:
+            index: slots of the newest rows, ``[N, T]`` or ``[B]`` of one stream.
+            storage: the storage that holds them.
+        """
+        if storage is None or not self._has_tree or self._attach(storage):
+            return
+        steps = ring_of(storage, _NAME).steps
+        time_rows = index.shape[-1] if isinstance(index, Tensor) and index.ndim else 1
+        if time_rows > steps and self._run is not None:
+            self._run.zero_()
+        if time_rows:
+            self._learn(storage, min(time_rows, steps))
+
+    def _learn(self, storage: Any, time_rows: int) -> None:
+        """Set the weights of all starts that the newest ``time_rows`` time rows can have changed."""
+        ring, L = ring_of(storage, _NAME), self.slice_len
+        assert self._run is not None
+        count = min(time_rows + L - 1, ring.steps)
+        streams = torch.arange(ring.num_streams, device=ring.device)
+        back = torch.arange(-count, 0, device=ring.device)
+        slots = ((back + ring.cursor) % ring.steps).unsqueeze(1) * ring.num_streams + streams
+
+        newest = slots[-time_rows:]
+        exists = (back[-time_rows:] + ring.length >= 0).unsqueeze(1).expand_as(newest)
+        active = exists
+        if self.mask_key is not None:
+            active = exists & row_mask(storage, newest.reshape(-1), self.mask_key).view_as(newest)
+        ended = self._ends(storage, newest)[1] if self.within_episode else torch.zeros_like(active)
+        lengths, carry = run_lengths(ended, active, self._run)
+        self._run.copy_(carry)
+
+        is_start = torch.zeros_like(slots, dtype=torch.bool)
+        is_start[: count - L + 1] = lengths[time_rows - (count - L + 1) :] >= L
+        self._set_starts(storage, slots.view(-1), is_start.view(-1))
+
+    def _set_starts(self, storage: Any, slots: Tensor, is_start: Tensor) -> None:
+        ring = ring_of(storage, _NAME)
+        if self._priorities is not None:
+            priority = torch.where(is_start, self._priorities.default_priority, 0.0)
+            self._priorities.update_priority(slots, priority, storage=storage)
+        elif self._tree is not None:
+            self._tree.set_(slots, is_start.to(torch.float32))
+        if getattr(storage, "compact", False) and self.tree is not None:
+            self.tree.forget_(ring)
+
+    def _attach(self, storage: Any) -> bool:
+        """Make the state for a storage; whether all its rows were learned just now."""
+        ring = ring_of(storage, _NAME)
+        if self._ring is ring:
+            return False
+        if getattr(storage, "n_step", 1) > 1:
+            raise ValueError(
+                f"{_NAME}: expected a storage of single steps, received n_step={storage.n_step}. Remedy: n_step=1, and "
+                "a return over the slice, for example TD(lambda)."
+            )
+        if self.slice_len > ring.steps:
+            raise ValueError(
+                f"{_NAME}: expected slice_len of at most the {ring.steps} time rows of the ring, received "
+                f"{self.slice_len}. Remedy: a larger capacity (it is divided among {ring.num_streams} streams)."
+            )
+        refuse_capture(_NAME)
+        self._ring = ring
+        if not self._has_tree:
+            return False
+        self._run = torch.zeros(ring.num_streams, dtype=torch.int64, device=ring.device)
+        if self._priorities is None:
+            self._tree = PriorityTree(ring.capacity, ring.device)
+        else:
+            self._priorities._attach(storage, ring)
+        if self._pending is not None:
+            self._restore(self._pending)
+            self._pending = None
+            return False
+        self._learn(storage, ring.steps)
+        return True
+
+    # --- priorities
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Whether slices have priorities."""
+        return self._priorities is not None
+
+    def update_priority(
+        self,
+        index: Tensor,
+        priority: Tensor,
+        *,
+        storage: Storage | None = None,
+        generation: Tensor | None = None,
+    ) -> None:
+        """Set the priorities of slices. Without ``alpha`` nothing happens.
+
+        Args:
+            index: slots of the rows of whole slices, slice after slice as sampled, ``[S * L]`` or ``[S, L]``,
+                or of their first rows alone, ``[S, 1]``.
+            priority: one a row, of which the largest of a slice counts, or one a slice, ``[S]``.
+            storage: storage of the rows; by default the one of the last sample or extend.
+            generation: int64, of index's shape, as in the sample's "index_generation": slices that were overwritten
+                since are left alone. By default the attribute ``generation`` of ``index``.
+
+        Raises:
+            ValueError: if the rows are not those of whole slices or the priorities do not match them.
+        """
+        if self._priorities is None:
+            return
+        generation = getattr(index, "generation", None) if generation is None else generation
+        length = 1 if index.ndim == 2 and index.shape[1] == 1 else self.slice_len
+        count, rest = divmod(index.numel(), length)
+        if rest or priority.numel() not in (count, count * length):
+            raise ValueError(
+                f"{_NAME}: expected the slots of whole slices of {length} rows and one priority a row or a slice, "
+                f"received slots {tuple(index.shape)}, priorities {tuple(priority.shape)}. Remedy: pass whole samples."
+            )
+        start = index.reshape(count, length)[:, 0]
+        priority = priority.detach().reshape(count, -1).amax(1).to(torch.float32)
+        if self.tree is not None:
+            # A slice that was drawn for want of a valid one must not become one; NaN leaves a row as it is.
+            priority = torch.where(self.tree.weight_of(start) > 0, priority, torch.nan)
+        if generation is not None:
+            generation = generation.reshape(count, length)[:, 0]
+        self._priorities.update_priority(start, priority, storage=storage, generation=generation)
+
+    # --- state
+
+    def _empty(self) -> None:
+        self._pending = None
+        if self._run is not None:
+            self._run.zero_()
+        if self._tree is not None:
+            self._tree.clear_()
+        if self._priorities is not None:
+            self._priorities._empty()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: which rows a slice may start at, how long each stream has run, the priorities' state."""
+        if self._pending is not None:
+            return {**self._pending}
+        state: dict[str, Any] = {"slice_len": self.slice_len, "run": None, "tree": None, "priorities": None}
+        if self._run is not None:
+            state["run"] = self._run.clone()
+        if self._tree is not None and self._ring is not None:
+            filled = min(self._ring.read()[0], self._ring.steps) * self._ring.num_streams
+            state["tree"] = self._tree.state_dict(filled)
+        if self._priorities is not None:
+            state["priorities"] = self._priorities.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`, bit for bit and in place: recorded graphs stay valid.
+
+        Raises:
+            ValueError: if the state is of another slice length, kind or capacity.
+        """
+        kinds = (state_dict["slice_len"], state_dict["priorities"] is not None)
+        if kinds != (self.slice_len, self._priorities is not None):
+            raise ValueError(
+                f"{_NAME}: expected the state of slices of {self.slice_len} rows, prioritised: "
+                f"{self._priorities is not None}, received {kinds[0]}, {kinds[1]}. Remedy: make the sampler with the "
+                "arguments of the checkpoint."
+            )
+        if self._run is None:
+            self._pending = state_dict
+        else:
+            self._restore(state_dict)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self._run is not None
+        if state["run"] is None:
+            self._empty()
+            return
+        if self._tree is not None:
+            self._tree.load_state_dict(state["tree"])
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
+        self._run.copy_(state["run"])
+
+    def dumps(self, path: str | Path) -> None:
+        """Write :meth:`state_dict` into the folder ``path``."""
+        save_state(self.state_dict(), path, _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what :meth:`dumps` wrote."""
+        self.load_state_dict(load_state(path, _FILE))
+
+
+def _stored(storage: Any, key: NestedKey) -> Tensor | None:
+    """A stored entry, ``[capacity, *F]``, a view; None if there is none."""
+    try:
+        return storage.field(key).flatten(0, 1)
+    except KeyError:
+        return None

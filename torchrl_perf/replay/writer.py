@@ -1,0 +1,80 @@
+"""The writer: hands batches to the storage and tells every attached sampler which rows are new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import Writer
+
+from torchrl_perf.replay.ring import capturing
+from torchrl_perf.replay.storage import DeviceStorage
+
+
+class DeviceWriter(Writer):
+    """Writes behind the newest rows of a :class:`~torchrl_perf.replay.DeviceStorage`, without a host wait.
+
+    It has no cursor of its own: that of the storage's ring counts, on the device, so that a write that was recorded in
+    a CUDA graph goes on with each replay. Samplers learn of new rows by ``mark_update``.
+    """
+
+    _storage: DeviceStorage
+
+    def __init__(self) -> None:
+        super().__init__(compilable=True)
+        self._write_count = 0
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attaches the storage.
+
+        Raises:
+            TypeError: if it is not a :class:`~torchrl_perf.replay.DeviceStorage`.
+        """
+        if not isinstance(storage, DeviceStorage):
+            raise TypeError(
+                f"DeviceWriter: expected a DeviceStorage, received {type(storage).__name__}. Remedy: "
+                "ReplayBuffer(storage=DeviceStorage(max_size, device=...), writer=DeviceWriter())."
+            )
+        super().register_storage(storage)
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes a batch ``[N, T]`` or ``[B]``; see :meth:`DeviceStorage.write`.
+
+        Returns:
+            Slots of the rows, int64, in the shape of the batch.
+        """
+        index = self._storage.write(data)
+        if not capturing():
+            self._write_count += index.numel()
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return index
+
+    def add(self, data: TensorDictBase) -> Tensor:
+        """Writes one row without batch dimensions; its slot, int64 0-d."""
+        return self.extend(data.unsqueeze(0))[0]
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if empty_write_count:
+            self._write_count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Number of rows written by Python calls; the cursor is part of the storage."""
+        return {"write_count": self._write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+        self._write_count = state_dict["write_count"]
+
+    def dumps(self, path: str | Path) -> None:
+        """Saves :meth:`state_dict` in the folder ``path``."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / "writer.pt")
+
+    def loads(self, path: str | Path) -> None:
+        """Restores :meth:`dumps`."""
+        self.load_state_dict(torch.load(Path(path) / "writer.pt", weights_only=True))

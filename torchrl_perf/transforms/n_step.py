@@ -1,0 +1,134 @@
+"""n-step transitions, made when a replay buffer is extended."""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+from torchrl.envs import Transform
+
+from torchrl_perf.functional.n_step import n_step_targets
+
+
+class NStepTransform(Transform):
+    """Turns a batch of steps into n-step transitions (Sutton and Barto, Reinforcement Learning, 2nd ed., 7.1).
+
+    The counterpart of TorchRL's ``MultiStepTransform``, without its state: each batch is transformed by itself, nothing
+    is held back, and the flags of "next" are those of the window's last step. (TorchRL leaves them those of the first,
+    so that a window which ends in a terminal state still bootstraps.) A window ends with the first done step, and with
+    the batch: the last ``n_steps - 1`` steps of a batch get shorter windows, which ``steps_to_next_obs`` tells a loss.
+
+    A :class:`torchrl_perf.replay.DeviceStorage` with ``n_step > 1`` does the same when it is sampled, across batches,
+    and stores each step once; use the transform for other storages.
+
+    In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass it untouched. Called by itself, or as
+    ``postproc`` of a collector, it returns the transformed batch. The batch that it is given is never written.
+
+    Reads (at index t):
+        ``("next", "reward")``: ``[*batch, T, *F]`` float
+        ``("next", "done")``: ``[*batch, T, 1]`` bool
+
+    Writes:
+        ``("next", "reward")``: ``sum_(k < steps) gamma^k * reward_(t+k)``, at least float32
+        ``("next", *)``: every other key, flags included, as at the window's last step
+        ``"steps_to_next_obs"``: ``[*batch, T, 1]`` int64, in [1, n_steps]
+        ``"gamma"``: ``[*batch, T, 1]`` float32, ``gamma ** steps_to_next_obs``
+
+    Args:
+        n_steps: longest window, at least 1.
+        gamma: discount in [0, 1].
+        reward_keys: rewards to sum, as named under "next"; None for ``["reward"]``.
+        done_key: the flag, as named under "next", that ends a window.
+
+    Raises:
+        ValueError: if ``n_steps`` or ``gamma`` is out of range; when a batch has no time dimension (the last one of at
+            least two, or one named "time") or more than one flag a step.
+        KeyError: when a batch lacks a key.
+    """
+
+    invertible = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Sequence[NestedKey] | None = None,
+        done_key: NestedKey = "done",
+    ) -> None:
+        super().__init__()
+        if n_steps < 1:
+            raise ValueError(f"expected n_steps of at least 1, got {n_steps}; 1 keeps single steps")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"expected gamma between 0 and 1, got {gamma}")
+        self.n_steps = n_steps
+        self.gamma = gamma
+        self.reward_keys = [unravel_key(key) for key in (reward_keys or ["reward"])]
+        self.done_key = unravel_key(done_key)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the n-step transitions of a batch; what a replay buffer samples is returned as it is."""
+        # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
+        is_sampled = not self.training and self.__dict__["_container"] is not None
+        return tensordict if is_sampled else self._inv_call(tensordict)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        raise RuntimeError(
+            "NStepTransform needs a whole [*batch, T] batch, and an environment passes one step at a time: give it to "
+            "a replay buffer or call it on a collected batch"
+        )
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self.parent is not None:  # an environment calls this with each action
+            return self._call(tensordict)
+        done = self._read_done(tensordict)
+        time = tensordict.ndim - 1
+        batch = tensordict.copy()
+        following = batch.get("next")
+
+        rewards: dict[NestedKey, Tensor] = {}
+        steps = last = torch.empty(0)
+        for key in self.reward_keys:
+            reward = _require(following, key)
+            rewards[key], steps, last = n_step_targets(reward, done, n=self.n_steps, gamma=self.gamma, time_dim=time)
+
+        shape = tensordict.shape
+        rows = [
+            torch.arange(size, device=last.device).view(-1, *(1 for _ in range(time - dim)))
+            for dim, size in enumerate(shape[:-1])
+        ]
+        following = following.exclude(*self.reward_keys)[(*rows, last.view(shape))]
+        for key, reward in rewards.items():
+            following.set(key, reward)
+        batch.set("next", following)
+        steps = steps.view(*shape, 1)
+        batch.set("steps_to_next_obs", steps)
+        batch.set("gamma", torch.pow(self.gamma, steps.to(torch.float32)))
+        return batch
+
+    def _read_done(self, tensordict: TensorDictBase) -> Tensor:
+        """The flag that ends windows, ``[*batch, T, 1]`` or ``[*batch, T]``, after the checks on the batch."""
+        names = tensordict.names if tensordict.ndim == 1 else ["time"]
+        if tensordict.ndim == 0 or names[-1] != "time":
+            raise ValueError(
+                f"expected a [*batch, T] batch, time last, got batch size {list(tensordict.shape)}: flat rows have no "
+                'time order; extend [N, T] batches, or name the dimension "time" if these are steps of one stream'
+            )
+        if "next" not in tensordict.keys():
+            raise KeyError(f"expected 'next' in the batch, got {sorted(map(str, tensordict.keys()))}")
+        done = _require(tensordict.get("next"), self.done_key)
+        if done.numel() != tensordict.numel():
+            raise ValueError(
+                f"expected one flag a step, of shape {[*tensordict.shape, 1]}, in {('next', self.done_key)!r}, got "
+                f"{list(done.shape)}; name a flag that all agents share with done_key"
+            )
+        return done
+
+
+def _require(following: TensorDictBase, key: NestedKey) -> Tensor:
+    tensor = following.get(key, None)
+    if tensor is None:
+        available = sorted(str(name) for name in following.keys(include_nested=True, leaves_only=True))
+        raise KeyError(f"expected {key!r} under 'next', got {available}; name it with reward_keys or done_key")
+    return tensor

@@ -52,8 +52,8 @@ class TestCommands:
         ("argv", "message"),
         [
             (["tain"], "command: expected one of train, bench, received tain."),
-            (["train", "sac"], "torchrl-perf train: expected one of ppo, received sac."),
-            (["train"], "torchrl-perf train: expected one of ppo, received nothing."),
+            (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac, received a3c."),
+            (["train"], "torchrl-perf train: expected one of ppo, dqn, sac, received nothing."),
             (["bench", "dqn"], "torchrl-perf bench: expected one of ppo, gae, collector, received dqn."),
         ],
     )
@@ -247,13 +247,13 @@ class TestResume:
 
 class TestEnds:
     def test_divergence_is_one_line_and_exit_code_1(self, tmp_path, capsys, monkeypatch):
-        from torchrl_perf.cli import train_ppo
+        from torchrl_perf.cli import train as command
         from torchrl_perf.trainers import TrainingDivergedError
 
         def diverge(*args, **kwargs):
             raise TrainingDivergedError("Expected finite losses, received NaN in iteration 3.")
 
-        monkeypatch.setattr(train_ppo, "train", diverge)
+        monkeypatch.setattr(command, "train", diverge)
         assert train(tmp_path) == 1
         assert capsys.readouterr().err == "torchrl-perf: Expected finite losses, received NaN in iteration 3.\n"
 

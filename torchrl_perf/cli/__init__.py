@@ -8,13 +8,13 @@ from torchrl_perf import __version__
 
 __all__ = ["main"]
 
-ALGORITHMS = ("ppo",)
+ALGORITHMS = ("ppo", "dqn", "sac")
 BENCHMARKS = ("ppo", "gae", "collector")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
-  train {"|".join(ALGORITHMS)}                 train an agent; `torchrl-perf train ppo --help` lists every setting
+  train {"|".join(ALGORITHMS)}         train an agent; `torchrl-perf train ppo --help` lists every setting
   bench {"|".join(BENCHMARKS)}   measure this machine; each takes --help
 
 options:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(name: str, arguments: list[str]) -> int:
-    return importlib.import_module(f"torchrl_perf.cli.train_{name}").main(arguments)
+    return importlib.import_module("torchrl_perf.cli.train").main(name, arguments)
 
 
 def _bench(name: str, arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.checkpoint import load_checkpoint, load_random_state, random_state, save_checkpoint
 from torchrl_perf.trainers.config import PPOConfig
+from torchrl_perf.trainers.device import resolve_device, resolve_mode
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.transforms import GAETransform
@@ -289,37 +290,3 @@ class PPOTrainer:
         if isinstance(self.step, Captured):
             self.step.release()
         self.collector.shutdown()
-
-
-def resolve_device(name: str) -> torch.device:
-    """``"auto"`` is CUDA where there is one, else the CPU.
-
-    Raises:
-        ValueError: for a name that is no CPU or CUDA device, and for CUDA where there is none.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected 'auto', 'cpu', 'cuda' or 'cuda:<index>', received {name!r}.")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device: expected a device of this machine, received {name!r}, and PyTorch sees no CUDA. Remedy: "
-            "device='cpu'."
-        )
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def resolve_mode(mode: str, device: torch.device) -> str:
-    """``"auto"`` is ``"graph"`` on CUDA and ``"eager"`` on a CPU.
-
-    Raises:
-        ValueError: for ``"graph"`` on a CPU.
-    """
-    if mode == "auto":
-        return "graph" if device.type == "cuda" else "eager"
-    if mode == "graph" and device.type != "cuda":
-        raise ValueError(f"mode='graph': expected a CUDA device, received {device}. Remedy: mode='compile' or 'eager'.")
-    return mode

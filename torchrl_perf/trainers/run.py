@@ -3,13 +3,52 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
+from torch import Tensor
+
+from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine, make_loggers, save_learning_curve
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.runtime.timing import Stopwatch
-from torchrl_perf.trainers.ppo import PPOTrainer
+from torchrl_perf.trainers.config import RunConfig
+
+
+class Trainer(Protocol):
+    """What :func:`train` needs of an algorithm.
+
+    Attributes:
+        config: settings; ``algorithm``, ``iterations`` and ``batch_size`` among them.
+        iterations_done: iterations run so far; counted by :func:`train`.
+        metrics: flushed once an interval; has ``train/first_bad_iteration`` and ``episode/mean_return``.
+        phases: times of the parts of an iteration.
+    """
+
+    iterations_done: int
+    metrics: DeviceMetrics
+    phases: PhaseTimer
+
+    @property
+    def config(self) -> RunConfig:
+        """Settings of the run."""
+        ...
+
+    @property
+    def first_bad_iteration(self) -> Tensor:
+        """First iteration whose loss or gradient was not finite, or -1: 0-d."""
+        ...
+
+    # an attribute in one algorithm, a method in another
+    @property
+    def step(self) -> Callable[[], object]:
+        """Runs one iteration."""
+        ...
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a checkpoint."""
+        ...
 
 
 class TrainingDivergedError(RuntimeError):
@@ -42,10 +81,10 @@ class RunResult:
         )
 
 
-def make_run_dir(trainer: PPOTrainer) -> Path:
-    """A new folder ``<run_dir>/ppo-<env>-<seed>[-k]`` with the resolved configuration in ``config.json``."""
+def make_run_dir(trainer: Trainer) -> Path:
+    """A new folder ``<run_dir>/<algorithm>-<env>-<seed>[-k]`` with the resolved configuration in ``config.json``."""
     config = trainer.config
-    base = Path(config.run_dir) / f"ppo-{config.env}-{config.seed}"
+    base = Path(config.run_dir) / f"{config.algorithm}-{config.env.replace('/', '-')}-{config.seed}"
     path, count = base, 1
     while True:
         try:
@@ -58,7 +97,7 @@ def make_run_dir(trainer: PPOTrainer) -> Path:
     return path
 
 
-def train(trainer: PPOTrainer, run_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> RunResult:
+def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> RunResult:
     """Runs ``trainer`` to the end of its configuration, its stop return, a signal, or a loss that is not finite.
 
     Metrics cross to the host in one copy every ``log_interval`` iterations; nothing else waits. Ctrl-C and SIGTERM
@@ -90,7 +129,8 @@ def train(trainer: PPOTrainer, run_dir: str | os.PathLike[str] | None = None, *,
             line.close()
         logger.close()
     if (run_dir / "progress.csv").is_file() and math.isfinite(loop.mean_return):
-        save_learning_curve(run_dir / "progress.csv", run_dir / "learning_curve.png", title=f"PPO on {config.env}")
+        title = f"{config.algorithm.upper()} on {config.env}"
+        save_learning_curve(run_dir / "progress.csv", run_dir / "learning_curve.png", title=title)
     return RunResult(
         run_dir=run_dir,
         steps=trainer.iterations_done * config.batch_size,
@@ -105,7 +145,7 @@ def train(trainer: PPOTrainer, run_dir: str | os.PathLike[str] | None = None, *,
 class _Loop:
     """One run's host side: when to log, save and stop."""
 
-    def __init__(self, trainer: PPOTrainer, run_dir: Path, line: ProgressLine | None) -> None:
+    def __init__(self, trainer: Trainer, run_dir: Path, line: ProgressLine | None) -> None:
         self.trainer = trainer
         self.run_dir = run_dir
         self.line = line

@@ -1,0 +1,126 @@
+"""K multilayer perceptrons of one shape that run as one chain of batched matrix products."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu, "silu": nn.functional.silu}
+
+
+class EnsembleMLP(nn.Module):
+    """K independent perceptrons, ``linear, activation, ..., linear``, as batched matrix products.
+
+    Parameters: ``weights[i] [K, IN_i, OUT_i]`` and ``biases[i] [K, 1, OUT_i]``, each member initialised on its own as
+    ``nn.Linear`` does (uniform within ``1 / sqrt(IN_i)``). The output of member k is that of an ``nn.Sequential`` with
+    the weights ``weights[i][k].T`` and biases ``biases[i][k, 0]``.
+
+    Args:
+        num_members: K.
+        in_features: size of the last dim of the input.
+        out_features: size of the last dim of the output.
+        hidden_sizes: widths of the hidden layers.
+        activation: ``"relu"``, ``"tanh"``, ``"elu"`` or ``"silu"``.
+        device: of the parameters.
+
+    Raises:
+        ValueError: for sizes below 1 or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        in_features: int,
+        out_features: int,
+        *,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
+        sizes = [in_features, *hidden_sizes, out_features]
+        if min(num_members, *sizes) < 1:
+            raise ValueError(f"num_members and sizes: expected at least 1, received {num_members} and {sizes}.")
+        self.num_members = num_members
+        self.activation = activation
+        pairs = list(itertools.pairwise(sizes))
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.empty(num_members, rows, columns, device=device)) for rows, columns in pairs]
+        )
+        self.biases = nn.ParameterList(
+            [nn.Parameter(torch.empty(num_members, 1, columns, device=device)) for _, columns in pairs]
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all members anew."""
+        with torch.no_grad():
+            for weight, bias in zip(self.weights, self.biases, strict=True):
+                bound = 1 / math.sqrt(weight.shape[1])
+                weight.uniform_(-bound, bound)
+                bias.uniform_(-bound, bound)
+
+    def forward(self, x: Tensor, *, per_member: bool = False) -> Tensor:
+        """``[*, IN]``, seen by all members, -> ``[K, *, OUT]``.
+
+        Args:
+            x: ``[*, IN]``; with ``per_member`` ``[K, *, IN]``.
+            per_member: whether ``x`` holds an input of its own for each member.
+
+        Raises:
+            ValueError: with ``per_member``, for a first dim that is not K.
+        """
+        if per_member and (x.ndim < 2 or x.shape[0] != self.num_members):
+            raise ValueError(f"x: expected [K, *, IN] with K = {self.num_members}, received {list(x.shape)}.")
+        batch = x.shape[1:-1] if per_member else x.shape[:-1]
+        if per_member:
+            hidden = x.reshape(self.num_members, -1, x.shape[-1])
+        else:
+            hidden = x.reshape(-1, x.shape[-1]).expand(self.num_members, -1, -1)
+        last = len(self.weights) - 1
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            # baddbmm copies the bias to the output first, a kernel of its own; a compiler adds it in the activation's
+            compiling = torch.compiler.is_compiling()
+            hidden = torch.bmm(hidden, weight) + bias if compiling else torch.baddbmm(bias, hidden, weight)
+            if number < last:
+                hidden = _ACTIVATIONS[self.activation](hidden)
+        return hidden.view(self.num_members, *batch, hidden.shape[-1])
+
+    def extra_repr(self) -> str:
+        """Sizes and activation."""
+        sizes = [self.weights[0].shape[1], *(weight.shape[2] for weight in self.weights)]
+        return f"{self.num_members} x {sizes}, activation={self.activation}"
+
+
+class EnsembleQ(nn.Module):
+    """K action values ``Q_k(s, a)``: an :class:`EnsembleMLP` on the concatenation of its inputs.
+
+    Args:
+        num_members: K.
+        in_features: size of observations and action together.
+        hidden_sizes: widths of the hidden layers.
+        activation: as for :class:`EnsembleMLP`.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        in_features: int,
+        *,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = EnsembleMLP(
+            num_members, in_features, 1, hidden_sizes=hidden_sizes, activation=activation, device=device
+        )
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Observations ``[*, O]`` and action ``[*, D]`` -> ``[*, K]``, a view with the members outermost in memory."""
+        return self.net(torch.cat(inputs, -1)).squeeze(-1).movedim(0, -1)

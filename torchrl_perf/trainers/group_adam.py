@@ -1,0 +1,152 @@
+"""Adam that is fed with gradients and guards, clips and follows up with target networks in one function of tensors."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.functional.polyak import polyak_update_
+from torchrl_perf.runtime.compile import compiled
+
+_BETA1, _BETA2 = 0.9, 0.999
+
+
+class GroupAdam:
+    """Adam (arXiv:1412.6980) over groups of parameters with a step size each.
+
+    Gradients are given as a list, as ``torch.autograd.grad`` returns them. A step whose gradients are not finite leaves
+    parameters and moments untouched, decided on the device. Eagerly the step is PyTorch's fused kernel; with
+    ``compile`` norm, guard, moments, parameters and target networks are one compiled function of few kernels.
+
+    Args:
+        groups: pairs of parameters and their initial step size, all on one device.
+        max_grad_norm: norm of all gradients together above which they are scaled down to it; None never.
+        eps: Adam's epsilon.
+        targets: target parameters, one for each parameter, moved by ``tau`` after each step; none by default.
+        compile: whether to compile the step.
+
+    Attributes:
+        params: all parameters, in the order in which :meth:`step` takes their gradients.
+        learning_rates: 0-d tensors, one for each group, to be overwritten in place.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Sequence[nn.Parameter], float]],
+        *,
+        max_grad_norm: float | None = None,
+        eps: float = 1e-8,
+        targets: Sequence[Tensor] = (),
+        compile: bool = False,
+    ) -> None:
+        self.groups = [list(params) for params, _ in groups]
+        self.params = [param for group in self.groups for param in group]
+        device = self.params[0].device
+        self.learning_rates = [torch.tensor(rate, device=device) for _, rate in groups]
+        self.max_grad_norm, self.eps, self.targets = max_grad_norm, eps, list(targets)
+        self.exp_avg = [torch.zeros_like(param, requires_grad=False) for param in self.params]
+        self.exp_avg_sq = [torch.zeros_like(param, requires_grad=False) for param in self.params]
+        self.steps = torch.zeros((), device=device)
+        self._step: Callable[..., tuple[Tensor, Tensor]] = compiled(self._formula) if compile else self._kernel
+
+    def step(self, grads: Sequence[Tensor], loss: Tensor, tau: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+        """One step, or none where a gradient or the loss is not finite; targets follow in any case.
+
+        Args:
+            grads: one for each of ``params``.
+            loss: 0-d, what they are the gradients of.
+            tau: how far the targets go towards the parameters, a number or 0-d.
+
+        Returns:
+            Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
+        """
+        with torch.no_grad():
+            return self._step(list(grads), loss.detach(), tau)
+
+    def _guard(self, norm: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether to step, and what the gradients are divided by."""
+        apply = norm.isfinite() & loss.isfinite()
+        self.steps += apply
+        divisor = torch.ones_like(norm) if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_min(1.0)
+        return apply, divisor
+
+    def _kernel(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The step by PyTorch's fused kernel, which skips on a flag."""
+        norm = torch.nn.utils.get_total_norm(grads)
+        apply, divisor = self._guard(norm, loss)
+        start, skip = 0, (~apply).float()
+        for group, rate in zip(self.groups, self.learning_rates, strict=True):
+            part = slice(start, start := start + len(group))
+            torch._fused_adam_(
+                list[Tensor](self.params[part]),
+                grads[part],
+                self.exp_avg[part],
+                self.exp_avg_sq[part],
+                [],
+                [self.steps] * len(group),
+                lr=rate,
+                beta1=_BETA1,
+                beta2=_BETA2,
+                weight_decay=0.0,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=divisor,
+                found_inf=skip,
+            )
+        if self.targets:
+            polyak_update_(self.targets, self.params, tau)
+        return apply, norm
+
+    def _formula(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The same in elementwise operations, which a compiler merges into few kernels."""
+        norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+        apply, divisor = self._guard(norm, loss)
+        # 1 - beta ** steps would lose half of its digits in float32
+        correction1 = -torch.expm1(self.steps * math.log(_BETA1))
+        correction2 = (-torch.expm1(self.steps * math.log(_BETA2))).sqrt()
+        rates = [rate for group, rate in zip(self.groups, self.learning_rates, strict=True) for _ in group]
+        for number, (param, grad, rate) in enumerate(zip(self.params, grads, rates, strict=True)):
+            mean, square = self.exp_avg[number], self.exp_avg_sq[number]
+            scaled = grad / divisor
+            new_mean = mean + (1 - _BETA1) * (scaled - mean)
+            new_square = _BETA2 * square + (1 - _BETA2) * scaled * scaled
+            change = rate * (new_mean / correction1) / (new_square.sqrt() / correction2 + self.eps)
+            new_param = torch.where(apply, param - change, param)
+            mean.copy_(torch.where(apply, new_mean, mean))
+            square.copy_(torch.where(apply, new_square, square))
+            if self.targets:
+                target = self.targets[number]
+                target.lerp_(new_param, tau)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            param.copy_(new_param)
+        return apply, norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, number of steps and step sizes; parameters and targets are their modules'."""
+        return {
+            "steps": self.steps,
+            "exp_avg": list(self.exp_avg),
+            "exp_avg_sq": list(self.exp_avg_sq),
+            "learning_rates": list(self.learning_rates),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict` in place: a captured graph stays valid.
+
+        Raises:
+            ValueError: for the state of other parameters; nothing is changed then.
+        """
+        own = self.state_dict()
+        for name in ("exp_avg", "exp_avg_sq", "learning_rates"):
+            expected, received = ([list(value.shape) for value in state[name]] for state in (own, state_dict))
+            if expected != received:
+                raise ValueError(
+                    f"state_dict: expected {name} of shapes {expected}, received {received}. Remedy: the networks that "
+                    "it was saved with."
+                )
+        self.steps.copy_(state_dict["steps"])
+        for name in ("exp_avg", "exp_avg_sq", "learning_rates"):
+            for value, saved in zip(own[name], state_dict[name], strict=True):
+                value.copy_(saved)

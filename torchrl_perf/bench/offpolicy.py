@@ -1,0 +1,228 @@
+"""Off-policy training: updates/s of SAC, env steps/s of DQN on CartPole, and the time to learn, beside TorchRL's."""
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.modules import MLP, IndependentNormal, NormalParamExtractor, ProbabilisticActor, ValueOperator
+from torchrl.objectives import SACLoss, SoftUpdate
+
+from torchrl_perf.bench.report import format_table, write_results
+from torchrl_perf.envs import DeviceEnv
+from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
+from torchrl_perf.trainers import DQNConfig, DQNTrainer, SACConfig, SACTrainer
+
+COLUMNS = ("task", "variant", "per_second", "us", "p10_us", "p90_us", "start_s")
+UPDATES = 16  # updates in one call
+LEARN = DQNConfig(
+    num_envs=256,
+    num_steps=4,
+    total_steps=1_500_000,
+    learning_starts=8_192,
+    minibatch_size=2_048,
+    updates_per_iteration=4,
+    learning_rate=2.5e-3,
+    eps_frames=150_000,
+    capacity=131_072,
+    hidden_size=128,
+    logger="none",
+)
+"""Settings of the time to a return of 475."""
+
+
+@dataclass(frozen=True)
+class BenchOffPolicy:
+    """Options of ``torchrl-perf bench offpolicy``."""
+
+    tasks: tuple[str, ...] = ("sac", "dqn", "learn")
+    """What to measure: sac (updates/s), dqn (env steps/s), learn (time to a return of 475 on CartPole)."""
+    variants: tuple[str, ...] = ("torchrl", "eager", "compile", "graph")
+    """Rows."""
+    dqn_envs: int = 4096
+    """Envs of the DQN rows, of 16 steps an iteration, with one update of as many samples."""
+    repeats: int = 50
+    """Timed calls; a tenth of them for the slow variants."""
+    seeds: int = 3
+    """Seeds of the learning runs."""
+    device: str = "auto"
+    """Device."""
+    out: str | None = None
+    """Folder for offpolicy.json; the package's bench/results by default."""
+
+
+class Locomotion(DeviceEnv):
+    """A linear task of HalfCheetah's sizes: 17 observations, 6 actions; cheap, so that updates are what is timed."""
+
+    num_state = 17
+    num_reset_noise = 17
+    default_episode_steps = 1000
+    observation_low: ClassVar[tuple[float, ...]] = (-math.inf,) * 17
+    observation_high: ClassVar[tuple[float, ...]] = (math.inf,) * 17
+    action_low: ClassVar[tuple[float, ...]] = (-1.0,) * 6
+    action_high: ClassVar[tuple[float, ...]] = (1.0,) * 6
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """``[N, 17]`` in [-0.1, 0.1)."""
+        return uniform * 0.2 - 0.1
+
+    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A damped integrator of the action, rewarded for its first coordinate."""
+        push = nn.functional.pad(action, (0, 11))
+        following = 0.95 * state + 0.05 * push
+        return following, following[:, 0] - 0.1 * action.square().sum(-1), state[:, 0] > 10.0
+
+    def observe(self, state: Tensor) -> Tensor:
+        """The state."""
+        return state
+
+
+class TorchRLSAC:
+    """TorchRL's parts as its examples put them together: buffer, ``SACLoss``, ``SoftUpdate``, Adam."""
+
+    def __init__(self, env: DeviceEnv, batch: int, device: torch.device) -> None:
+        options = {"num_cells": [256, 256], "activation_class": nn.ReLU, "device": device}
+        net = nn.Sequential(MLP(in_features=17, out_features=12, **options), NormalParamExtractor())
+        module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+        # IndependentNormal: with TanhNormal each call would wait for the host
+        self.actor = ProbabilisticActor(
+            module, in_keys=["loc", "scale"], spec=env.action_spec, distribution_class=IndependentNormal
+        )
+        critic = ValueOperator(MLP(in_features=23, out_features=1, **options), in_keys=["observation", "action"])
+        self.loss = SACLoss(self.actor, critic, num_qvalue_nets=2, action_spec=env.action_spec, target_entropy=-6.0)
+        self.loss.make_value_estimator(gamma=0.99)
+        self.targets = SoftUpdate(self.loss, tau=0.005)
+        groups = [list(self.loss.qvalue_network_params.flatten_keys().values())]
+        groups += [list(self.loss.actor_network_params.flatten_keys().values()), [self.loss.log_alpha]]
+        self.optimizers = [torch.optim.Adam(group, lr=3e-4) for group in groups]
+        self.buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000, device=device), batch_size=batch)
+        with torch.no_grad():
+            self.buffer.extend(env.rollout(64, self.actor, break_when_any_done=False).reshape(-1))
+
+    def learn(self) -> None:
+        """Updates of critics, actor, temperature and targets."""
+        for _ in range(UPDATES):
+            losses = self.loss(self.buffer.sample())
+            names = ("loss_qvalue", "loss_actor", "loss_alpha")
+            for optimizer, name in zip(self.optimizers, names, strict=True):
+                optimizer.zero_grad()
+                losses[name].backward()
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.targets.step()
+
+
+def sac(variant: str, device: torch.device, repeats: int) -> dict[str, Any]:
+    """Full updates/s at batch 256 with 256-256 networks, without collection."""
+    start = Stopwatch("cpu").start()
+    if variant == "torchrl":
+        peer = TorchRLSAC(Locomotion(256, device=device), 256, device)
+        call, close = peer.learn, lambda: None
+    else:
+        config = SACConfig(
+            num_envs=256, num_steps=4, learning_starts=8_192, updates_per_iteration=UPDATES, capacity=1_000_000,
+            mode="eager" if variant == "eager" else "compile", device=str(device), logger="none", total_steps=10**9,
+        )  # fmt: skip
+        trainer = SACTrainer(config, env=Locomotion(256, device=device))
+        for _ in range(config.fill_iterations):
+            trainer.step()
+        learn: Callable[[], None] = trainer.learn
+        call = capture(learn, device=device, audit=False, warmup=3) if variant == "graph" else learn
+        close = trainer.close
+    return _row("SAC updates", variant, call, UPDATES, start, device, repeats, close)
+
+
+def dqn(variant: str, device: torch.device, repeats: int, num_envs: int) -> dict[str, Any]:
+    """Env steps/s of whole iterations on CartPole: 16 steps of each env, one update of as many samples."""
+    start = Stopwatch("cpu").start()
+    rows = num_envs * 16
+    config = DQNConfig(
+        num_envs=num_envs, num_steps=16, minibatch_size=rows, updates_per_iteration=1, capacity=16 * rows,
+        learning_starts=2 * rows, mode=variant, device=str(device), logger="none", total_steps=10**9,
+    )  # fmt: skip
+    trainer = DQNTrainer(config)
+    for _ in range(config.fill_iterations):
+        trainer.step()
+    return _row("DQN env steps", variant, trainer.step, rows, start, device, repeats, trainer.close)
+
+
+def _row(
+    task: str, variant: str, call: Callable[[], Any], count: int, start: Stopwatch, device: torch.device,
+    repeats: int, close: Callable[[], Any],
+) -> dict[str, Any]:  # fmt: skip
+    for _ in range(4):
+        call()
+    synchronize(device)
+    start.stop()
+    slow = variant in ("torchrl", "eager")
+    timing = time_cuda(call, max(3, repeats // 10) if slow else repeats, warmup=2, device=device)
+    close()
+    times = {"us": timing.median, "p10_us": timing.p10, "p90_us": timing.p90}
+    per_second = count / timing.median * 1e6
+    return {"task": task, "variant": variant, "per_second": per_second, **times, "start_s": start.seconds}
+
+
+def time_to_solve(seed: int, device: torch.device, config: DQNConfig = LEARN, target: float = 475.0) -> dict[str, Any]:
+    """Wall time after compile and capture until the last 100 finished episodes have a mean return of ``target``."""
+    trainer = DQNTrainer(replace(config, seed=seed, device=str(device)))
+    start = Stopwatch("cpu").start()
+    initial = trainer.state_dict()
+    for _ in range(config.fill_iterations + 4):
+        trainer.step()
+    synchronize(device)
+    start.stop()
+    trainer.load_state_dict(initial)
+    watch = Stopwatch("cpu").start()
+    for done in range(1, config.iterations + 1):
+        trainer.step()
+        if done % 20 == 0 and float(trainer.episodes.mean_return) >= target:
+            break
+    watch.stop()
+    reached = float(trainer.episodes.mean_return)
+    trainer.close()
+    seconds = watch.seconds if reached >= target else math.inf
+    result = {"seconds": seconds, "steps": done * config.batch_size, "mean_return": reached}
+    return {"task": f"DQN, time to {target:.0f}", "seed": seed, **result, "start_s": start.seconds}
+
+
+def _jobs(options: BenchOffPolicy, device: torch.device) -> Iterator[Callable[[], dict[str, Any]]]:
+    variants = [name for name in options.variants if name != "graph" or device.type == "cuda"]
+    for variant in variants if "sac" in options.tasks else ():
+        yield partial(sac, variant, device, options.repeats)
+    for variant in variants if "dqn" in options.tasks else ():
+        if variant != "torchrl":
+            yield partial(dqn, variant, device, options.repeats, options.dqn_envs)
+    for seed in range(options.seeds if "learn" in options.tasks else 0):
+        yield partial(time_to_solve, seed, device)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark, prints the table and writes ``offpolicy.json``."""
+    import tyro
+
+    options = tyro.cli(BenchOffPolicy, args=argv, prog="torchrl-perf bench offpolicy")
+    name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    rows: list[dict[str, Any]] = []
+    for job in _jobs(options, device):
+        gc.collect()
+        rows.append(job())
+        path = write_results("offpolicy" if device.type == "cuda" else "offpolicy_cpu", rows, options.out)
+        print(rows[-1], flush=True)
+    print(format_table([row for row in rows if "us" in row], COLUMNS))
+    learnt = [row for row in rows if "seed" in row]
+    print(format_table(learnt, ("task", "seed", "seconds", "steps", "mean_return", "start_s")))
+    if rows:
+        print(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

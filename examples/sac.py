@@ -12,6 +12,7 @@ Read it from top to bottom: Config, make_env, make_actor_critic, make_collector,
 """
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import tyro
@@ -79,13 +80,14 @@ def make_env(config: Config) -> EnvBase:
 def make_actor_critic(env: EnvBase, config: Config) -> tuple[DeviceActor, TensorDictModule]:
     """A squashed normal policy and two critics in one batched network, as TensorDict modules on the env's device."""
     size, spec, hidden = env.observation_spec["observation"].shape[-1], env.action_spec, config.hidden_size
+    box = cast("Any", spec.space)
     net = nn.Sequential(
         nn.Linear(size, hidden),
         nn.ReLU(),
         nn.Linear(hidden, hidden),
         nn.ReLU(),
         nn.Linear(hidden, 2 * spec.shape[-1]),
-        SquashedNormalHead(spec.space.low[0], spec.space.high[0]),
+        SquashedNormalHead(box.low[0], box.high[0]),
     ).to(env.device)
     actor = DeviceActor(
         net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=env.full_action_spec

@@ -59,37 +59,29 @@ NO_PARTS = {"replay_buffer": None, "optimizer": None, "enable_logging": False, "
 
 
 class HostReads:
-    """Counts the host reads of some batches, from inside the trainer's loop.
+    """Counts the host reads of the batches from ``first`` to ``last``, from inside the trainer's loop.
 
-    Collection, optimisation and hooks all count. The counter pauses where `Trainer.train` puts the batch's size into a
-    tensor on the CPU and reads that: between its hooks "batch_process" and "pre_steps_log".
+    Collection, optimisation and hooks all count.
     """
 
     def __init__(self, trainer: Trainer, first: int, last: int) -> None:
-        self.first, self.last = first, last
-        self.batch, self.reads = 0, 0
+        self.first, self.last, self.batch = first, last, 0
         self._open = ExitStack()
         self._report: HostSyncReport | None = None
-        trainer.register_op("batch_process", self.pause)
-        trainer.register_op("pre_steps_log", self.resume)
+        trainer.register_op("pre_steps_log", self.begin_or_end)
 
     @property
     def per_batch(self) -> float:
         """Reads of a batch."""
-        return self.reads / (self.last - self.first + 1)
+        return self._report.total / (self.last - self.first + 1) if self._report is not None else float("nan")
 
-    def pause(self, batch: TensorDictBase) -> None:
-        """After a batch has been collected."""
-        self._open.close()
-        if self._report is not None:
-            self.reads += self._report.total
-            self._report = None
-
-    def resume(self, batch: TensorDictBase) -> None:
-        """Before it is learnt from."""
+    def begin_or_end(self, batch: TensorDictBase) -> None:
+        """After a batch has been collected, before it is learnt from."""
         self.batch += 1
-        if self.first <= self.batch <= self.last:
+        if self.batch == self.first:
             self._report = self._open.enter_context(host_syncs())
+        elif self.batch == self.last + 1:
+            self._open.close()
 
 
 def make_ppo(config: Config) -> tuple[Trainer, DeviceParts]:

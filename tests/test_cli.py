@@ -42,7 +42,7 @@ class TestCommands:
         assert main(["--help"]) == 0
         text = capsys.readouterr().out
         assert "train ppo" in text
-        assert "bench ppo|gae|collector" in text
+        assert "bench ppo|gae|collector|replay|offpolicy|host" in text
 
     def test_version(self, capsys):
         assert main(["--version"]) == 0
@@ -54,7 +54,10 @@ class TestCommands:
             (["tain"], "command: expected one of train, bench, received tain."),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac, received a3c."),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac, received nothing."),
-            (["bench", "dqn"], "torchrl-perf bench: expected one of ppo, gae, collector, received dqn."),
+            (
+                ["bench", "dqn"],
+                "torchrl-perf bench: expected one of ppo, gae, collector, replay, offpolicy, host, received dqn.",
+            ),
         ],
     )
     def test_unknown_command_names_those_there_are(self, capsys, argv, message):

@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from torchrl_perf.bench import collector, gae, jax_peer, ppo, readme
+from torchrl_perf.bench import collector, gae, jax_peer, offpolicy, ppo, readme, replay
 from torchrl_perf.bench.baselines import TorchRLPPO
 from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
 from torchrl_perf.envs import CartPole
@@ -98,3 +99,35 @@ def test_committed_results_name_their_machine() -> None:
         machine = json.loads(path.read_text())["machine"]
         assert machine["gpu"] or machine["cpu"], path.name
         assert machine["packages"]["torchrl"], path.name
+
+
+def test_replay_benchmark_measures_every_operation(tmp_path: Path) -> None:
+    options = ["--capacity", "1024", "--batches", "32", "--extend", "64", "--repeats", "2", "--device", "cpu"]
+    assert replay.main([*options, "--peers", "torchrl", "gather", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "replay_cpu.json").read_text())["rows"]
+    seen = {(row["operation"], row["variant"]) for row in rows}
+    for operation in ("sample", "extend", "epoch sample", "slice sample"):
+        assert {(operation, "torchrl"), (operation, "torchrl_perf")} <= seen
+    assert ("prioritised sample + update", "torchrl_perf") in seen
+    assert all(row["times_floor"] == pytest.approx(row["us"] / row["floor_us"]) for row in rows)
+
+
+def test_offpolicy_benchmark_counts_updates_and_frames(tmp_path: Path) -> None:
+    options = ["--variants", "torchrl", "eager", "--tasks", "sac", "dqn", "--dqn-envs", "8", "--repeats", "2"]
+    assert offpolicy.main([*options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "offpolicy_cpu.json").read_text())["rows"]
+    counts = [(row["task"], row["variant"], round(row["per_second"] * row["us"] / 1e6)) for row in rows]
+    assert counts == [
+        ("SAC updates", "torchrl", 16),
+        ("SAC updates", "eager", 16),
+        ("DQN env steps", "eager", 8 * 16),
+    ]
+
+
+def test_time_to_solve_off_policy_stops_at_its_target() -> None:
+    config = replace(
+        offpolicy.LEARN, num_envs=16, total_steps=4_000, learning_starts=512, minibatch_size=64, hidden_size=32
+    )
+    row = offpolicy.time_to_solve(0, torch.device("cpu"), config, target=12.0)
+    assert row["mean_return"] >= 12.0
+    assert math.isfinite(row["seconds"])

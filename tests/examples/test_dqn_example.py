@@ -21,7 +21,7 @@ def example():
 
 
 def test_it_learns_and_prints_its_last_line(example, capsys):
-    mean_return = example.main(example.Config(total_steps=15_000, device="cpu"))
+    mean_return = example.main(example.Config(total_steps=15_000, eps_frames=5_000, device="cpu"))
     assert mean_return >= 50  # a random policy gets 22
     assert capsys.readouterr().out.splitlines()[-1] == f"mean return of the last 100 episodes: {mean_return:.1f}"
 

@@ -151,7 +151,7 @@ class TestCuda:
         assert set(weight.cpu().tolist()) == {0.5, 1.0}
 
 
-@pytest.mark.parametrize("case", [(1, 1, 1024), (65, 5, 1024), (4160, 64, 8), (70_000, 7, 1024)], ids=str)
+@pytest.mark.parametrize("case", [(1, 1, 1024), (65, 5, 1024), (4160, 64, 8), (70_000, 7, 1024), (9000, 3, 2)], ids=str)
 def test_kernels_in_the_interpreter(monkeypatch, case):
     """The same kernels on CPU tensors, with TRITON_INTERPRET=1 in the environment (Triton reads it at its import)."""
     if os.environ.get("TRITON_INTERPRET") != "1":

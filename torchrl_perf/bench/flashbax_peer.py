@@ -57,7 +57,7 @@ def _step(jax: Any) -> dict[str, Any]:
 
 def _steps(jax: Any, rows: int) -> dict[str, Any]:
     key = jax.random.PRNGKey(0)
-    return jax.tree.map(lambda leaf: jax.random.normal(key, (1, rows, *leaf.shape)), _step(jax))
+    return jax.tree.map(lambda leaf: jax.random.normal(key, (rows, *leaf.shape)), _step(jax))
 
 
 def _call(jax: Any, sample: Callable[..., Any], update: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
-"""The README's table of results, made from the committed JSON files."""
+"""The README's tables of results, made from the committed JSON files."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,28 @@ VARIANTS = {
     "graph": "torchrl_perf + compile + graph",
     "graph-bf16": "the same, bf16 products",
 }
+REPLAY_VARIANTS = {
+    "torchrl": "TorchRL",
+    "flashbax": "Flashbax (JAX)",
+    "torchrl with our parts": "TorchRL, our parts",
+    "torchrl_perf": "torchrl_perf",
+    "torchrl_perf, in a graph": "in a graph",
+}
+REPLAY_ROWS = (
+    ("sample", 4096),
+    ("sample", 65_536),
+    ("prioritised sample + update", 4096),
+    ("slice sample", 4096),
+    ("extend", 4096),
+)
 
 
-def results_table() -> str:
-    """Markdown: PPO throughput by shape and variant, the time to learn, and the machine it was measured on."""
+def results_table(folder: Path = RESULTS) -> str:
+    """Markdown: PPO by shape and variant, replay, off-policy and host collection where measured, and the machine.
+
+    Args:
+        folder: of the results of replay, off-policy training and host collection.
+    """
     result = read_results("ppo")
     rows = result["rows"]
     shapes = list(dict.fromkeys(row["N x T"] for row in rows if "ms" in row))
@@ -33,6 +52,7 @@ def results_table() -> str:
         "",
         f"{gae_line()} {collector_line()}",
         "",
+        *[line for part in (replay_table(folder), training_line(folder)) if part for line in (part, "")],
         machine_line(result["machine"]),
     ]
     return "\n".join(lines)
@@ -69,6 +89,69 @@ def collector_line() -> str:
     return (
         f"Collecting CartPole on one CPU thread, {rows['torchrl']['N x T']}: {eager:.1f}x TorchRL's frames/s eager, "
         f"{fused:.1f}x compiled."
+    )
+
+
+def _rows(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Rows of one file of results; none where it has not been measured."""
+    return read_results(name, folder)["rows"] if (folder / f"{name}.json").exists() else []
+
+
+def replay_table(folder: Path = RESULTS) -> str:
+    """Markdown: microseconds of the replay buffers' operations; empty where they have not been measured."""
+    rows, table = _rows("replay", folder), []
+    for operation, batch in REPLAY_ROWS:
+        found = {row["variant"]: row for row in rows if (row["operation"], row["batch"]) == (operation, batch)}
+        cells = {name: f"{found[variant]['us']:,.0f}" for variant, name in REPLAY_VARIANTS.items() if variant in found}
+        floors = [row["floor_us"] for row in found.values() if row.get("floor_us")]
+        if cells:
+            floor = f"{floors[0]:,.0f}" if floors else ""
+            table.append({"us": f"{operation}, {batch:,}", **cells, "byte limit": floor})
+    if not table:
+        return ""
+    columns = [name for name in REPLAY_VARIANTS.values() if any(name in row for row in table)]
+    return (
+        "Replay of 1,048,576 rows of 2 x 376 + 18 floats; us a call from Python, and a call inside a CUDA graph:\n\n"
+        + format_table(table, ["us", *columns, "byte limit"])
+    )
+
+
+def training_line(folder: Path = RESULTS) -> str:
+    """Sentences on SAC, DQN and the collection from CPU envs; empty where none has been measured."""
+    rows = _rows("offpolicy", folder)
+    return " ".join(line for line in (_sac_line(rows), _dqn_line(rows), host_line(folder)) if line)
+
+
+def _sac_line(rows: Sequence[dict[str, Any]]) -> str:
+    speed = {row["variant"]: row["per_second"] for row in rows if row["task"] == "SAC updates"}
+    ours = [speed[variant] for variant in speed if variant != "torchrl"]
+    theirs = f" (TorchRL {speed['torchrl']:,.0f})" if "torchrl" in speed else ""
+    return f"SAC, 256-256, batch 256: {max(ours):,.0f} full updates/s{theirs}." if ours else ""
+
+
+def _dqn_line(rows: Sequence[dict[str, Any]]) -> str:
+    speed = [row["per_second"] for row in rows if row["task"] == "DQN env steps"]
+    seeds = [row["seconds"] for row in rows if "seed" in row]
+    learnt = [seconds for seconds in seeds if math.isfinite(seconds)]
+    parts = [f"{max(speed) / 1e6:.1f} M env steps/s of whole iterations"] if speed else []
+    if learnt:
+        parts.append(f"a return of 475 after {median(learnt):.1f} s ({len(learnt)} of {len(seeds)} seeds)")
+    return f"DQN on CartPole: {', '.join(parts)}." if parts else ""
+
+
+def host_line(folder: Path = RESULTS) -> str:
+    """One sentence on collection from envs on the CPU: the fastest of ours against the fastest of TorchRL's."""
+    rows = {row["variant"]: row for row in _rows("host", folder)}
+    ours = [row for name, row in rows.items() if name.startswith("host") and name != "host-random"]
+    if not ours:
+        return ""
+    best = max(ours, key=lambda row: row["frames_per_second"])
+    share = f", {best['share_of_bare']:.0%} of the bare vector env" if best.get("share_of_bare") else ""
+    theirs = [row["frames_per_second"] for name, row in rows.items() if name.startswith("torchrl")]
+    factor = f", {best['frames_per_second'] / max(theirs):.1f}x TorchRL's best collector" if theirs else ""
+    num_envs = best["N x T"].split("x")[0]
+    return (
+        f"HostCollector on {num_envs} envs of {best['env']}: {best['frames_per_second']:,.0f} frames/s{share}{factor}."
     )
 
 

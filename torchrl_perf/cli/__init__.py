@@ -9,7 +9,7 @@ from torchrl_perf import __version__
 __all__ = ["main"]
 
 ALGORITHMS = ("ppo", "dqn", "sac")
-BENCHMARKS = ("ppo", "gae", "collector")
+BENCHMARKS = ("ppo", "gae", "collector", "replay", "offpolicy", "host")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 

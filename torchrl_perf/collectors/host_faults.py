@@ -1,13 +1,16 @@
 """What a host collector raises when an env fails."""
 
+from __future__ import annotations
+
 import multiprocessing
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
-from torchrl_perf.collectors.host_groups import HostGroup
+if TYPE_CHECKING:
+    from torchrl_perf.collectors.host_groups import HostGroup
 
 
 class HostEnvError(RuntimeError):
@@ -35,9 +38,7 @@ class HostEnvError(RuntimeError):
         self.group, self.env_index, self.seed, self.step, self.batch = group, env_index, seed, step, batch
 
     @classmethod
-    def of(
-        cls, group: HostGroup, error: BaseException, start_seed: int | None, batch: TensorDictBase
-    ) -> "HostEnvError":
+    def of(cls, group: HostGroup, error: BaseException, start_seed: int | None, batch: TensorDictBase) -> HostEnvError:
         """The error for what a group raised."""
         local = group.failed_env(error)
         env_index = None if local is None else group.offset + local

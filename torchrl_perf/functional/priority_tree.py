@@ -13,7 +13,6 @@ from torch import Tensor
 
 __all__ = [
     "FAN_OUT",
-    "INNER_FAN_OUT",
     "LARGEST_PRIORITY",
     "draw_leaves",
     "importance_weight",
@@ -27,10 +26,7 @@ __all__ = [
 ]
 
 FAN_OUT = 64
-"""Leaves of a node of the first level."""
-
-INNER_FAN_OUT = 256
-"""Children of a node above that."""
+"""Children of a node."""
 
 LARGEST_PRIORITY = 2.0**64
 """Priorities above are this one, and so is infinity."""

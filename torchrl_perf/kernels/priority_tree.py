@@ -7,9 +7,8 @@ two short reads a level. All sums are float64, so that the draws are those of th
 :mod:`torchrl_perf.functional.priority_tree`.
 
 ``sums``, ``minima`` and ``running`` hold all levels one after another, the first level first; ``levels`` lists their
-sizes, each a multiple of ``INNER_FAN_OUT`` except the last (the top). A node of the first level has ``FAN_OUT``
-leaves, one above it ``INNER_FAN_OUT`` nodes. ``running_leaves`` are the running sums of the leaves. Import this module
-only where Triton is.
+sizes, one to three, each a multiple of ``FAN_OUT`` except the last (the top). ``running_leaves`` are the running sums
+of the leaves. Import this module only where Triton is.
 """
 
 import torch
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrl_perf.functional.priority_tree import FAN_OUT, INNER_FAN_OUT, LARGEST_PRIORITY
+from torchrl_perf.functional.priority_tree import FAN_OUT, LARGEST_PRIORITY
 from torchrl_perf.kernels.launch import launch
 
 _LARGEST = tl.constexpr(LARGEST_PRIORITY)
@@ -25,7 +24,7 @@ _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _HUGE = tl.constexpr(torch.finfo(torch.float32).max)
 _WEIGHT_BITS = tl.constexpr(0x7FFFFFFF)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
-DRAW_BLOCK, DRAW_WARPS = 32, 4
+DRAW_BLOCK, DRAW_WARPS = 32, 1
 
 
 @triton.jit
@@ -113,14 +112,34 @@ def _first_level_kernel(
 
 
 @triton.jit
-def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, below, level, FAN: tl.constexpr):
-    """One node of the level that begins at ``level``, from its children: the first of all begins at ``below``."""
+def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constexpr):
+    """One node of the second level, which begins at ``level``, from its children."""
     node = tl.program_id(0)
-    child = below + node * FAN + tl.arange(0, FAN)
+    child = node * FAN + tl.arange(0, FAN)
     weights = tl.load(sums_ptr + child)
     tl.store(running_ptr + child, tl.cumsum(weights, axis=0))
     tl.store(sums_ptr + level + node, tl.sum(weights, axis=0))
     tl.store(minima_ptr + level + node, tl.min(tl.load(minima_ptr + child), axis=0))
+
+
+@triton.jit
+def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, level, top, FAN: tl.constexpr):
+    """One node of the third level and the FAN nodes below it, from their children: one kernel less than two.
+
+    The second level begins at ``level``, where the first ends, and is padded with nodes that have no children.
+    """
+    parent = tl.program_id(0)
+    node = parent * FAN + tl.arange(0, FAN)
+    child = node[:, None] * FAN + tl.arange(0, FAN)[None, :]
+    weights = tl.load(sums_ptr + child, mask=child < level, other=0.0)
+    tl.store(running_ptr + child, tl.cumsum(weights, axis=1), mask=child < level)
+    totals = tl.sum(weights, axis=1)
+    minima = tl.min(tl.load(minima_ptr + child, mask=child < level, other=float("inf")), axis=1)
+    tl.store(sums_ptr + level + node, totals)
+    tl.store(minima_ptr + level + node, minima)
+    tl.store(running_ptr + level + node, tl.cumsum(totals, axis=0))
+    tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
+    tl.store(minima_ptr + top + parent, tl.min(minima, axis=0))
 
 
 @triton.jit
@@ -153,7 +172,7 @@ def _descend(running_ptr, node, mass, FAN: tl.constexpr, STRIDE: tl.constexpr):
 def _draw_kernel(
     words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
     generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
-    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, INNER_FAN: tl.constexpr, TOP: tl.constexpr,
+    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One slot a uniform number, its importance weight and its generation; without a ring the slot alone.
@@ -171,9 +190,9 @@ def _draw_kernel(
     child, before = _rank(tl.broadcast_to(running[None, :], (BLOCK, TOP)), mass)
     node, mass = tl.minimum(child, num_top - 1).to(tl.int64), mass - before
     if LEVELS == 3:
-        node, mass = _descend(running_ptr + second, node, mass, INNER_FAN, 16)
+        node, mass = _descend(running_ptr + second, node, mass, FAN, 8)
     if LEVELS >= 2:
-        node, mass = _descend(running_ptr, node, mass, INNER_FAN, 16)
+        node, mass = _descend(running_ptr, node, mass, FAN, 8)
     slot, mass = _descend(running_leaves_ptr, node, mass, FAN, 8)
     if HAS_RING:
         top_minima = tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf"))
@@ -259,11 +278,12 @@ def launch_refresh(
     args = (words if is_all else index.contiguous(), words, sums, minima, running[0], num_rows, num_slots)
     constants = {"ALL": is_all, "FAN": FAN_OUT, "BLOCK": 16}
     launch(_first_level_kernel, (-(-num_rows // 16),), args, constants, num_warps=4)
-    below = 0
-    for size_below in levels[:-1]:
-        args = (sums, minima, running[1], below, below + size_below)
-        launch(_next_level_kernel, (size_below // INNER_FAN_OUT,), args, {"FAN": INNER_FAN_OUT}, num_warps=2)
-        below += size_below
+    if len(levels) == 2:
+        args, constants = (sums, minima, running[1], levels[0]), {"FAN": FAN_OUT}
+        launch(_next_level_kernel, (levels[0] // FAN_OUT,), args, constants, num_warps=1)
+    elif len(levels) == 3:
+        args = (sums, minima, running[1], levels[0], levels[0] + levels[1])
+        launch(_two_levels_kernel, (levels[1] // FAN_OUT,), args, {"FAN": FAN_OUT}, num_warps=8)
 
 
 def launch_draw(
@@ -283,7 +303,7 @@ def launch_draw(
         levels[0] if len(levels) == 3 else 0,
     )  # fmt: skip
     constants = {
-        "HAS_RING": ring is not None, "LEVELS": len(levels), "FAN": FAN_OUT, "INNER_FAN": INNER_FAN_OUT,
+        "HAS_RING": ring is not None, "LEVELS": len(levels), "FAN": FAN_OUT,
         "TOP": max(2, 1 << (levels[-1] - 1).bit_length()), "BLOCK": DRAW_BLOCK,
     }  # fmt: skip
     launch(_draw_kernel, (-(-num_draws // DRAW_BLOCK),), args, constants, num_warps=DRAW_WARPS)

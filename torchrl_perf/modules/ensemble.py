@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.modules.aligned import aligned_affine
+
 _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu, "silu": nn.functional.silu}
 
 
@@ -81,11 +83,10 @@ class EnsembleMLP(nn.Module):
             hidden = x.reshape(self.num_members, -1, x.shape[-1])
         else:
             hidden = x.reshape(-1, x.shape[-1]).expand(self.num_members, -1, -1)
+        product = _compiled_layer if torch.compiler.is_compiling() else _layer
         last = len(self.weights) - 1
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            # baddbmm copies the bias to the output first, a kernel of its own; a compiler adds it in the activation's
-            compiling = torch.compiler.is_compiling()
-            hidden = torch.bmm(hidden, weight) + bias if compiling else torch.baddbmm(bias, hidden, weight)
+            hidden = product(hidden, weight, bias)
             if number < last:
                 hidden = _ACTIVATIONS[self.activation](hidden)
         return hidden.view(self.num_members, *batch, hidden.shape[-1])
@@ -94,6 +95,21 @@ class EnsembleMLP(nn.Module):
         """Sizes and activation."""
         sizes = [self.weights[0].shape[1], *(weight.shape[2] for weight in self.weights)]
         return f"{self.num_members} x {sizes}, activation={self.activation}"
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.baddbmm(bias, x, weight)
+
+
+def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same for a compiler, which merges all but the matrix products into the kernels around them.
+
+    One output is a sum that needs no matrix product, forward or backward. ``baddbmm`` would copy the bias to the output
+    first.
+    """
+    if weight.shape[-1] == 1:
+        return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+    return aligned_affine(x, weight, bias)
 
 
 class EnsembleQ(nn.Module):

@@ -150,7 +150,8 @@ class DeviceSACLoss(nn.Module):
             )
         value = self.values(self.critic, td, td.get(self.action_key))
         loss, priority = critic_loss(value, target, td.get("priority_weight", None), self.loss_function)
-        return loss, priority, value.detach().mean()
+        # over the members first: the sums over the batch are then all of one length, and one kernel
+        return loss, priority, value.detach().mean(-1).mean()
 
     def actor_losses(
         self, td: TensorDictBase, action: Tensor, log_prob: Tensor, *, detached: bool = False

@@ -3,10 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from tensordict.utils import unravel_key
+from torch import Tensor
 
 from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_key
+
+
+def is_whole(number: Any) -> bool:
+    """Whether an argument is a whole number of at least 1 (``1e6`` is)."""
+    return isinstance(number, Real) and 1 <= float(number) < float("inf") and int(number) == float(number)
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """The device, if this machine has one of its kind.
+
+    Raises:
+        ValueError: for CUDA where there is none.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"DeviceStorage: expected a device of this machine, received {str(device)!r}, and PyTorch sees no CUDA. "
+            "Remedy: device='cpu'."
+        )
+    return torch.device(device)
+
+
+def check_sampler(sampler: Any, data: TensorDictBase, max_size: int) -> None:
+    """That a sampler can serve rows like those of a first batch, before they are written.
+
+    Args:
+        sampler: its ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
+        data: ``[N, T]`` or ``[B]``.
+        max_size: rows of the storage.
+
+    Raises:
+        KeyError: if it reads an entry that the batch lacks.
+        ValueError: if its slices are longer than what the storage holds of each stream.
+    """
+    name = type(sampler).__name__
+    keys = {unravel_key(key) for key in data.keys(True, True)}
+    slice_len = getattr(sampler, "slice_len", None)
+    read = [getattr(sampler, "mask_key", None), None if slice_len is None else sampler.end_key]
+    for key in read:
+        if key is not None and unravel_key(key) not in keys:
+            raise KeyError(
+                f"{name}: expected the batch to have {key!r}, received keys {sorted(map(str, keys))}. Nothing was "
+                "written. Remedy: another mask_key or end_key, or a batch with that entry."
+            )
+    streams = data.batch_size[0] if data.ndim == 2 else 1
+    if slice_len is not None and slice_len > max_size // max(streams, 1) > 0:
+        raise ValueError(
+            f"{name}: expected slice_len of at most the {max_size // streams} time rows that the storage holds of each "
+            f"of {streams} streams, received {slice_len}. Nothing was written. Remedy: a larger capacity."
+        )
 
 
 def check_options(
@@ -17,17 +71,21 @@ def check_options(
     Raises:
         ValueError: for one that makes no sense.
     """
-    if int(max_size) != max_size or max_size <= 0:
-        raise ValueError(f"DeviceStorage: expected max_size >= 1 rows, received {max_size}.")
+    if not is_whole(max_size):
+        raise ValueError(
+            f"DeviceStorage: expected max_size >= 1 rows, received {max_size!r}. Remedy: the number of rows to hold."
+        )
     if num_streams is not None and not 1 <= num_streams <= max_size:
         raise ValueError(
             f"DeviceStorage: expected 1 <= num_streams <= max_size={max_size}, received {num_streams}. Remedy: at "
             "least one row for each env."
         )
-    if int(n_step) != n_step or n_step < 1:
-        raise ValueError(f"DeviceStorage: expected n_step >= 1, received {n_step}; 1 is the plain one-step target.")
+    if not is_whole(n_step):
+        raise ValueError(f"DeviceStorage: expected n_step >= 1, received {n_step!r}; 1 is the plain one-step target.")
     if not 0 <= gamma <= 1:
-        raise ValueError(f"DeviceStorage: expected gamma in [0, 1], received {gamma}.")
+        raise ValueError(
+            f"DeviceStorage: expected gamma in [0, 1], received {gamma}. Remedy: the loss's discount, such as 0.99."
+        )
     if not 0 < final_fraction <= 1:
         raise ValueError(
             f"DeviceStorage: expected final_fraction in (0, 1], received {final_fraction}: the share of rows whose "
@@ -49,6 +107,11 @@ def check_streams(batch_size: Sequence[int], max_size: int, num_streams: int | N
             f"{list(batch_size)}. Remedy: td.reshape(...) to one of the two."
         )
     streams = batch_size[0] if len(batch_size) == 2 else 1
+    if streams < 1:
+        raise ValueError(
+            f"DeviceStorage: expected at least one env, received batch_size {list(batch_size)}. Remedy: a batch [N, T] "
+            "with N >= 1."
+        )
     if num_streams is not None and (streams != num_streams or len(batch_size) != 2):
         raise ValueError(
             f"DeviceStorage: expected batches [{num_streams}, T] as num_streams={num_streams} says, received "
@@ -125,6 +188,19 @@ def check_streams_known(flat: bool, n_step: int, compact: bool) -> None:
         )
 
 
+def check_fields(fields: Sequence[Field]) -> None:
+    """That rows have entries at all.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if not fields:
+        raise ValueError(
+            "DeviceStorage: expected rows with entries, received a batch without any. Remedy: extend with the "
+            "collector's batch; 'index' and other entries of samples are not stored."
+        )
+
+
 def check_n_step_fields(fields: Sequence[Field]) -> None:
     """That rows have what n-step returns are made of, one done flag each, and are not n-step returns themselves.
 
@@ -150,3 +226,60 @@ def check_n_step_fields(fields: Sequence[Field]) -> None:
             f"DeviceStorage: n_step > 1 needs one bool done flag a row, received {done}. Remedy: an env whose agents "
             "share their done, or n_step=1."
         )
+
+
+def check_state(state: dict[str, Any], mark: str | None, name: str) -> None:
+    """That a state is one of a kind of sampler.
+
+    Args:
+        state: the state.
+        mark: an entry that no other kind has; None for the kind without entries.
+        name: the kind.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if state if mark is None else mark not in state:
+        entry = "no entries" if mark is None else f"an entry {mark!r}"
+        raise ValueError(
+            f"{name}: expected a state with {entry}, received one with {sorted(state)}. Nothing was changed. Remedy: "
+            "make the buffer with the sampler that the state was saved with."
+        )
+
+
+def checked_alpha(alpha: float) -> float:
+    """The exponent of priorities.
+
+    Raises:
+        ValueError: if it is negative or not finite.
+    """
+    if not 0 <= alpha < float("inf"):
+        raise ValueError(f"DevicePrioritizedSampler: expected alpha >= 0, received {alpha}; 0 draws uniformly.")
+    return float(alpha)
+
+
+def checked_beta(beta: float) -> float:
+    """The exponent of importance weights.
+
+    Raises:
+        ValueError: if it is not in [0, 1].
+    """
+    if not 0 <= beta <= 1:
+        raise ValueError(f"DevicePrioritizedSampler: expected beta in [0, 1], received {beta}; 1 corrects in full.")
+    return float(beta)
+
+
+def one_each(values: Tensor, slot: Tensor, name: str) -> Tensor:
+    """Values as ``[B]`` or 0-d; one for each of B slots, or one for all.
+
+    Raises:
+        ValueError: for another number of values.
+    """
+    if values.ndim == 0:
+        return values
+    if values.numel() != slot.numel() or values.squeeze().shape != slot.squeeze().shape:
+        raise ValueError(
+            f"DevicePrioritizedSampler: expected one {name} for all or one for each slot, slots of shape "
+            f"{tuple(slot.shape)}, received {values.dtype} {tuple(values.shape)}. Remedy: reduce it to that shape."
+        )
+    return values.reshape(-1)

@@ -53,7 +53,10 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         if self._delayed_init and not self._initialized:
             self._init()
         if not isinstance(tensordicts, TensorDictBase):
-            raise ValueError(f"{type(self).__name__}.extend: expected a TensorDict, received {type(tensordicts)}.")
+            raise ValueError(
+                f"{type(self).__name__}.extend: expected a TensorDict, received {type(tensordicts).__name__}. Remedy: "
+                "torch.stack(rows) of a list of TensorDicts."
+            )
         if len(self._transform):
             with _set_dispatch_td_nn_modules(True):
                 tensordicts = self._transform.inv(tensordicts)
@@ -126,7 +129,9 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
     # --- priorities
 
     def _is_prioritized(self) -> bool:
-        return type(self._sampler).update_priority is not Sampler.update_priority
+        sampler = self._sampler
+        has_priorities = type(sampler).update_priority is not Sampler.update_priority
+        return has_priorities and getattr(sampler, "is_prioritized", True)
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, generation: Tensor | None = None) -> None:
         """Sets the priorities of rows.

@@ -10,6 +10,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
+from torchrl_perf.replay._checks import check_state
 from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, sampled_ring, save_state
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.runtime.capture import is_capturing
@@ -138,9 +139,10 @@ class DeviceSamplerWithoutReplacement(Sampler):
     def _state_on(self, device: torch.device) -> dict[str, Tensor]:
         if not self._device_state:
             refuse_capture(_NAME)
-            zero = torch.zeros((), dtype=torch.int64, device=device)
-            keys = torch.zeros(ROUNDS, dtype=torch.int64, device=device)
-            self._device_state = {"position": zero, "rows": zero.clone(), "keys": keys}
+            with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+                zero = torch.zeros((), dtype=torch.int64, device=device)
+                keys = torch.zeros(ROUNDS, dtype=torch.int64, device=device)
+                self._device_state = {"position": zero, "rows": zero.clone(), "keys": keys}
         elif self._device_state["keys"].device != device:
             self._device_state = {name: tensor.to(device) for name, tensor in self._device_state.items()}
         return self._device_state
@@ -178,7 +180,12 @@ class DeviceSamplerWithoutReplacement(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of :meth:`state_dict`; tensors that a graph reads are written in place."""
+        """Take the state of :meth:`state_dict`; tensors that a graph reads are written in place.
+
+        Raises:
+            ValueError: for the state of another sampler.
+        """
+        check_state(state_dict, "drop_last", _NAME)
         self.drop_last = bool(state_dict["drop_last"])
         self.shuffle = bool(state_dict["shuffle"])
         self._ran_out = bool(state_dict["ran_out"])

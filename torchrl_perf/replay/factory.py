@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torchrl.data.replay_buffers.samplers import Sampler
 
+from torchrl_perf.replay._checks import is_whole
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
@@ -48,7 +49,8 @@ def make_replay_buffer(
         nor slices need streams), whose ``sample`` gives ``[B]`` rows and whose ``len`` counts rows.
 
     Raises:
-        ValueError: for an unknown sampler, options out of range, or slices together with n-step windows.
+        ValueError: for an unknown sampler, a batch larger than the capacity, options out of range, or slices together
+            with n-step windows.
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"make_replay_buffer: expected a sampler of {SAMPLERS}, received {sampler!r}.")
@@ -58,6 +60,11 @@ def make_replay_buffer(
             "and a return over the slice, for example TD(lambda)."
         )
     storage = DeviceStorage(capacity, device=device, compact=compact, n_step=n_step, gamma=gamma)
+    if batch_size is not None and not (is_whole(batch_size) and batch_size <= capacity):
+        raise ValueError(
+            f"make_replay_buffer: expected a batch_size from 1 to the capacity of {capacity} rows, received "
+            f"{batch_size!r}. Remedy: a smaller batch_size, or a larger capacity."
+        )
     if sampler == "prioritized":
         sampler_options = {"alpha": alpha, "beta": beta, **sampler_options}
     made = _make_sampler(sampler, sampler_options)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from torchrl_perf.replay._checks import check_state, checked_alpha, checked_beta, one_each
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, row_mask, sampled_ring, save_state
 from torchrl_perf.replay.ring import Ring
@@ -86,8 +87,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}.")
         if reduction not in _REDUCTIONS:
             raise ValueError(f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}.")
-        self._alphas = (_checked_alpha(alpha), _checked_alpha(alpha if alpha_end is None else alpha_end))
-        self._betas = (_checked_beta(beta), _checked_beta(beta if beta_end is None else beta_end))
+        self._alphas = (checked_alpha(alpha), checked_alpha(alpha if alpha_end is None else alpha_end))
+        self._betas = (checked_beta(beta), checked_beta(beta if beta_end is None else beta_end))
         self._anneal_steps = anneal_steps
         self._count: int | Tensor = 0
         self._eps = float(eps)
@@ -111,7 +112,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        before, value = self.alpha, _checked_alpha(value)
+        before, value = self.alpha, checked_alpha(value)
         self._alphas = (value, value)
         if self._tree is not None:
             if isinstance(before, float) and before == 0 and value > 0:
@@ -131,7 +132,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        value = _checked_beta(value)
+        value = checked_beta(value)
         self._betas = (value, value)
         self._beta_now.fill_(value)
 
@@ -210,10 +211,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         slot = torch.as_tensor(index, device=tree.device)
         if slot.is_floating_point() or slot.dtype == torch.bool:
             raise ValueError(f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}.")
-        values = _one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
+        values = one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
         values = values if values.is_floating_point() else values.to(torch.float32)
         if generation is not None:
-            generation = _one_each(generation, slot, "generation").expand(slot.numel())
+            generation = one_each(generation, slot, "generation").expand(slot.numel())
         slot = slot.reshape(-1).to(torch.int64)
         if self.mask_key is not None:
             values = torch.where(row_mask(storage, slot, self.mask_key), values, 0.0)
@@ -281,10 +282,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         """Restore :meth:`state_dict`, bit for bit.
 
         Raises:
-            ValueError: if it is of another capacity; nothing is changed then.
+            ValueError: if it is of another capacity or sampler; nothing is changed then.
         """
-        saved = state_dict["tree"]
-        size = self.max_size
+        check_state(state_dict, "max_priority", _NAME)
+        saved, size = state_dict["tree"], self.max_size
         if saved is not None and size is not None and saved["num_slots"] != size:
             raise ValueError(
                 f"{_NAME}: expected the state of {size} slots, received that of {saved['num_slots']}. Remedy: build "
@@ -340,6 +341,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         device = ring.cursor.device
         if self._tree is not None and self._tree.num_slots == ring.capacity and self._tree.device == device:
             return self._tree
+        return self._make_tree(storage, ring, device)
+
+    @torch.inference_mode(False)  # else what is made in inference mode could not be written outside of it
+    def _make_tree(self, storage: Any, ring: Ring, device: torch.device) -> PriorityTree:
         refuse_capture(_NAME)
         if self._max_capacity is not None and ring.capacity > self._max_capacity:
             raise ValueError(
@@ -374,27 +379,3 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         for value, (first, last) in ((self._alpha_now, self._alphas), (self._beta_now, self._betas)):
             if first != last:
                 value.copy_(first + (last - first) * fraction)
-
-
-def _checked_alpha(alpha: float) -> float:
-    if not 0 <= alpha < float("inf"):
-        raise ValueError(f"{_NAME}: expected alpha >= 0, received {alpha}; 0 draws uniformly.")
-    return float(alpha)
-
-
-def _checked_beta(beta: float) -> float:
-    if not 0 <= beta <= 1:
-        raise ValueError(f"{_NAME}: expected beta in [0, 1], received {beta}; 1 corrects in full.")
-    return float(beta)
-
-
-def _one_each(values: Tensor, slot: Tensor, name: str) -> Tensor:
-    """Values as ``[B]`` or 0-d; one for each of B slots, or one for all."""
-    if values.ndim == 0:
-        return values
-    if values.numel() != slot.numel() or values.squeeze().shape != slot.squeeze().shape:
-        raise ValueError(
-            f"{_NAME}: expected one {name} for all or one for each slot, slots of shape {tuple(slot.shape)}, received "
-            f"{values.dtype} {tuple(values.shape)}."
-        )
-    return values.reshape(-1)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchrl_perf.functional.priority_tree import (
     FAN_OUT,
-    INNER_FAN_OUT,
     LARGEST_PRIORITY,
     draw_leaves,
     importance_weight,
@@ -44,11 +43,11 @@ class Rows(NamedTuple):
 
 
 def _level_sizes(num_slots: int, largest_top: int) -> tuple[int, ...]:
-    """Sizes of the levels above the leaves; all but the last are multiples of ``INNER_FAN_OUT``."""
+    """Sizes of the levels above the leaves; all but the last are multiples of ``FAN_OUT``."""
     sizes = [-(-num_slots // FAN_OUT)]
-    while sizes[-1] > largest_top:
-        nodes = -(-sizes[-1] // INNER_FAN_OUT)
-        sizes[-1] = nodes * INNER_FAN_OUT
+    while sizes[-1] > largest_top and len(sizes) < 3:  # as many as the kernels walk down
+        nodes = -(-sizes[-1] // FAN_OUT)
+        sizes[-1] = nodes * FAN_OUT
         sizes.append(nodes)
     return tuple(sizes)
 
@@ -58,7 +57,7 @@ class PriorityTree:
 
     Sums are float64 and always recomputed from the children of a node: they do not drift, and a draw resolves
     probabilities down to 2**-53 at any number of slots. Everything runs without a host wait and may be recorded in a
-    CUDA graph. On a CPU one level of sums is kept, about 8.2 bytes a slot in all; on CUDA two (three above 1 M slots)
+    CUDA graph. On a CPU one level of sums is kept, about 8.2 bytes a slot in all; on CUDA up to three
     and the running sums of each node's children, 16.4 bytes a slot.
 
     Weights must be finite; NaN and negative ones are ignored, and an index out of range is too.
@@ -199,9 +198,9 @@ class PriorityTree:
         for size_below in self._levels[:-1]:
             children = slice(below, below + size_below)
             below += size_below
-            nodes = slice(below, below + size_below // INNER_FAN_OUT)
-            self._sums[nodes] = self._sums[children].view(-1, INNER_FAN_OUT).sum(-1)
-            self._minima[nodes] = self._minima[children].view(-1, INNER_FAN_OUT).amin(-1)
+            nodes = slice(below, below + size_below // FAN_OUT)
+            self._sums[nodes] = self._sums[children].view(-1, FAN_OUT).sum(-1)
+            self._minima[nodes] = self._minima[children].view(-1, FAN_OUT).amin(-1)
 
     def _refresh_kernels(self, kernels: Any, index: Tensor | None) -> None:
         kernels.launch_refresh(

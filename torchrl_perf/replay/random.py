@@ -14,6 +14,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.kernels import tree_kernels
+from torchrl_perf.replay._checks import check_state
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.ring import Ring, capturing
 
@@ -82,8 +83,10 @@ class DeviceRandomSampler(Sampler):
         ring = ring_of(storage, "DeviceRandomSampler")
         if self._tree is None or self._tree.num_slots != ring.capacity or self._tree.device != ring.cursor.device:
             refuse_capture("DeviceRandomSampler")
-            self._tree = PriorityTree(ring.capacity, ring.cursor.device)
-            self._beta = torch.zeros((), device=ring.cursor.device)
+            # What is made in inference mode could not be written outside of it.
+            with torch.inference_mode(False):
+                self._tree = PriorityTree(ring.capacity, ring.cursor.device)
+                self._beta = torch.zeros((), device=ring.cursor.device)
             slot = torch.arange(ring.capacity, device=ring.cursor.device)
             mask = row_mask(storage, slot, self.mask_key) if self.mask_key is not None else slot >= 0
             self._tree.update_(slot, mask.to(torch.float32), ring=ring)
@@ -98,7 +101,12 @@ class DeviceRandomSampler(Sampler):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Read the mask from the rows again at the next use."""
+        """Read the mask from the rows again at the next use.
+
+        Raises:
+            ValueError: for the state of another sampler.
+        """
+        check_state(state_dict, None, "DeviceRandomSampler")
         self._tree = None
 
     def dumps(self, path: str | Path) -> None:

@@ -113,8 +113,8 @@ class RecentWindow:
             for rows, ordered in zip(self._rows, self._ordered, strict=True):
                 torch.index_select(rows, 0, self._order, out=ordered)
                 # Bits times 0 or 1: a NaN becomes 0 too, and a CPU takes a quarter of the time that masked_fill_ takes.
-                bits = ordered.view(_BITS[ordered.element_size()])
-                bits.mul_(self._mask.view(*self._mask.shape, *(1 for _ in ordered.shape[2:])))
+                bits = _bits_of(ordered)
+                bits.mul_(self._mask.view(*self._mask.shape, *(1 for _ in bits.shape[2:])))
         return self._view
 
     def clear(self) -> None:
@@ -183,6 +183,15 @@ class BoundedHistory(deque[float]):
         """Take the entries of :meth:`state_dict`; the newest ``maxlen`` of them stay."""
         self.clear()
         self.extend(state_dict["values"])
+
+
+def _bits_of(values: Tensor) -> Tensor:
+    """The same memory as integers; bool, which Inductor cannot see as another type, stays what it is."""
+    if values.dtype == torch.bool:
+        return values
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return values.view(_BITS[values.element_size()])
 
 
 def _names(step: TensorDictBase) -> list[str]:

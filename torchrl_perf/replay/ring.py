@@ -30,8 +30,8 @@ class Ring:
     def __init__(self, steps: int, num_streams: int, device: torch.device) -> None:
         self.steps, self.num_streams, self.device = steps, num_streams, device
         self.capacity = steps * num_streams
-        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self.length = torch.zeros((), dtype=torch.int64, device=device)
+        self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # side by side: one addition counts both
+        self.cursor, self.length = self._counters[0], self._counters[1]
         self.host_cursor = self.host_length = 0
         self.recorded = False
         self._offsets: dict[tuple[int, bool], Tensor] = {}
@@ -71,8 +71,8 @@ class Ring:
 
     def advance(self, time_rows: int) -> None:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
-        self.cursor.add_(time_rows)
-        self.length.add_(time_rows).clamp_(max=self.steps)
+        self._counters.add_(time_rows)
+        self.length.clamp_(max=self.steps)
         if capturing():  # nothing is written now, and the replays are not seen from here
             self.recorded = True
         else:
@@ -143,11 +143,14 @@ class Ring:
     def state_dict(self) -> dict[str, int]:
         """Counters as plain numbers."""
         cursor, length = self.read()
-        return {"steps": self.steps, "num_streams": self.num_streams, "cursor": cursor, "length": length}
+        counters = {"cursor": cursor, "length": length, "recorded": self.recorded}
+        return {"steps": self.steps, "num_streams": self.num_streams, **counters}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restores :meth:`state_dict`, in place: recorded graphs stay valid."""
         self.host_cursor, self.host_length = state["cursor"], state["length"]
+        # Samplers draw in another way once it is set, and go on as they did; a graph of this ring keeps it set.
+        self.recorded |= bool(state["recorded"])
         self.cursor.fill_(self.host_cursor)
         self.length.fill_(self.host_length)
 

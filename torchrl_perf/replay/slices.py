@@ -44,7 +44,7 @@ class DeviceSliceSampler(Sampler):
         ``("next", "done")``: bool, as stored, and True at the last row of a slice.
         ``("next", "truncated")``: bool, as stored, and True at the last row of a slice whose episode goes on.
         ``("collector", "mask")``: bool ``[B]``, False after the first episode end of a slice and for inactive rows. All
-            True for slices within an episode.
+            True for slices within an episode. Rows that are no longer, or not yet, stored are False.
         ``"is_init"``: as stored, and True at the first row of a slice. Only where it is stored.
         ``"priority_weight"``: float32 ``[B]``, ``"index_generation"``: int64 ``[B]``. Only with ``alpha``.
 
@@ -123,7 +123,9 @@ class DeviceSliceSampler(Sampler):
         start, info = self._draw_starts(storage, ring, S)
         order = torch.arange(L, device=start.device)
         rows = torch.add(start.unsqueeze(1), order, alpha=ring.num_streams).remainder_(ring.capacity)
-        self._mark(storage, rows, order <= ring.age(start).unsqueeze(1), info)
+        # Where no slice of valid rows is left, rows are drawn in front of the oldest or behind the newest one too.
+        age = ring.age(start).unsqueeze(1) - order
+        self._mark(storage, rows, (age >= 0) & (age < ring.length), info)
         index = rows.view(-1)
         if self._priorities is not None:
             info["priority_weight"] = info["priority_weight"].unsqueeze(1).expand(S, L).reshape(-1)
@@ -159,7 +161,7 @@ class DeviceSliceSampler(Sampler):
         return torch.where(tree.total > 0, start, anywhere), info
 
     def _mark(self, storage: Any, rows: Tensor, exists: Tensor, info: dict[Any, Any]) -> None:
-        """Write the flags of slices ``rows [S, L]`` into ``info``; ``exists [S, L]`` is False behind the newest row."""
+        """Write the flags of slices ``rows [S, L]`` into ``info``; ``exists [S, L]`` says which rows are valid."""
         S, L = rows.shape
         order = torch.arange(L, device=rows.device)
         done, ended = self._ends(storage, rows)
@@ -265,10 +267,10 @@ class DeviceSliceSampler(Sampler):
         self._ring = ring
         if not self._has_tree:
             return False
-        self._run = torch.zeros(ring.num_streams, dtype=torch.int64, device=ring.device)
-        if self._priorities is None:
-            self._tree = PriorityTree(ring.capacity, ring.device)
-        else:
+        with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+            self._run = torch.zeros(ring.num_streams, dtype=torch.int64, device=ring.device)
+            self._tree = PriorityTree(ring.capacity, ring.device) if self._priorities is None else None
+        if self._priorities is not None:
             self._priorities._attach(storage, ring)
         if self._pending is not None:
             self._restore(self._pending)
@@ -353,9 +355,9 @@ class DeviceSliceSampler(Sampler):
         """Restore :meth:`state_dict`, bit for bit and in place: recorded graphs stay valid.
 
         Raises:
-            ValueError: if the state is of another slice length, kind or capacity.
+            ValueError: if the state is of another slice length, kind, sampler or capacity.
         """
-        kinds = (state_dict["slice_len"], state_dict["priorities"] is not None)
+        kinds = (state_dict.get("slice_len"), state_dict.get("priorities") is not None)  # none, of another sampler
         if kinds != (self.slice_len, self._priorities is not None):
             raise ValueError(
                 f"{_NAME}: expected the state of slices of {self.slice_len} rows, prioritised: "

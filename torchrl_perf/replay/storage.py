@@ -14,20 +14,11 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from torchrl_perf.replay import _checks as checks
 from torchrl_perf.replay.compact import NEXT_FRAME, FrameStore, observation_keys
-from torchrl_perf.replay.layout import (
-    Field,
-    Key,
-    Leaves,
-    build,
-    describe,
-    fields_of,
-    leaves_of,
-    readable_key,
-)
+from torchrl_perf.replay.layout import Field, Key, Leaves, build, describe, fields_of, leaves_of, readable_key
 from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
-from torchrl_perf.replay.state import load_storage_state, storage_state
+from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
 from torchrl_perf.replay.windows import NStepWindow
 
 OWN_KEYS = frozenset({"index", "index_generation", "priority_weight"})
@@ -67,6 +58,7 @@ class DeviceStorage(TensorStorage):
     """
 
     supports_conditional_update = False
+    _default_checkpointer = DeviceStorageCheckpointer
 
     def __init__(
         self,
@@ -80,7 +72,7 @@ class DeviceStorage(TensorStorage):
         final_fraction: float = 0.125,
     ) -> None:
         max_size, num_streams = checks.check_options(max_size, num_streams, n_step, gamma, final_fraction)
-        super().__init__(None, max_size, device=device, compilable=True)
+        super().__init__(None, max_size, device=checks.check_device(device), compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
         self._num_streams = num_streams
         self._revision = 0
@@ -171,6 +163,7 @@ class DeviceStorage(TensorStorage):
 
     def _divide(self, fields: list[Field]) -> tuple[list[list[Field]], list[Field]]:
         """Fields by buffer: those of the rows (root and next apart where n-step reads them apart), and the frames."""
+        checks.check_fields(fields)
         framed: list[Field] = []
         if self.compact:
             keys = observation_keys({field.key: field for field in fields})

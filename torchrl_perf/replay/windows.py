@@ -28,9 +28,8 @@ class NStepWindow:
         self.n, self.gamma, self.ring = n, gamma, ring
         self.reward, self.done = reward, done.view(done.shape[0])
         self.steps_ahead = torch.arange(n, device=ring.device)
-        powers = torch.full((n + 1,), gamma, dtype=torch.float64, device=ring.device)
-        powers[0] = 1
-        self.powers = powers.cumprod(0).float()
+        exponents = torch.arange(n + 1, dtype=torch.float64, device=ring.device)
+        self.powers = torch.pow(gamma, exponents).float()
 
     def read(self, slot: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Follows each row's window.

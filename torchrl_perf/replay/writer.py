@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 
+from torchrl_perf.replay._checks import check_sampler
 from torchrl_perf.replay.ring import capturing
 from torchrl_perf.replay.storage import DeviceStorage
 
@@ -46,7 +47,14 @@ class DeviceWriter(Writer):
 
         Returns:
             Slots of the rows, int64, in the shape of the batch.
+
+        Raises:
+            KeyError: if a sampler reads an entry that the first batch lacks; nothing is written then.
+            ValueError: likewise for slices that are too long for the storage, and as :meth:`DeviceStorage.write` does.
         """
+        if not self._storage.initialized:
+            for buffer in self._storage._attached_entities:
+                check_sampler(buffer.sampler, data, self._storage.max_size)
         index = self._storage.write(data)
         if not capturing():
             self._write_count += index.numel()

@@ -65,6 +65,7 @@ ARTEFACTS = (
     Artefact("torch", "optim/"),
     Artefact("torchrl", "data/replay_buffers/storages/base.py", ("_mutation_revision", "_last_cursor_index")),
     Artefact("torchrl", "collectors/utils.py", ("get_traj_and_increment",), "_traj_id.item()"),
+    Artefact("torchrl", "trainers/trainers.py", ("train",), ".item()"),  # the size of a batch
 )
 # These read values that live where the parameters do.
 _OPTIM_READERS = frozenset(("lr_scheduler.py", "lbfgs.py", "swa_utils.py"))

@@ -18,7 +18,8 @@ class GroupAdam:
 
     Gradients are given as a list, as ``torch.autograd.grad`` returns them. A step whose gradients are not finite leaves
     parameters and moments untouched, decided on the device. Eagerly the step is PyTorch's fused kernel; with
-    ``compile`` norm, guard, moments, parameters and target networks are one compiled function of few kernels.
+    ``compile``, and where the caller is compiled, norm, guard, moments, parameters and target networks are one function
+    of few kernels.
 
     Args:
         groups: pairs of parameters and their initial step size, all on one device.
@@ -62,8 +63,9 @@ class GroupAdam:
         Returns:
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
         """
+        step = self._formula if torch.compiler.is_compiling() else self._step
         with torch.no_grad():
-            return self._step(list(grads), loss.detach(), tau)
+            return step(list(grads), loss.detach(), tau)
 
     def _guard(self, norm: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Whether to step, and what the gradients are divided by."""
@@ -102,7 +104,8 @@ class GroupAdam:
 
     def _formula(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
         """The same in elementwise operations, which a compiler merges into few kernels."""
-        norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+        # one sum over all: a sum for each gradient is two kernels where it is large
+        norm = torch.cat([grad.reshape(-1) for grad in grads]).square().sum().sqrt()
         apply, divisor = self._guard(norm, loss)
         # 1 - beta ** steps would lose half of its digits in float32
         correction1 = -torch.expm1(self.steps * math.log(_BETA1))

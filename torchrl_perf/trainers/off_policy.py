@@ -1,7 +1,7 @@
 """What off-policy trainers share: fill a replay buffer, then collect, store, learn and measure on the device."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast, get_args
 
@@ -19,7 +19,13 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.compile import compiled
-from torchrl_perf.trainers.checkpoint import load_checkpoint, load_random_state, random_state, save_checkpoint
+from torchrl_perf.trainers.checkpoint import (
+    check_modules,
+    load_checkpoint,
+    load_random_state,
+    random_state,
+    save_checkpoint,
+)
 from torchrl_perf.trainers.config import EnvName
 from torchrl_perf.trainers.device import resolve_device, resolve_mode
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
@@ -166,15 +172,26 @@ class OffPolicyTrainer(ABC):
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
 
     def learn(self) -> None:
-        """``updates_per_iteration`` updates, each from a fresh sample."""
+        """``updates_per_iteration`` updates, each from rows of its own."""
         self._sums.zero_()
         self._applied.zero_()
-        for _ in range(self.config.updates_per_iteration):
-            self.update(self.buffer.sample())
+        for sample in self.samples():
+            self.update(sample)
         means = (self._sums / self._applied).unbind()
         names = (f"train/{name}" for name in self.statistics)
         self.metrics.add_all(dict(zip(names, means, strict=True)))
         self.metrics.add("train/updates_applied", self._applied)
+
+    def samples(self) -> Iterator[TensorDictBase]:
+        """A sample ``[B]`` for each update of the iteration; uniform ones are drawn together, in one gather."""
+        config = self.config
+        if config.draws_together:
+            yield from self.buffer.sample(config.updates_per_iteration * config.minibatch_size).split(
+                config.minibatch_size
+            )
+            return
+        for _ in range(config.updates_per_iteration):
+            yield self.buffer.sample()
 
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
@@ -310,8 +327,12 @@ class OffPolicyTrainer(ABC):
         """Restores :meth:`state_dict` in place, so that a captured graph stays valid.
 
         Training goes on bit for bit on the same kind of device, where the collector can restore its envs.
+
+        Raises:
+            ValueError: for other networks, or a buffer of another layout or sampler; nothing is changed then.
         """
-        self.buffer.load_state_dict(state["buffer"])  # first: it refuses another layout and changes nothing
+        check_modules(self.parts(), state["parts"])
+        self.buffer.load_state_dict(state["buffer"])  # before the rest: it refuses another layout
         self.iterations_done = state["iterations_done"]
         self._fill_left = state["fill_left"]
         for name, part in self.parts().items():

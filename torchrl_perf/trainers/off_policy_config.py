@@ -5,6 +5,9 @@ from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config import RunConfig, is_count, is_positive, is_share
 
+LARGEST_DRAW = 65_536
+"""Rows that are drawn at once: beyond, memory is spent and nothing is gained."""
+
 
 @dataclass(frozen=True)
 class OffPolicyConfig(RunConfig):
@@ -49,7 +52,8 @@ class OffPolicyConfig(RunConfig):
         super().__post_init__()
         counts = ("capacity", "minibatch_size", "updates_per_iteration", "n_step")
         self._require_all(counts, is_count, "a positive integer")
-        self._require("learning_starts", self.learning_starts >= 0, "0 or a positive integer")
+        starts = self.learning_starts
+        self._require("learning_starts", is_count(starts) or starts == 0, "0 or a positive integer")
         self._require("alpha", self.alpha >= 0, "a number of at least 0")
         self._require_all(("beta",), is_share, "a number in [0, 1]")
         self._require("beta_final", self.beta_final is None or is_share(self.beta_final), "None or a number in [0, 1]")
@@ -62,7 +66,13 @@ class OffPolicyConfig(RunConfig):
                 f"capacity: expected at least num_envs * num_steps = {self.batch_size} rows, the frames of one "
                 f"iteration, received {self.capacity}. Remedy: a larger capacity, or fewer envs or steps."
             )
-        rows = min((self.fill_iterations + 1) * self.batch_size, self.capacity // self.num_envs * self.num_envs)
+        if self.fill_iterations >= self.iterations:
+            raise ValueError(
+                f"learning_starts: expected fewer frames than the run's {self.iterations} iterations of "
+                f"{self.batch_size} frames, or nothing is learnt, received {self.learning_starts}. Remedy: a larger "
+                "total_steps, or fewer learning_starts."
+            )
+        rows = self.rows_at_first_update
         if rows < self.minibatch_size:
             raise ValueError(
                 f"minibatch_size: expected at most {rows}, the rows that are filled at the first update, received "
@@ -73,6 +83,17 @@ class OffPolicyConfig(RunConfig):
     def fill_iterations(self) -> int:
         """Iterations that only fill the buffer, with random actions, before the first update."""
         return -(-self.learning_starts // self.batch_size)
+
+    @property
+    def rows_at_first_update(self) -> int:
+        """Rows that the buffer holds when learning starts."""
+        return min((self.fill_iterations + 1) * self.batch_size, self.capacity // self.num_envs * self.num_envs)
+
+    @property
+    def draws_together(self) -> bool:
+        """Whether the samples of an iteration are drawn at once, as uniform ones may: there must be rows for them."""
+        rows = self.updates_per_iteration * self.minibatch_size
+        return self.sampler == "random" and rows <= min(self.rows_at_first_update, LARGEST_DRAW)
 
     @property
     def utd_ratio(self) -> float:

@@ -13,7 +13,9 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import Bounded, TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.modules import DeviceActor
+from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss, frozen
@@ -25,7 +27,7 @@ Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
 
 
 class SACTrainer(OffPolicyTrainer):
-    """SAC whose update (critics, actor, temperature, targets) is a few compiled functions of device state.
+    """SAC whose update (critics, actor, temperature, targets) is one compiled function of device state.
 
     The order is the usual one: the critics step first, the actor learns from the critics so updated, then the
     temperature from the actor's sample, and the targets follow the critics at each ``target_interval``-th update.
@@ -101,11 +103,8 @@ class SACTrainer(OffPolicyTrainer):
             loss_function=config.loss_function,
         )
         self._make_optimizers(config)
-        self._sample_fn = self.compiled(self.loss.sample)
-        self._critic_fn = self.compiled(self._critic_step_loss)
-        self._actor_fn = self.compiled(self._actor_step_loss)
+        self._update_fn = self.compiled(self._update)
         self._count_fn = self.compiled(self._count)
-        self._one = torch.ones((), device=self.device)
         return actor
 
     def _make_optimizers(self, config: SACConfig) -> None:
@@ -116,12 +115,15 @@ class SACTrainer(OffPolicyTrainer):
             targets=list(loss.target_critic.parameters()),
             compile=compile_,
         )
-        self._actor_params = list(loss.actor.parameters())
-        self._temperature = [cast("nn.Parameter", loss.log_alpha)] if loss.learns_alpha else []
-        groups = [(self._actor_params, config.actor_learning_rate)]
-        if self._temperature:
-            groups.append((self._temperature, config.temperature_learning_rate))
+        actor_params = list(loss.actor.parameters())
+        temperature = [cast("nn.Parameter", loss.log_alpha)] if loss.learns_alpha else []
+        groups = [(actor_params, config.actor_learning_rate)]
+        if temperature:
+            groups.append((temperature, config.temperature_learning_rate))
         self.actor_optimizer = GroupAdam(groups, max_grad_norm=config.max_grad_norm, compile=compile_)
+        self._sample = Differentiable(loss, self._sample_part, actor_params)
+        self._critic_loss = Differentiable(loss, self._critic_part, self.critic_optimizer.params)
+        self._actor_loss = Differentiable(loss, self._actor_part, temperature)
 
     def parts(self) -> dict[str, Stateful]:
         """Networks, targets and temperature; the optimisers' moments."""
@@ -140,30 +142,30 @@ class SACTrainer(OffPolicyTrainer):
 
     def update(self, sample: TensorDictBase) -> None:
         """One step of critics, actor, temperature and targets from ``sample [B]``."""
-        with matmul_precision(self.config.precision, self.device):
-            self._update(sample)
+        with matmul_precision(self.config.precision, self.device), torch.no_grad():
+            priority, critic_row, actor_row, norms, taken = self._update_fn(sample)
+            if self.config.sampler == "prioritized":
+                generation = sample.get("index_generation")
+                self.buffer.update_priority(sample.get("index"), priority, generation=generation)
+            self._count_fn(critic_row, actor_row, norms, taken)
 
-    def _update(self, sample: TensorDictBase) -> None:
-        action, log_prob, next_action, next_log_prob = self._sample_fn(sample)
+    def _update(self, sample: TensorDictBase) -> tuple[Tensor, Row, Row, Row, Row]:
+        """Losses, gradients and steps: priorities ``[B]``, statistics and flags of the update."""
+        (action, log_prob), (next_action, next_log_prob), to_actor = self._sample.pullback(sample)
 
         # CRITICS, and their targets
-        total, priority, critic_row = self._critic_fn(sample, next_action, next_log_prob)
-        grads = torch.autograd.grad(total, self.critic_optimizer.params, self._one, materialize_grads=True)
-        critic_ok, critic_norm = self.critic_optimizer.step(grads, total, self.tau)
+        (loss,), (priority, *critic_row), to_critic = self._critic_loss.pullback((sample, next_action, next_log_prob))
+        grads, _ = to_critic([torch.ones_like(loss)])
+        critic_ok, critic_norm = self.critic_optimizer.step(grads, loss, self.tau)
 
         # ACTOR and TEMPERATURE: back to the action through the critics, whose parameters need no gradient, then on
-        leaves = [value.detach().requires_grad_() for value in (action, log_prob)]
-        with frozen(self.loss.critic):
-            total, actor_row = self._actor_fn(sample, *leaves)
-        pushed = torch.autograd.grad(total, [*leaves, *self._temperature], self._one)
-        grads = torch.autograd.grad([action, log_prob], self._actor_params, pushed[:2], materialize_grads=True)
-        actor_ok, actor_norm = self.actor_optimizer.step(grads + pushed[2:], total)
-
-        # PRIORITIES and METRICS
-        if self.config.sampler == "prioritized":
-            generation = sample.get("index_generation")
-            self.buffer.update_priority(sample.get("index"), priority, generation=generation)
-        self._count_fn(critic_row, actor_row, (critic_norm, actor_norm), (critic_ok, actor_ok))
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else frozen(self.loss.critic):
+            (total,), actor_row, to_action = self._actor_loss.pullback(sample, action, log_prob)
+        temperature, pushed = to_action([torch.ones_like(total)])
+        grads, _ = to_actor(pushed)
+        actor_ok, actor_norm = self.actor_optimizer.step(grads + temperature, total)
+        # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
+        return priority, (loss, *critic_row), actor_row, (critic_norm, actor_norm), (critic_ok, actor_ok)
 
     @property
     def tau(self) -> float | Tensor:
@@ -173,17 +175,18 @@ class SACTrainer(OffPolicyTrainer):
             return config.tau
         return torch.where((self.updates + 1) % config.target_interval == 0, config.tau, 0.0)
 
-    def _critic_step_loss(
-        self, sample: TensorDictBase, next_action: Tensor, next_log_prob: Tensor
-    ) -> tuple[Tensor, Tensor, Row]:
-        loss, priority, value = self.loss.critic_losses(sample, next_action, next_log_prob)
-        return loss, priority, (loss.detach(), value, priority.mean())
+    def _sample_part(self, sample: TensorDictBase) -> tuple[Row, Row]:
+        action, log_prob, *following = self.loss.sample(sample)
+        return (action, log_prob), tuple(following)
 
-    def _actor_step_loss(self, sample: TensorDictBase, action: Tensor, log_prob: Tensor) -> tuple[Tensor, Row]:
+    def _critic_part(self, context: tuple[TensorDictBase, Tensor, Tensor]) -> tuple[Row, Row]:
+        loss, priority, value = self.loss.critic_losses(*context)
+        return (loss,), (priority, value, priority.mean())
+
+    def _actor_part(self, sample: TensorDictBase, action: Tensor, log_prob: Tensor) -> tuple[Row, Row]:
         actor, temperature = self.loss.actor_losses(sample, action, log_prob)
         row = (actor, temperature, self.loss.log_alpha.exp(), -log_prob.mean())
-        # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return actor + temperature, tuple(value.detach() for value in row)
+        return (actor + temperature,), tuple(value.detach() for value in row)
 
     def _count(self, critic_row: Row, actor_row: Row, norms: Row, taken: Row) -> None:
         loss, value, td_error = critic_row
@@ -224,8 +227,8 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
     sizes = [observation.shape[-1], config.hidden_size, config.hidden_size]
     layers: list[nn.Module] = []
     for rows, columns in itertools.pairwise(sizes):
-        layers += [nn.Linear(rows, columns), nn.ReLU() if config.activation == "relu" else nn.Tanh()]
-    net = nn.Sequential(*layers, nn.Linear(config.hidden_size, 2 * action.shape[-1]), head).to(action.device)
+        layers += [AlignedLinear(rows, columns), nn.ReLU() if config.activation == "relu" else nn.Tanh()]
+    net = nn.Sequential(*layers, AlignedLinear(config.hidden_size, 2 * action.shape[-1]), head).to(action.device)
     return DeviceActor(net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=action)
 
 

@@ -20,6 +20,9 @@ the CPU. Leave torch's default device alone, or that tensor is on CUDA and its r
 
 from typing import Literal, NamedTuple
 
+import torch
+from tensordict.nn import TensorDictParams
+from torch import nn
 from torchrl.data import ReplayBuffer
 from torchrl.record.loggers import Logger
 from torchrl.trainers import Trainer
@@ -77,7 +80,10 @@ def use_device_parts(
             and ``minibatch_size``.
     """
     _check(trainer, optimizer, replay_buffer, minibatch_size)
-    metrics = DeviceMetrics(optimizer.params[0].device, logger=logger if logger is not None else trainer.logger)
+    device = optimizer.params[0].device
+    if isinstance(trainer.loss_module, nn.Module):
+        _move_buffers(trainer.loss_module, device)
+    metrics = DeviceMetrics(device, logger=logger if logger is not None else trainer.logger)
     # The trainer would send and keep every mean loss at each batch, one by one.
     trainer.auto_log_optim_steps = False
     if replay_buffer is not None:
@@ -99,6 +105,18 @@ def use_device_parts(
     )
     log.register(trainer)
     return DeviceParts(replay, stepper, log)
+
+
+def _move_buffers(loss: nn.Module, device: torch.device) -> None:
+    """Moves buffers that are still on the CPU to the device: one that a loss moves at its first use waits for it there.
+
+    ``make_value_estimator(gamma=…)`` leaves the discount on the CPU, for one. Parameters stay the objects they are.
+    """
+    getattr(loss, "target_entropy_buffer", None)  # SACLoss makes it of Python data, at the first time it is asked for
+    for part in loss.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.device != device and buffer.device.type == "cpu" and not isinstance(part, TensorDictParams):
+                setattr(part, name, buffer.to(device))
 
 
 def _check(

@@ -1,0 +1,73 @@
+"""The README's block of results: what it shows of files of results, and that it does without those not there."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from torchrl_perf.bench import readme
+
+
+def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps({"machine": {}, "rows": rows}))
+
+
+def replay_row(operation: str, variant: str, us: float, batch: int = 4096) -> dict[str, object]:
+    return {"operation": operation, "batch": batch, "variant": variant, "us": us, "floor_us": 8.4}
+
+
+def test_nothing_is_shown_of_what_was_not_measured(tmp_path: Path) -> None:
+    assert readme.replay_table(tmp_path) == readme.training_line(tmp_path) == readme.host_line(tmp_path) == ""
+    text = readme.results_table(tmp_path)
+    assert "Replay of" not in text
+    assert "\n\n\n" not in text
+
+
+def test_replay_has_a_column_for_each_variant_that_was_measured(tmp_path: Path) -> None:
+    rows = [replay_row("sample", "torchrl", 184.0), replay_row("sample", "torchrl_perf, in a graph", 16.6)]
+    rows += [replay_row("extend", "torchrl", 1234.0), replay_row("sample", "torchrl", 5.0, batch=256)]
+    flashbax = replay_row("prioritised sample + update", "flashbax", 50.0)
+    write(tmp_path, "replay", [*rows, {key: flashbax[key] for key in flashbax if key != "floor_us"}])
+    lines = readme.replay_table(tmp_path).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["us", "TorchRL", "Flashbax (JAX)", "in a graph", "byte limit"]
+    assert cells[2:] == [
+        ["sample, 4,096", "184", "", "17", "8"],
+        ["prioritised sample + update, 4,096", "", "50", "", ""],
+        ["extend, 4,096", "1,234", "", "", "8"],
+    ]
+
+
+def test_off_policy_sentences(tmp_path: Path) -> None:
+    rows = [{"task": "SAC updates", "variant": name, "per_second": n} for name, n in (("torchrl", 301.2), ("eager", 9))]
+    write(tmp_path, "offpolicy", rows[:1])
+    assert readme.training_line(tmp_path) == ""
+    rows += [{"task": "SAC updates", "variant": "graph", "per_second": 6543.2}]
+    rows += [{"task": "DQN env steps", "variant": "graph", "per_second": 2.46e7}]
+    times = (1.0, 2.0, 9.0, math.inf)
+    rows += [{"task": "DQN, time to 475", "seed": seed, "seconds": seconds} for seed, seconds in enumerate(times)]
+    write(tmp_path, "offpolicy", rows)
+    assert readme.training_line(tmp_path) == (
+        "SAC, 256-256, batch 256: 6,543 full updates/s (TorchRL 301). DQN on CartPole: 24.6 M env steps/s of whole "
+        "iterations, a return of 475 after 2.0 s (3 of 4 seeds)."
+    )
+
+
+def test_host_sentence_compares_the_best_of_each(tmp_path: Path) -> None:
+    frames = {"bare": 1000.0, "host": 900.0, "host-groups": 950.0, "host-random": 990.0, "torchrl-serial": 250.0}
+    shared = {"N x T": "16x32", "env": "Ant-v5"}
+    rows = [{**shared, "variant": k, "frames_per_second": v, "share_of_bare": v / 1000} for k, v in frames.items()]
+    write(tmp_path, "host", rows)
+    expected = "HostCollector on 16 envs of Ant-v5: 950 frames/s, 95% of the bare vector env"
+    assert readme.host_line(tmp_path) == expected + ", 3.8x TorchRL's best collector."
+    write(tmp_path, "host", rows[:-1])
+    assert readme.training_line(tmp_path) == expected + "."
+
+
+def test_main_rewrites_the_block_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "results_table", lambda: "new")
+    path = tmp_path / "README.md"
+    path.write_text(f"before {readme.BEGIN}\nold\n{readme.END} after")
+    assert readme.main([str(path)]) == 0
+    assert path.read_text() == f"before {readme.BEGIN}\nnew\n{readme.END} after"

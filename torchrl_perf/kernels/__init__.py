@@ -92,7 +92,7 @@ def gather_rows(source: Tensor, index: Tensor) -> Tensor:
 
     Args:
         source: ``[R, row_bytes]`` uint8; rows may lie further apart than they are long (a range of columns).
-        index: ``[B]`` int64 in [0, R).
+        index: ``[B]`` int64 in [0, R). On CUDA one out of range gives the nearest row, on a CPU an IndexError.
 
     Returns:
         ``[B, row_bytes]`` uint8, contiguous.

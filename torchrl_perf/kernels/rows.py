@@ -21,14 +21,15 @@ from torchrl_perf.kernels.launch import launch
 
 @triton.jit
 def _gather(
-    source_ptr, index_ptr, out_ptr, num_rows, source_stride,
+    source_ptr, index_ptr, out_ptr, num_rows, source_rows, source_stride,
     WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """``out[i] = source[index[i]]`` for BLOCK_R rows and BLOCK_W words of them."""
+    """``out[i] = source[index[i]]`` for BLOCK_R rows and BLOCK_W words of them; out of range, the nearest row."""
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     is_row = row < num_rows
     place = tl.load(index_ptr + row, mask=is_row, other=0).to(tl.int64)
+    place = tl.minimum(tl.maximum(place, 0), source_rows - 1)
     start = tl.multiple_of(place * source_stride, ALIGN)
     mask = is_row[:, None] & (column < WIDTH)[None, :]
     words = tl.load(source_ptr + start[:, None] + column[None, :], mask=mask)
@@ -74,7 +75,9 @@ def launch_gather(source: Tensor, index: Tensor, out: Tensor) -> None:
     stride = source.stride(0)
     word, scale, constants = _gather_plan(row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
     blocks = (-(-rows // constants["BLOCK_R"]), -(-constants["WIDTH"] // constants["BLOCK_W"]))
-    launch(_gather, blocks, (source.view(word), index, out.view(word), rows, stride // scale), constants)
+    launch(
+        _gather, blocks, (source.view(word), index, out.view(word), rows, source.shape[0], stride // scale), constants
+    )
 
 
 @functools.cache

@@ -88,9 +88,12 @@ class Bench:
         write_results(self.name, self.rows, self.options.out)
 
     def add_graph(self, operation: str, batch: int, variant: str, fn: Callable[[], Any]) -> None:
-        """Times ``fn`` inside a CUDA graph that holds several calls of it."""
+        """Times ``fn`` as a CUDA graph called from Python, and inside one that holds several calls of it."""
         if self.device.type != "cuda":
             return
+        call = capture(fn, audit=False)
+        self.add(operation, batch, f"{variant}, captured", call)
+        call.release()
         call = capture(lambda: [fn() for _ in range(GRAPH_PARTS)][-1], audit=False)
         self.add(operation, batch, f"{variant}, in a graph", call, parts=GRAPH_PARTS)
         call.release()

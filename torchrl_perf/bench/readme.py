@@ -140,7 +140,7 @@ def _dqn_line(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def host_line(folder: Path = RESULTS) -> str:
-    """One sentence on collection from envs on the CPU: one vector env, bare, under our collector and under TorchRL's."""
+    """One sentence on envs on the CPU: one vector env, bare, under our collector and under TorchRL's."""
     rows = {row["variant"]: row for row in _rows("host", folder)}
     ours = rows.get("host")
     if ours is None:
@@ -149,7 +149,9 @@ def host_line(folder: Path = RESULTS) -> str:
     theirs = rows.get("torchrl-vector")
     factor = f", {ours['frames_per_second'] / theirs['frames_per_second']:.1f}x TorchRL's collector" if theirs else ""
     num_envs = ours["N x T"].split("x")[0]
-    return f"HostCollector on {num_envs} envs of {ours['env']}: {ours['frames_per_second']:,.0f} frames/s{share}{factor}."
+    return (
+        f"HostCollector on {num_envs} envs of {ours['env']}: {ours['frames_per_second']:,.0f} frames/s{share}{factor}."
+    )
 
 
 def machine_line(card: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ def transitions(num_rows: int, device: torch.device, *, num_envs: int = 0) -> Te
 
 def row_bytes(data: TensorDictBase) -> int:
     """Bytes of one row of ``data``, all fields together."""
-    return sum(leaf.element_size() * leaf[0].numel() for leaf in data.flatten().values(True, True))
+    return sum(leaf.element_size() * leaf[0].numel() for leaf in data.reshape(-1).values(True, True))
 
 
 def torchrl_buffer(sampler: Sampler, capacity: int, batch: int, device: torch.device) -> TensorDictReplayBuffer:

@@ -274,8 +274,9 @@ def launch_refresh(
     """
     num_nodes = words.shape[0] // FAN_OUT
     is_all = index is None or index.shape[0] >= num_nodes
+    index = words if index is None else index.contiguous()
     num_rows = num_nodes if is_all else index.shape[0]
-    args = (words if is_all else index.contiguous(), words, sums, minima, running[0], num_rows, num_slots)
+    args = (index, words, sums, minima, running[0], num_rows, num_slots)
     constants = {"ALL": is_all, "FAN": FAN_OUT, "BLOCK": 16}
     launch(_first_level_kernel, (-(-num_rows // 16),), args, constants, num_warps=4)
     if len(levels) == 2:

@@ -185,10 +185,10 @@ class OffPolicyTrainer(ABC):
     def samples(self) -> Iterator[TensorDictBase]:
         """A sample ``[B]`` for each update of the iteration; uniform ones are drawn together, in one gather."""
         config = self.config
+        rows = config.minibatch_size
         if config.draws_together:
-            yield from self.buffer.sample(config.updates_per_iteration * config.minibatch_size).split(
-                config.minibatch_size
-            )
+            drawn = cast("TensorDictBase", self.buffer.sample(config.updates_per_iteration * rows))
+            yield from drawn.split(rows)
             return
         for _ in range(config.updates_per_iteration):
             yield self.buffer.sample()

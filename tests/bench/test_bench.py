@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_perf.bench import collector, gae, jax_peer, offpolicy, ppo, readme, replay
+from torchrl_perf.bench import collector, flashbax_peer, gae, jax_peer, offpolicy, ppo, readme, replay
 from torchrl_perf.bench.baselines import TorchRLPPO
 from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
 from torchrl_perf.envs import CartPole
@@ -131,3 +131,15 @@ def test_time_to_solve_off_policy_stops_at_its_target() -> None:
     row = offpolicy.time_to_solve(0, torch.device("cpu"), config, target=12.0)
     assert row["mean_return"] >= 12.0
     assert math.isfinite(row["seconds"])
+
+
+@pytest.mark.skipif(not flashbax_peer.available(), reason="Flashbax is not installed")
+def test_flashbax_peer_measures_the_same_operations() -> None:
+    rows = list(flashbax_peer.measure(256, (32,), 64, 2))
+    assert [row["operation"] for row in rows] == [
+        "sample",
+        "extend",
+        "prioritised sample + update",
+        "prioritised extend",
+    ]
+    assert all(row["us"] > 0 for row in rows)

@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 OBSERVATION, ACTION = 376, 17
@@ -13,8 +13,8 @@ def available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "flashbax"))
 
 
-def measure(capacity: int, batches: tuple[int, ...], extend: int, repeats: int) -> list[dict[str, Any]]:
-    """Rows like those of :mod:`torchrl_perf.bench.replay`: jitted calls from Python, the state donated.
+def measure(capacity: int, batches: tuple[int, ...], extend: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yields rows like those of :mod:`torchrl_perf.bench.replay`: jitted calls from Python, the state donated.
 
     Args:
         capacity: rows of the buffer.
@@ -25,7 +25,6 @@ def measure(capacity: int, batches: tuple[int, ...], extend: int, repeats: int) 
     import flashbax
     import jax
 
-    rows: list[dict[str, Any]] = []
     for batch in batches:
         for kind in ("sample", "prioritised sample + update"):
             make = flashbax.make_flat_buffer if kind == "sample" else flashbax.make_prioritised_flat_buffer
@@ -41,13 +40,12 @@ def measure(capacity: int, batches: tuple[int, ...], extend: int, repeats: int) 
             if kind != "sample":
                 update = jax.jit(buffer.set_priorities, donate_argnums=0)
             us, state = _time(jax, _call(jax, sample, update), state, repeats)
-            rows.append({"operation": kind, "batch": batch, "variant": "flashbax", "us": us})
+            yield {"operation": kind, "batch": batch, "variant": "flashbax", "us": us}
             if batch == batches[0]:
                 us, state = _time(jax, lambda s, _, add=add, data=data: (add(s, data), None), state, repeats)
                 name = "extend" if kind == "sample" else "prioritised extend"
-                rows.append({"operation": name, "batch": extend, "variant": "flashbax", "us": us})
+                yield {"operation": name, "batch": extend, "variant": "flashbax", "us": us}
             del state
-    return rows
 
 
 def _step(jax: Any) -> dict[str, Any]:

@@ -235,7 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     for part in (uniform, without_replacement, prioritized, slices):
         part(bench)
     if "flashbax" in options.peers and flashbax_peer.available():
-        bench.rows += flashbax_peer.measure(capacity, tuple(bench.batches), options.extend, options.repeats)
+        for row in flashbax_peer.measure(capacity, tuple(bench.batches), options.extend, options.repeats):
+            bench.rows.append(row)
+            write_results(bench.name, bench.rows, options.out)
     print(f"{capacity:,} rows of {row_bytes(transitions(2, device))} bytes; copy {bench.bandwidth / 1e12:.2f} TB/s")
     print(format_table(bench.rows, COLUMNS))
     print(f"written to {write_results(bench.name, bench.rows, options.out)}")

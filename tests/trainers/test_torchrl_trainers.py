@@ -273,3 +273,11 @@ class TestUseDeviceParts:
         trainer = make_dqn()
         with pytest.raises(ValueError, match="expected a buffer for the off-policy DQNTrainer"):
             use_device_parts(trainer, make_adam(trainer), minibatch_size=16)
+
+
+def test_what_sac_makes_of_python_data_is_made_before_the_first_step():
+    """SACLoss makes its target entropy when it is first asked for, by a copy from the host that a graph refuses."""
+    trainer = make_sac()
+    assert "_target_entropy" not in trainer.loss_module._buffers
+    use_device_parts(trainer, make_adam(trainer), replay_buffer=make_replay_buffer(256, batch_size=32, device="cpu"))
+    assert trainer.loss_module._buffers["_target_entropy"].item() == -1.0  # Pendulum has one action dim

@@ -249,6 +249,14 @@ def test_own_networks_and_env():
 
 
 class TestRefusals:
+    def test_a_checkpoint_of_other_networks_changes_nothing(self):
+        trainer, other = make(), make(hidden_size=64, seed=1)
+        before = parameters(trainer)
+        with pytest.raises(ValueError, match="expected in actor"):
+            trainer.load_state_dict(run(other, 1).state_dict())
+        assert all(map(torch.equal, before, parameters(trainer)))
+        assert trainer.iterations_done == 0
+
     def test_cuda_where_there_is_none(self):
         if torch.cuda.is_available():
             pytest.skip("there is CUDA")

@@ -15,6 +15,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import MLP, IndependentNormal, NormalParamExtractor, ProbabilisticActor, ValueOperator
 from torchrl.objectives import SACLoss, SoftUpdate
 
+from torchrl_perf.bench.learning import time_to_return
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
@@ -160,24 +161,8 @@ def _row(
 def time_to_solve(seed: int, device: torch.device, config: DQNConfig = LEARN, target: float = 475.0) -> dict[str, Any]:
     """Wall time after compile and capture until the last 100 finished episodes have a mean return of ``target``."""
     trainer = DQNTrainer(replace(config, seed=seed, device=str(device)))
-    start = Stopwatch("cpu").start()
-    initial = trainer.state_dict()
-    for _ in range(config.fill_iterations + 4):
-        trainer.step()
-    synchronize(device)
-    start.stop()
-    trainer.load_state_dict(initial)
-    watch = Stopwatch("cpu").start()
-    for done in range(1, config.iterations + 1):
-        trainer.step()
-        if done % 20 == 0 and float(trainer.episodes.mean_return) >= target:
-            break
-    watch.stop()
-    reached = float(trainer.episodes.mean_return)
-    trainer.close()
-    seconds = watch.seconds if reached >= target else math.inf
-    result = {"seconds": seconds, "steps": done * config.batch_size, "mean_return": reached}
-    return {"task": f"DQN, time to {target:.0f}", "seed": seed, **result, "start_s": start.seconds}
+    learnt = time_to_return(trainer, target, warmup=config.fill_iterations + 4, every=20)
+    return {"task": f"DQN, time to {target:.0f}", "seed": seed, **learnt}
 
 
 def _jobs(options: BenchOffPolicy, device: torch.device) -> Iterator[Callable[[], dict[str, Any]]]:

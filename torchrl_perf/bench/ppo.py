@@ -5,7 +5,6 @@ Reports the throughput of whole iterations, the split by phase and the time to l
 
 import gc
 import importlib.util
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch
 
 from torchrl_perf.bench import jax_peer
 from torchrl_perf.bench.baselines import PlainCartPole, TorchRLPPO
+from torchrl_perf.bench.learning import time_to_return
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
@@ -136,29 +136,11 @@ def time_to_solve(seed: int, device: str, target: float = 475.0, **changes: Any)
     """Wall time after compile and capture until the last 100 finished episodes have a mean return of ``target``."""
     config = replace(PPOConfig(), seed=seed, device=device, logger="none", **changes)
     trainer = PPOTrainer(config)
-    start = Stopwatch("cpu").start()
-    initial = trainer.state_dict()
-    for _ in range(4):
-        trainer.step()
-    synchronize(device)
-    start.stop()
-    trainer.load_state_dict(initial)
-    watch = Stopwatch("cpu").start()
-    for done in range(1, config.iterations + 1):
-        trainer.step()
-        if done % 2 == 0 and float(trainer.episodes.mean_return) >= target:
-            break
-    watch.stop()
-    reached = float(trainer.episodes.mean_return)
-    trainer.close()
     return {
         "variant": f"time to {target:.0f}, {config.precision}",
         "learns": "graph-bf16" if config.precision == "bf16" else trainer.mode,
         "seed": seed,
-        "seconds": watch.seconds if reached >= target else math.inf,
-        "steps": done * config.batch_size,
-        "mean_return": reached,
-        "start_s": start.seconds,
+        **time_to_return(trainer, target, warmup=4, every=2),
     }
 
 

@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 STATE_FILE = "replay.pt"
 
@@ -205,8 +206,6 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
 
     def dumps(self, path: str | Path) -> None:
         """Saves ``state_dict()`` as one file in the folder ``path``, written aside and renamed."""
-        from torchrl_perf.trainers.checkpoint import save_checkpoint
-
         save_checkpoint(self.state_dict(), Path(path) / STATE_FILE)
 
     def loads(self, path: str | Path) -> None:
@@ -216,8 +215,6 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             FileNotFoundError: if the folder holds no such file.
             ValueError: see :meth:`load_state_dict`.
         """
-        from torchrl_perf.trainers.checkpoint import load_checkpoint
-
         self.load_state_dict(load_checkpoint(Path(path) / STATE_FILE, self._storage.device))
 
 

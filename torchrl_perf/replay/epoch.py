@@ -11,10 +11,11 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
 from torchrl_perf.replay._checks import check_state
-from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, sampled_ring, save_state
+from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.runtime.capture import is_capturing
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DeviceSamplerWithoutReplacement"]
 
@@ -201,8 +202,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""
-        save_state(self.state_dict(), path, _FILE)
+        save_checkpoint(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Read what :meth:`dumps` wrote."""
-        self.load_state_dict(load_state(path, _FILE))
+        self.load_state_dict(load_checkpoint(Path(path) / _FILE))

@@ -14,8 +14,9 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.replay._checks import check_state, checked_alpha, checked_beta, one_each
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, row_mask, sampled_ring, save_state
+from torchrl_perf.replay.random import refuse_capture, ring_of, row_mask, sampled_ring
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DevicePrioritizedSampler"]
 
@@ -312,11 +313,11 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""
-        save_state(self.state_dict(), path, _FILE)
+        save_checkpoint(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Restore what :meth:`dumps` wrote."""
-        self.load_state_dict(load_state(path, _FILE))
+        self.load_state_dict(load_checkpoint(Path(path) / _FILE))
 
     def _init(self) -> None:
         """TorchRL's hook that makes its trees."""

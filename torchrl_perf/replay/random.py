@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,17 +197,3 @@ def row_mask(storage: DeviceStorage | Any, slot: Tensor, mask_key: NestedKey) ->
 
 def _any_in_row(values: Tensor) -> Tensor:
     return values.bool().flatten(1).any(-1) if values.ndim > 1 else values.bool()
-
-
-def save_state(state: dict[str, Any], path: str | Path, file: str) -> None:
-    """Write a state of tensors and plain scalars into a folder, aside first, then renamed."""
-    folder = Path(path).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{file}.new"
-    torch.save(state, aside)
-    os.replace(aside, folder / file)
-
-
-def load_state(path: str | Path, file: str) -> dict[str, Any]:
-    """Read what :func:`save_state` wrote."""
-    return torch.load(Path(path).absolute() / file, weights_only=True, map_location="cpu")

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.priority_tree import uniform_rows
+
 
 class Ring:
     """Counters of a ring of ``steps`` time rows, each of which holds one row of ``num_streams`` streams (envs).
@@ -121,10 +123,8 @@ class Ring:
 
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
-        stream_rows = self.length * self.num_streams
         uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
-        back = (uniform * stream_rows).to(torch.int64).clamp_(max=stream_rows - 1)
-        return (self.cursor * self.num_streams - 1 - back).remainder_(self.capacity)
+        return uniform_rows(uniform, self.cursor, self.length, self.steps, self.num_streams)
 
     def clear(self) -> None:
         """Forget every row.

@@ -13,8 +13,9 @@ from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.functional.windows import run_lengths
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import load_state, refuse_capture, ring_of, row_mask, sampled_ring, save_state
+from torchrl_perf.replay.random import refuse_capture, ring_of, row_mask, sampled_ring
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DeviceSliceSampler"]
 
@@ -382,11 +383,11 @@ class DeviceSliceSampler(Sampler):
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""
-        save_state(self.state_dict(), path, _FILE)
+        save_checkpoint(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Restore what :meth:`dumps` wrote."""
-        self.load_state_dict(load_state(path, _FILE))
+        self.load_state_dict(load_checkpoint(Path(path) / _FILE))
 
 
 def _stored(storage: Any, key: NestedKey) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 
 from torchrl_perf.replay.layout import Field
-from torchrl_perf.replay.random import load_state, save_state
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
@@ -108,7 +108,7 @@ class DeviceStorageCheckpointer(StorageCheckpointerBase):
 
     def dumps(self, storage: DeviceStorage, path: str | Path) -> None:
         """Writes :func:`storage_state` into the folder ``path``."""
-        save_state(storage_state(storage), path, _FILE)
+        save_checkpoint(storage_state(storage), Path(path) / _FILE)
 
     def loads(self, storage: DeviceStorage, path: str | Path) -> None:
         """Restores :meth:`dumps`.
@@ -116,7 +116,7 @@ class DeviceStorageCheckpointer(StorageCheckpointerBase):
         Raises:
             ValueError: if the state does not fit; the storage is unchanged.
         """
-        load_storage_state(storage, load_state(path, _FILE))
+        load_storage_state(storage, load_checkpoint(Path(path) / _FILE))
 
     def register_save_hook(self, hook: Any) -> None:
         """Refuses: rows are saved packed.

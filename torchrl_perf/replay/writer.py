@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
@@ -14,6 +13,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from torchrl_perf.replay._checks import check_sampler
 from torchrl_perf.replay.ring import capturing
 from torchrl_perf.replay.storage import DeviceStorage
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 
 class DeviceWriter(Writer):
@@ -80,9 +80,8 @@ class DeviceWriter(Writer):
 
     def dumps(self, path: str | Path) -> None:
         """Saves :meth:`state_dict` in the folder ``path``."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(path) / "writer.pt")
+        save_checkpoint(self.state_dict(), Path(path) / "writer.pt")
 
     def loads(self, path: str | Path) -> None:
         """Restores :meth:`dumps`."""
-        self.load_state_dict(torch.load(Path(path) / "writer.pt", weights_only=True))
+        self.load_state_dict(load_checkpoint(Path(path) / "writer.pt"))

@@ -1,13 +1,14 @@
-"""Checkpoints: written whole or not at all, loaded without executing code."""
+"""What trainers ask of checkpoints beside their file: random state, and whether the networks are the same."""
 
-import os
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+
+__all__ = ["check_modules", "load_checkpoint", "load_random_state", "random_state", "save_checkpoint"]
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -23,37 +24,6 @@ def load_random_state(state: dict[str, torch.Tensor], device: torch.device) -> N
     torch.set_rng_state(state["cpu"].cpu())
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-
-
-def save_checkpoint(state: dict[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Writes ``state`` (tensors and plain scalars) whole or not at all: an interrupted write leaves the old file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
-    return path
-
-
-def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint onto ``device``, with ``weights_only=True``.
-
-    Raises:
-        FileNotFoundError: naming the file and what lies beside it.
-        ValueError: for a file that is cut off or was never a checkpoint.
-    """
-    path = Path(path)
-    if not path.is_file():
-        beside = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else "no such folder"
-        raise FileNotFoundError(
-            f"checkpoint: expected a file at {path}, found {beside}. Remedy: pass the run's checkpoint.pt."
-        )
-    if not zipfile.is_zipfile(path):  # what torch.save writes
-        raise ValueError(
-            f"checkpoint: expected a whole file of torch.save at {path}, received {path.stat().st_size} bytes of "
-            "something else, or of one that is cut off. Remedy: an earlier copy; save_checkpoint leaves no such file."
-        )
-    return torch.load(path, map_location=device, weights_only=True)
 
 
 def check_modules(parts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

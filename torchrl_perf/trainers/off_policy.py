@@ -269,7 +269,7 @@ class OffPolicyTrainer(ABC):
 
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config
-        self._anneals_beta = config.sampler == "prioritized" and config.beta_final is not None
+        self._anneals_beta = config.beta_final is not None
         schedule = {"beta_end": config.beta_final, "anneal_steps": config.iterations} if self._anneals_beta else {}
         return make_replay_buffer(
             config.capacity,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.trainers.config import RunConfig, is_count, is_positive, is_share
+from torchrl_perf.trainers.config import RunConfig, is_count, is_share
 
 LARGEST_DRAW = 65_536
 """Rows that are drawn at once: beyond, memory is spent and nothing is gained."""
@@ -57,6 +57,8 @@ class OffPolicyConfig(RunConfig):
         self._require("alpha", self.alpha >= 0, "a number of at least 0")
         self._require_all(("beta",), is_share, "a number in [0, 1]")
         self._require("beta_final", self.beta_final is None or is_share(self.beta_final), "None or a number in [0, 1]")
+        has_weights = self.sampler == "prioritized"
+        self._require("beta_final", self.beta_final is None or has_weights, "None unless sampler is 'prioritized'")
         self._check_rows()
 
     def _check_rows(self) -> None:
@@ -99,6 +101,3 @@ class OffPolicyConfig(RunConfig):
     def utd_ratio(self) -> float:
         """Updates to data: rows learnt from for each frame collected, ``updates * minibatch_size / (N * T)``."""
         return self.updates_per_iteration * self.minibatch_size / self.batch_size
-
-
-__all__ = ["OffPolicyConfig", "is_count", "is_positive", "is_share"]

@@ -19,7 +19,13 @@ from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.checkpoint import load_checkpoint, load_random_state, random_state, save_checkpoint
+from torchrl_perf.trainers.checkpoint import (
+    check_modules,
+    load_checkpoint,
+    load_random_state,
+    random_state,
+    save_checkpoint,
+)
 from torchrl_perf.trainers.config import PPOConfig
 from torchrl_perf.trainers.device import resolve_device, resolve_mode
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
@@ -264,7 +270,11 @@ class PPOTrainer:
         """Restores :meth:`state_dict` in place, so that a captured graph stays valid.
 
         Training goes on bit for bit on the same kind of device.
+
+        Raises:
+            ValueError: for other networks; nothing is changed then.
         """
+        check_modules({"actor": self.actor, "critic": self.critic}, state)
         self.iterations_done = state["iterations_done"]
         self.actor.load_state_dict(state["actor"])
         self.critic.load_state_dict(state["critic"])

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.trainers.off_policy_config import OffPolicyConfig, is_count, is_positive, is_share
+from torchrl_perf.trainers.config import is_count, is_positive, is_share
+from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 
 
 @dataclass(frozen=True)

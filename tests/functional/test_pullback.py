@@ -27,15 +27,15 @@ def make(device="cpu"):
 def test_by_hand(variant, fresh_dynamo):
     """y = a x + 1: dy/da = x, dy/dx = a; a parameter without influence has a gradient of zeros."""
     _, call = make(variant.device)
-    x = torch.tensor([5.0, 7.0], device=variant.device)
+    x, cotangent = torch.tensor([[5.0, 7.0], [1.0, 10.0]], device=variant.device)
 
-    def run(x):
+    def run(x, cotangent):
         outputs, extras, pull = call.pullback(torch.ones_like(x), x)
-        of_params, of_inputs = pull([torch.tensor([1.0, 10.0], device=x.device)])
+        of_params, of_inputs = pull([cotangent])
         return outputs, extras, of_params, of_inputs
 
     with torch.no_grad():
-        (y,), (total,), (unused, a), (of_x,) = variant(run)(x)
+        (y,), (total,), (unused, a), (of_x,) = variant(run)(x, cotangent)
     assert y.tolist() == [11.0, 22.0] and not y.requires_grad
     assert total == 5.0
     assert unused.tolist() == [0.0, 0.0]

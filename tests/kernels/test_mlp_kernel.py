@@ -16,7 +16,7 @@ SHAPES = [
     (5000, 1, 128, 1),
     (900, 64, 128, 32),
 ]
-TOLERANCE = {"ieee": 1e-5, "tf32": 4e-3, "bf16": 1.5e-2}
+TOLERANCE = {"ieee": 1e-5, "tf32": 4e-3, "bf16": 1.5e-2, "fp16": 4e-3}
 RELU_GRADIENT = 0.1  # relu's slope jumps: a rounded pre-activation near 0 may fall on its other side
 
 
@@ -59,7 +59,7 @@ def compare(x, params, grad, activation, precision):
 class TestCuda:
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("activation", ["tanh", "relu"])
-    @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+    @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16", "fp16"])
     def test_values_and_gradients(self, shape, activation, precision):
         compare(*make(*shape, "cuda"), activation, precision)
 
@@ -72,7 +72,7 @@ class TestCuda:
         compare(strided_x, params, strided_grad, "tanh", precision)
         compare(x, params, grad[:, :1].expand(500, 4), "tanh", precision)
 
-    @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+    @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16", "fp16"])
     def test_results_repeat_bit_for_bit(self, precision):
         x, params, grad = make(20_000, 4, 64, 2, "cuda")
         runs = [gradients(lambda x, p: fused_mlp(x, p, "tanh", precision), x, params, grad) for _ in range(3)]

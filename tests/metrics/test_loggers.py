@@ -1,18 +1,18 @@
-"""Loggers: progress.csv, an offline W&B run read back from its file, TensorBoard, groups, errors."""
+"""Loggers that agree row by row: progress.csv, an offline W&B run read back from its file, TensorBoard; configuration,
+names, resume."""
 
 import csv
 import importlib.util
 import json
 import math
-import struct
 import time
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from torchrl_perf.metrics import DeviceMetrics, LoggerGroup, ProgressCSVLogger, log_row, make_loggers
+from torchrl_perf.metrics import DeviceMetrics, LoggerGroup, log_row, make_loggers
 from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.metrics.wandb_file import last_stored_step, read_history, read_records, run_files
 
 TEN = {f"loss/m{i}": i + 0.5 for i in range(10)}
 
@@ -22,43 +22,38 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def wandb_records(data):
-    """Split the bytes of a W&B file into records.
-
-    It is a LevelDB log: a 7-byte header, then blocks of 32768 bytes of pieces ``crc, length, kind, bytes``, where a
-    record is one piece (kind 1) or a first (2), middle (3) and last (4) one.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    position, parts = 7, b""
-    while position + 7 <= len(data):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        if position + 7 + length > len(data):
-            return  # the writer is in the middle of this piece
-        parts += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield wandb_internal_pb2.Record.FromString(parts)
-            parts = b""
+def wandb_id(run_dir):
+    return json.loads((run_dir / "wandb.json").read_text())["id"]
 
 
-def wandb_history(run_dir):
-    """Read the history rows of the one offline run below a folder, once its last record is on disk.
+def wandb_history(run_dir, starts=1):
+    """Rows of the W&B run of a folder, once the last record of each of its files is on disk.
 
     The W&B service is another process, and its writer may lag behind ``finish`` by a moment on a busy machine.
     """
-    (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
-    deadline, records = time.monotonic() + 30, []
-    while not any(record.HasField("exit") for record in records):
-        assert time.monotonic() < deadline, f"{path} has no exit record: {path.stat().st_size} bytes"
+    paths = run_files(run_dir, wandb_id(run_dir))
+    assert len(paths) == starts
+    deadline = time.monotonic() + 30
+    while not all(any(r.HasField("exit") for r in read_records(path)) for path in paths):
+        assert time.monotonic() < deadline, f"{paths} have no exit record"
         time.sleep(0.05)
-        records = list(wandb_records(path.read_bytes()))
-    items = [record.history.item for record in records if record.HasField("history")]
-    return [{i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in row} for row in items]
+    return [row for path in paths for row in read_history(path)]
+
+
+def wandb_config(run_dir):
+    (path,) = run_files(run_dir, wandb_id(run_dir))
+    config = {}
+    for record in read_records(path):
+        updates = [*record.config.update, *record.run.config.update]
+        config |= {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in updates}
+    return config
+
+
+def tensorboard_scalars(run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"histograms": 0}).Reload()
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}, events
 
 
 @pytest.fixture
@@ -68,119 +63,153 @@ def offline(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_CONSOLE", "off")
 
 
-class TestProgressCSV:
-    def test_ten_metrics_are_one_row(self, tmp_path):
-        logger = ProgressCSVLogger("run", tmp_path)
-        logger.log_metrics(TEN, step=128)
-        (row,) = rows_of(tmp_path)
-        assert list(row) == ["step", "wall_time", *TEN]
-        assert row["step"] == "128"
-        assert {name: float(row[name]) for name in TEN} == TEN
-
-    def test_late_and_missing_metrics(self, tmp_path):
-        logger = ProgressCSVLogger("run", tmp_path)
-        for step, row in enumerate([{"a": 1.0}, {"b": 2.0}, {"a": math.nan, "b": 3.0}]):
-            logger.log_metrics(row, step=step)
-        logger.close()
-        assert [(r["a"], r["b"]) for r in rows_of(tmp_path)] == [("1.0", ""), ("", "2.0"), ("nan", "3.0")]
-        assert [r["step"] for r in rows_of(tmp_path)] == ["0", "1", "2"]
-
-    def test_rows_are_on_disk_at_once_and_a_file_is_continued(self, tmp_path):
-        first = ProgressCSVLogger("run", tmp_path)
-        first.log_metrics({"a": 1.0}, step=1)
-        assert len(rows_of(tmp_path)) == 1
-        second = ProgressCSVLogger("run", tmp_path)
-        second.log_metrics({"a": 2.0}, step=2)
-        rows = rows_of(tmp_path)
-        assert [row["a"] for row in rows] == ["1.0", "2.0"]
-        assert float(rows[1]["wall_time"]) >= float(rows[0]["wall_time"])
-
-    def test_resume_drops_the_rows_after_the_checkpoint(self, tmp_path):
-        logger = ProgressCSVLogger("run", tmp_path)
-        logger.log_metrics({"a": 1.0}, step=1)
-        state = logger.state_dict()
-        logger.log_metrics({"a": 2.0}, step=2)
-        resumed = ProgressCSVLogger("run", tmp_path)
-        resumed.load_state_dict(state)
-        resumed.log_metrics({"a": 3.0}, step=2)
-        assert [(row["step"], row["a"]) for row in rows_of(tmp_path)] == [("1", "1.0"), ("2", "3.0")]
-
-    def test_takes_tensors_and_nested_tensordicts(self, tmp_path):
-        logger = ProgressCSVLogger("run", tmp_path)
-        logger.log_metrics(TensorDict({"loss": {"a": torch.tensor(1.5)}, "b": torch.tensor(2)}), step=0)
-        logger.log_scalar("b", 3, step=1)
-        assert [(row["loss/a"], row["b"]) for row in rows_of(tmp_path)] == [("1.5", "2"), ("", "3")]
-
-    def test_refuses_what_has_no_place(self, tmp_path):
-        logger = ProgressCSVLogger("run", tmp_path)
-        with pytest.raises(ValueError, match="step=None"):
-            logger.log_metrics({"a": 1.0})
-        with pytest.raises(ValueError, match="rename the metric"):
-            logger.log_metrics({"step": 1.0}, step=0)
-        with pytest.raises(NotImplementedError, match="histogram 'h'"):
-            logger.log_histogram("h", [1.0])
-        with pytest.raises(NotImplementedError, match="video 'v'"):
-            logger.log_video("v", torch.zeros(1))
-
-
-def test_wandb_offline_run_is_read_back(tmp_path, offline):
-    logger = make_loggers("csv,wandb", tmp_path, "project", "run", {"gamma": 0.99})
-    assert isinstance(logger, LoggerGroup)
+def test_three_loggers_agree_row_by_row(tmp_path, offline):
+    pytest.importorskip("tensorboard")
+    logger = make_loggers("csv,wandb,tensorboard", tmp_path, "project", "run", {"gamma": 0.99})
     metrics = DeviceMetrics("cpu", logger=logger, histogram_bins=4)
-    expected = []
-    for step in (100, 200):
+    expected = {}
+    for step in (100, 200, 300):
         metrics.add_all({name: torch.tensor(value * step) for name, value in TEN.items()})
         metrics.add("loss/bad", torch.tensor(math.nan))
         metrics.add("loss/h", torch.tensor([0.0, 1.0, 1.0, 3.0]), reduce="histogram")
-        expected.append(metrics.flush(step))
+        metrics.start_flush(step)
+        expected[step] = metrics.finish_flush({"time/host": step / 8})
     logger.close()
+    assert logger.problems == ()
+
     history = wandb_history(tmp_path)
-    assert len(history) == 2
-    for row, want, step in zip(history, expected, (100, 200), strict=True):
-        assert {name: row[name] for name in TEN} == {name: want[name] for name in TEN}
-        assert row["loss/step"] == step
-        assert str(row["loss/bad"]).lower() == "nan"
-        assert row["loss/h/values"] == [1, 2, 0, 1]
-        assert row["loss/h/bins"] == [0, 1, 2, 3, 4]
-    assert [float(row["loss/m3"]) for row in rows_of(tmp_path)] == [350.0, 700.0]
-    assert json.loads((tmp_path / "hparams.json").read_text()) == {"gamma": 0.99}
+    names = [*TEN, "time/host"]
+    assert [row["_step"] for row in history] == [100, 200, 300]
+    scalars, events = tensorboard_scalars(tmp_path)
+    for file_row, wandb_row, (step, want) in zip(rows_of(tmp_path), history, expected.items(), strict=True):
+        assert int(file_row["step"]) == step
+        assert {name: float(file_row[name]) for name in names} == {name: want[name] for name in names}
+        assert {name: wandb_row[name] for name in names} == {name: want[name] for name in names}
+        assert {name: dict(scalars[name])[step] for name in names} == {name: want[name] for name in names}
+        assert str(wandb_row["loss/bad"]).lower() == file_row["loss/bad"] == "nan"
+        assert wandb_row["loss/h/values"] == [1, 2, 0, 1]
+        assert wandb_row["loss/h/bins"] == [0, 1, 2, 3, 4]
+    assert all(len(points) == 3 for points in scalars.values())
+    assert [(h.step, h.histogram_value.num) for h in events.Histograms("loss/h")] == [(100, 4), (200, 4), (300, 4)]
+
+
+def test_configuration_and_machine_card_are_stored_without_credentials(tmp_path, offline, monkeypatch):
+    pytest.importorskip("tensorboard")
+    secret = "k9-Zf31-very-private"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("sys.argv", ["train", "--api-key", secret, f"--note=see https://me:{secret}@host/x"])
+    config = {"gamma": 0.99, "api_key": secret, "nested": {"note": f"it is {secret}"}}
+    logger = make_loggers("csv,wandb,tensorboard", tmp_path, "project", "run", config)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.close()
+    wandb_history(tmp_path)
+    stored = json.loads((tmp_path / "hparams.json").read_text())
+    assert stored["gamma"] == 0.99
+    assert stored["api_key"] == "[redacted]"
+    assert stored["nested"] == {"note": "it is [redacted]"}
+    assert stored["machine"]["command"] == "train --api-key [redacted] --note=see https://[redacted]@host/x"
+    assert {"commit", "cores", "packages"} <= set(stored["machine"])
+    config = wandb_config(tmp_path)
+    assert config["gamma"] == 0.99
+    assert config["machine"]["commit"] == stored["machine"]["commit"]
+    (text,) = tensorboard_scalars(tmp_path)[1].Tensors("config/text_summary")
+    assert '"gamma": 0.99' in text.tensor_proto.string_val[0].decode()
+    leaks = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert leaks == []
 
 
 def test_wandb_mode_follows_the_key(tmp_path, offline, monkeypatch):
-    from torchrl_perf.metrics.loggers import _has_wandb_key
+    from torchrl_perf.metrics.wandb_sink import wandb_mode
 
-    assert not _has_wandb_key()
+    assert wandb_mode() == "offline"
     netrc = tmp_path / "netrc"
     netrc.write_text("machine api.wandb.ai login user password none\n")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
-    assert _has_wandb_key()
+    assert wandb_mode() == "online"
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert not _has_wandb_key()
+    assert wandb_mode() == "offline"
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert _has_wandb_key()
+    assert wandb_mode() == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode() == "disabled"
 
 
-def test_tensorboard_is_read_back(tmp_path):
-    pytest.importorskip("tensorboard")
-    logger = make_loggers("tensorboard", tmp_path, "project", "run", {"gamma": 0.99})
-    metrics = DeviceMetrics("cpu", logger=logger, histogram_bins=4)
-    metrics.add_all({name: torch.tensor(value) for name, value in TEN.items()})
-    metrics.add("h", torch.tensor([0.0, 1.0, 1.0, 3.0]), reduce="histogram")
-    metrics.flush(7)
-    logger.close()
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+class TestResume:
+    def test_all_loggers_go_on_from_the_checkpoint(self, tmp_path, offline):
+        pytest.importorskip("tensorboard")
+        names = "csv,wandb,tensorboard"
+        first = make_loggers(names, tmp_path, "project", "run", {"gamma": 0.99})
+        for step in (10, 20, 30):
+            first.log_metrics({"a": step + 0.5}, step=step)
+        first.close()
+        second = make_loggers(names, tmp_path, "project", "run", {"gamma": 0.99}, resume=True)
+        assert second.last_step == 30
+        for step in (20, 30, 40):  # the checkpoint was written at step 10
+            second.log_metrics({"a": step + 0.5}, step=step)
+        assert second.last_step == 40
+        second.close()
+        assert (*first.problems, *second.problems) == ()
 
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert {name: [(e.step, e.value) for e in events.Scalars(name)] for name in TEN} == {
-        name: [(7, value)] for name, value in TEN.items()
-    }
-    (histogram,) = events.Histograms("h")
-    assert histogram.step == 7
-    assert histogram.histogram_value.num == 4
+        expected = [(step, step + 0.5) for step in (10, 20, 30, 40)]
+        assert [(int(row["step"]), float(row["a"])) for row in rows_of(tmp_path)] == expected
+        assert [(row["_step"], row["a"]) for row in wandb_history(tmp_path, starts=2)] == expected
+        assert tensorboard_scalars(tmp_path)[0]["a"] == expected
+        assert last_stored_step(tmp_path, wandb_id(tmp_path)) == 40
+
+    def test_a_loaded_state_says_where_to_go_on(self, tmp_path, offline):
+        """The stopped run has a row of half an interval, at step 25, that is no part of its checkpoint."""
+        pytest.importorskip("tensorboard")
+        names = "csv,wandb,tensorboard"
+        first = make_loggers(names, tmp_path, "project", "run")
+        for step in (10, 20, 25):
+            first.log_metrics({"a": step + 0.5}, step=step)
+        first.close()
+        second = make_loggers(names, tmp_path, "project", "run", resume=True)
+        second.load_state_dict({"local": {"last_step": 20}})
+        assert second.last_step == 20
+        second.flush()  # opens nothing in a way that would keep the row
+        second.log_metrics({"a": 30.5}, step=30)
+        second.close()
+        assert second.problems == ()
+        expected = [(step, step + 0.5) for step in (10, 20, 30)]
+        assert [(int(row["step"]), float(row["a"])) for row in rows_of(tmp_path)] == expected
+        assert tensorboard_scalars(tmp_path)[0]["a"] == expected
+        assert [row["_step"] for row in wandb_history(tmp_path, starts=2)] == [10, 20, 25, 30]
+
+    def test_a_flush_before_the_first_row_changes_nothing(self, tmp_path):
+        pytest.importorskip("tensorboard")
+        for values in ((1.0, 2.0), (3.0,)):
+            logger = make_loggers("csv,tensorboard", tmp_path, "project", "run", {"x": 1}, resume=True)
+            logger.flush()
+            logger.log_hparams({"y": 2})
+            for step, value in enumerate(values, start=3 - len(values)):
+                logger.log_metrics({"a": value}, step=step)
+            logger.close()
+        assert tensorboard_scalars(tmp_path)[0]["a"] == [(1, 1.0), (2, 3.0)]
+
+    def test_wandb_gets_the_rows_that_it_misses(self, tmp_path, offline):
+        first = make_loggers("csv", tmp_path, "project", "run")
+        for step in (10, 20, 30):
+            first.log_metrics({"a": float(step)}, step=step)
+        first.close()
+        (tmp_path / "wandb.json").write_text('{"id": "abcd1234", "last_step": 10}')
+        second = make_loggers("csv,wandb", tmp_path, "project", "run", resume=True)
+        second.log_metrics({"a": 30.0}, step=30)
+        second.close()
+        assert wandb_id(tmp_path) == "abcd1234"
+        assert [row["_step"] for row in wandb_history(tmp_path)] == [20, 30]
+
+    def test_damaged_note_of_the_wandb_run_starts_a_new_one(self, tmp_path, offline):
+        (tmp_path / "wandb.json").write_text('{"id": "ab')
+        logger = make_loggers("wandb", tmp_path, "project", "run", resume=True)
+        logger.log_metrics({"a": 1.0}, step=1)
+        logger.close()
+        assert logger.problems == ()
+        assert [row["_step"] for row in wandb_history(tmp_path)] == [1]
 
 
 def test_none_logs_nothing(tmp_path):
@@ -207,24 +236,11 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_group_state_and_close_reach_every_member(tmp_path):
-    first, second = ProgressCSVLogger("a", tmp_path / "a"), ProgressCSVLogger("b", tmp_path / "b")
-    group = LoggerGroup([first, second])
-    group.log_metrics({"x": 1.0}, step=1)
-    state = group.state_dict()
-    group.log_metrics({"x": 2.0}, step=2)
-    group.load_state_dict(state)
-    assert [len(rows_of(tmp_path / name)) for name in "ab"] == [1, 1]
-    with pytest.raises(ValueError, match="1 loggers, got 2"):
-        LoggerGroup([first]).load_state_dict(state)
-
-    def fail(timeout=None):
-        raise OSError("disk full")
-
-    first.close = fail
-    with pytest.raises(OSError, match="disk full"):
-        group.close()
-    assert not second.is_alive
+def test_one_name_is_a_group_too(tmp_path):
+    logger = make_loggers("csv", tmp_path, "project", "run")
+    assert isinstance(logger, LoggerGroup)
+    assert repr(logger) == "LoggerGroup(progress.csv)"
+    logger.close()
 
 
 def test_other_loggers_get_bin_centres():

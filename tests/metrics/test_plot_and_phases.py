@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -100,3 +101,45 @@ def test_import_is_light():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_phases_of_an_interval_are_read_later(device):
+    timer = PhaseTimer(device)
+    with timer.phase("a"):
+        pass
+    timer.start_flush()
+    with timer.phase("b"):
+        pass
+    timer.start_flush()
+    with timer.phase("c"):
+        pass
+    assert set(timer.finish_flush()) == {"total", "a"}
+    assert set(timer.finish_flush()) == {"total", "b"}
+    assert timer.finish_flush() is None
+    assert set(timer.flush()) == {"total", "c"}
+    timer.start_flush()
+    with timer.phase("d"):
+        pass
+    assert set(timer.flush()) == {"total", "d"}
+
+
+def test_many_phases_without_a_flush_stay_bounded_and_keep_their_interval():
+    timer = PhaseTimer("cpu")
+    for _ in range(700):
+        with timer.phase("a"):
+            pass
+    timer.start_flush()
+    for _ in range(1500):
+        with timer.phase("b"):
+            pass
+    assert len(timer._pending) <= 1024
+    assert set(timer.finish_flush()) == {"total", "a"}
+    assert set(timer.flush()) == {"total", "b"}
+
+
+def test_the_first_interval_begins_with_its_first_phase():
+    timer = PhaseTimer("cpu")
+    time.sleep(0.05)
+    with timer.phase("a"):
+        pass
+    assert timer.flush()["total"] < 0.04

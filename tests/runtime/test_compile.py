@@ -32,3 +32,20 @@ def test_options_override_the_defaults(fresh_dynamo):
 def test_implicit_cuda_graphs_are_refused(mode):
     with pytest.raises(ValueError, match=r"runtime\.capture"):
         compiled(torch.sin, mode=mode)
+
+
+def test_a_mode_is_added_to_the_packages_options(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(torch, "compile", lambda fn, **settings: seen.update(settings) or fn)
+    compiled(torch.sin, mode="max-autotune-no-cudagraphs", options={"max_autotune": False})
+    assert "mode" not in seen
+    assert seen["options"]["fallback_random"]
+    assert seen["options"]["coordinate_descent_tuning"]
+    assert seen["options"]["max_autotune"] is False
+    compiled(torch.sin, mode="default")
+    assert "max_autotune" not in seen["options"]
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match=r"expected a mode among .* received 'fast'"):
+        compiled(torch.sin, mode="fast")

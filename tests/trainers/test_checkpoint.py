@@ -1,77 +1,258 @@
-"""Checkpoints are whole or absent, load as data only, and carry the random state."""
+"""Checkpoint files are whole or absent and load as data only; their folder keeps the newest and the best."""
 
+import errno
 import os
+import pickle
+import subprocess
+import zipfile
 
+import numpy as np
 import pytest
 import torch
+from tiny_runs import in_use
 
-from torchrl_perf.trainers.checkpoint import (
-    check_modules,
-    load_checkpoint,
-    load_random_state,
-    random_state,
-    save_checkpoint,
-)
+from torchrl_perf.runtime import files
+from torchrl_perf.runtime.files import CheckpointError, FolderLock, load_checkpoint, save_checkpoint, write_text
+from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.train_state import TrainState
 
-
-def test_round_trip(tmp_path):
-    state = {"weights": torch.arange(3.0), "step": 7, "nested": {"flag": True, "list": [1, 2]}}
-    path = save_checkpoint(state, tmp_path / "new" / "folder" / "checkpoint.pt")
-    loaded = load_checkpoint(path)
-    assert torch.equal(loaded.pop("weights"), state.pop("weights"))
-    assert loaded == state
-    assert os.listdir(path.parent) == ["checkpoint.pt"]
+STATE = {"weights": torch.arange(1000.0), "step": 7, "nested": {"flag": True, "list": [1, 2.5, None, "a"]}}
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = save_checkpoint({"step": 1}, tmp_path / "checkpoint.pt")
-
-    def fails(state, file):
-        file.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", fails)
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint({"step": 2}, path)
-    assert load_checkpoint(path)["step"] == 1
+def valid(value=0.0):
+    """A state that a folder takes."""
+    return TrainState(net=torch.nn.Linear(2, 2), counters={"value": value}).snapshot()
 
 
-def test_a_missing_file_is_named_with_what_lies_beside_it(tmp_path):
-    (tmp_path / "config.json").touch()
-    with pytest.raises(FileNotFoundError, match=r"checkpoint.pt, found \['config.json'\]. Remedy"):
-        load_checkpoint(tmp_path / "checkpoint.pt")
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        load_checkpoint(tmp_path / "nowhere" / "checkpoint.pt")
+class TestFiles:
+    def test_round_trip(self, tmp_path):
+        path = save_checkpoint(STATE, tmp_path / "new" / "folder" / "checkpoint.pt")
+        loaded = load_checkpoint(path)
+        assert torch.equal(loaded["weights"], STATE["weights"])
+        assert loaded["nested"] == STATE["nested"]
+        assert os.listdir(path.parent) == ["checkpoint.pt"]
+
+    @pytest.mark.parametrize("at", ["save", "fsync", "replace"])
+    def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, at):
+        path = save_checkpoint({"step": 1}, tmp_path / "checkpoint.pt")
+
+        def fails(*args):
+            if at == "save":
+                args[1].write(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(torch if at == "save" else os, at, fails)
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint({"step": 2}, path)
+        monkeypatch.undo()
+        assert load_checkpoint(path)["step"] == 1
+        assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+    def test_torchs_own_error_is_told_as_the_disks(self, tmp_path, monkeypatch):
+        def fails(state, file):
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError as error:
+                raise RuntimeError("PytorchStreamWriter failed") from error
+
+        monkeypatch.setattr(torch, "save", fails)
+        with pytest.raises(OSError, match="No space left on device"):
+            save_checkpoint({}, tmp_path / "checkpoint.pt")
+
+    def test_the_file_is_on_disk_before_its_name_and_the_name_before_the_return(self, tmp_path, monkeypatch):
+        calls = []
+        for name in ("fsync", "replace"):
+            real = getattr(os, name)
+            monkeypatch.setattr(os, name, lambda *a, name=name, real=real: calls.append(name) or real(*a))
+        save_checkpoint({}, tmp_path / "checkpoint.pt")
+        assert calls == ["fsync", "replace", "fsync"]
+
+    def test_a_missing_file_is_named_with_what_lies_beside_it(self, tmp_path):
+        (tmp_path / "config.json").touch()
+        with pytest.raises(FileNotFoundError, match=r"checkpoint.pt, found \['config.json'\]. Remedy"):
+            load_checkpoint(tmp_path / "checkpoint.pt")
+        with pytest.raises(FileNotFoundError, match="no such folder"):
+            load_checkpoint(tmp_path / "nowhere" / "checkpoint.pt")
+
+    @pytest.mark.parametrize("length", [0, 10, 2000])
+    def test_a_file_that_is_cut_off_is_told(self, tmp_path, length):
+        path = save_checkpoint(STATE, tmp_path / "checkpoint.pt")
+        path.write_bytes(path.read_bytes()[:length])
+        with pytest.raises(CheckpointError, match=rf"a whole file .*, received {length} bytes .* Remedy"):
+            load_checkpoint(path)
+
+    def test_a_flipped_bit_is_told(self, tmp_path):
+        path = save_checkpoint(STATE, tmp_path / "checkpoint.pt")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1  # in the weights: torch would load it
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"damaged in .*data/0. Remedy"):
+            load_checkpoint(path)
+
+    def test_other_zip_files_are_told(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "checkpoint.pt", "w") as file:
+            file.writestr("a.txt", "text")
+        with pytest.raises(CheckpointError, match=r"cannot be read.* Remedy"):
+            load_checkpoint(tmp_path / "checkpoint.pt")
+
+    @pytest.mark.parametrize("wrap", ["torch", "pickle"])
+    def test_code_is_not_executed(self, tmp_path, wrap):
+        class Evil:
+            def __reduce__(self):
+                return (os.mkdir, (str(tmp_path / "pwned"),))
+
+        path = tmp_path / "checkpoint.pt"
+        if wrap == "torch":
+            torch.save({**valid(), "evil": Evil()}, path)
+        else:
+            path.write_bytes(pickle.dumps(Evil()))
+        with pytest.raises(CheckpointError, match=r"executed none of it|something else"):
+            load_checkpoint(path)
+        assert not (tmp_path / "pwned").exists()
+
+    @pytest.mark.parametrize("value", [np.zeros(2), np.float64(1.0), object(), {"a": [np.int64(3)]}])
+    def test_what_could_not_be_loaded_is_not_written(self, tmp_path, value):
+        with pytest.raises(CheckpointError, match=r"received \w+\.\w+ at /part/x.* Remedy"):
+            save_checkpoint({"part": {"x": value}}, tmp_path / "checkpoint.pt")
+        assert os.listdir(tmp_path) == []
+
+    def test_text(self, tmp_path):
+        write_text(tmp_path / "a.json", "é")
+        write_text(tmp_path / "a.json", "ü", lasting=False)
+        assert (tmp_path / "a.json").read_text(encoding="utf-8") == "ü"
+        assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_a_file_that_is_cut_off_is_told(tmp_path):
-    path = save_checkpoint({"weights": torch.zeros(1000)}, tmp_path / "checkpoint.pt")
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"expected a whole file of torch.save at .*, received 2000 bytes .* Remedy"):
-        load_checkpoint(path)
+class TestLock:
+    def test_a_second_process_is_kept_out_until_the_first_ends(self, tmp_path):
+        with in_use(tmp_path):
+            assert not FolderLock(tmp_path).acquire()
+        lock = FolderLock(tmp_path)
+        assert lock.acquire()
+        lock.release()
+        lock.release()
+
+    def test_without_locks_of_the_file_system(self, tmp_path, monkeypatch):
+        fcntl = pytest.importorskip("fcntl")
+        monkeypatch.setattr(fcntl, "lockf", lambda *_: (_ for _ in ()).throw(OSError(37, "No locks available")))
+        assert FolderLock(tmp_path).acquire()
 
 
-def test_other_networks_are_told():
-    parts = {"policy": torch.nn.Linear(2, 3), "optimizer": object()}
-    check_modules(parts, {"policy": torch.nn.Linear(2, 3).state_dict(), "optimizer": {}})
-    with pytest.raises(ValueError, match=r"in policy bias: \[3\], received \[4\], weight: .* Nothing was changed"):
-        check_modules(parts, {"policy": torch.nn.Linear(2, 4).state_dict()})
+class TestFolder:
+    def test_the_newest_are_kept(self, tmp_path):
+        folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
+        for iteration in (3, 6, 9, 1000):
+            folder.write(valid(float(iteration)), iteration)
+        assert [path.name for path in folder.files()] == ["000001000.pt", "000000009.pt"]
+        path, state = folder.load_newest()
+        assert (path.name, state["counters"]["value"]) == ("000001000.pt", 1000.0)
+
+    def test_the_best_outlives_its_number(self, tmp_path):
+        folder = CheckpointFolder(tmp_path, keep=1)
+        for iteration in (1, 2, 3):
+            folder.write(valid(float(iteration)), iteration)
+            if iteration == 2:
+                folder.mark_best(2)
+                folder.mark_best(2)
+                assert folder.best.samefile(tmp_path / "000000002.pt")
+        assert sorted(os.listdir(tmp_path)) == ["000000003.pt", "best.pt"]
+        assert read_checkpoint(folder.best)["counters"]["value"] == 2.0
+        folder.mark_best(1)  # gone
+        assert read_checkpoint(folder.best)["counters"]["value"] == 2.0
+
+    def test_the_best_without_hard_links(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "link", lambda *a: (_ for _ in ()).throw(OSError(1, "not permitted")))
+        folder = CheckpointFolder(tmp_path)
+        folder.write(valid(5.0), 1)
+        folder.mark_best(1)
+        assert read_checkpoint(folder.best)["counters"]["value"] == 5.0
+
+    @pytest.mark.parametrize("damage", ["cut off", "empty", "foreign", "version", "algorithm", "code"])
+    def test_the_next_older_one_is_taken_with_a_message(self, tmp_path, caplog, damage):
+        folder = CheckpointFolder(tmp_path)
+        folder.write({**valid(1.0), "made_by": {"algorithm": "ppo"}}, 1)
+        newest = folder.write({**valid(2.0), "made_by": {"algorithm": "ppo"}}, 2)
+        if damage == "cut off":
+            newest.write_bytes(newest.read_bytes()[:-100])
+        elif damage == "empty":
+            newest.write_bytes(b"")
+        elif damage == "foreign":
+            save_checkpoint({"model": torch.zeros(2)}, newest)
+        elif damage == "code":
+            torch.save({"a": os.getcwd}, newest)
+        else:
+            changes = {"version": {"version": 99}, "algorithm": {"made_by": {"algorithm": "dqn"}}}
+            save_checkpoint({**valid(), **changes[damage]}, newest)
+        path, state = folder.load_newest(made_by="ppo")
+        assert (path.name, state["counters"]["value"]) == ("000000001.pt", 1.0)
+        assert "000000002.pt is left out" in caplog.text
+        assert "Remedy" in caplog.text
+
+    def test_no_sound_one_and_none_at_all(self, tmp_path):
+        folder = CheckpointFolder(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"expected files <iteration>.pt in .*, found \[\]. Remedy"):
+            folder.load_newest()
+        folder.write(valid(), 1).write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"000000001.pt.* to be readable, received"):
+            folder.load_newest()
+
+    def test_later_ones_of_a_run_that_was_left_are_set_aside(self, tmp_path):
+        folder = CheckpointFolder(tmp_path)
+        for iteration in (2, 4, 6):
+            folder.write(valid(), iteration)
+        folder.write(valid(), 3)
+        assert [path.name for path in folder.files()] == ["000000003.pt", "000000002.pt"]
+        aside = sorted(path.name for path in tmp_path.glob("*.set-aside"))
+        assert aside == ["000000004.pt.set-aside", "000000006.pt.set-aside"]
+
+    def test_partial_files_of_a_kill_are_removed(self, tmp_path):
+        folder = CheckpointFolder(tmp_path)
+        kept = folder.write(valid(), 1)
+        (tmp_path / "000000002.pt.partial").write_bytes(b"half")
+        folder.clean()
+        assert os.listdir(tmp_path) == [kept.name]
+
+    def test_keep_of_none(self, tmp_path):
+        with pytest.raises(ValueError, match="keep: expected a positive number of checkpoints, received 0"):
+            CheckpointFolder(tmp_path, keep=0)
 
 
-def test_code_is_not_executed(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "pwned"),))
-
-    torch.save({"evil": Evil()}, tmp_path / "checkpoint.pt")
-    with pytest.raises(Exception, match=r"[Ww]eights"):
-        load_checkpoint(tmp_path / "checkpoint.pt")
-    assert not (tmp_path / "pwned").exists()
+def mounted(folder, options):
+    """Mounts a small file system, or skips the test where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.name != "posix" or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no permission to mount a file system")
 
 
-def test_random_state(device):
-    state = random_state(device)
-    first = torch.rand(3), torch.rand(3, device=device)
-    load_random_state(state, device)
-    assert torch.equal(torch.rand(3), first[0])
-    assert torch.equal(torch.rand(3, device=device), first[1])
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    mounted(folder, "size=256k")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=False)
+
+
+class TestFullDisk:
+    def test_the_earlier_one_stays_and_no_half_is_left(self, small_disk):
+        folder = CheckpointFolder(small_disk)
+        folder.write({**valid(), "notes": {"weights": torch.zeros(30_000)}}, 1)
+        with pytest.raises(OSError, match="No space left on device"):
+            folder.write({**valid(), "notes": {"weights": torch.zeros(60_000)}}, 2)
+        assert os.listdir(small_disk) == ["000000001.pt"]
+        assert folder.load_newest()[0].name == "000000001.pt"
+
+    def test_a_read_only_folder(self, small_disk):
+        folder = CheckpointFolder(small_disk)
+        folder.write(valid(), 1)
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        with pytest.raises(OSError, match="Read-only file system"):
+            folder.write(valid(), 2)
+        assert folder.load_newest()[0].name == "000000001.pt"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_is_no_error(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(number, "not here")))
+    files.sync_folder(tmp_path)

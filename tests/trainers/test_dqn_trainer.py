@@ -13,7 +13,7 @@ from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.modules import DuelingMLP, EpsilonGreedy, FusedMLP
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, TrainingDivergedError, train
-from torchrl_perf.trainers.checkpoint import load_checkpoint
+from torchrl_perf.trainers.checkpoint import CheckpointFolder
 
 TINY = DQNConfig(
     num_envs=4,
@@ -276,4 +276,4 @@ class TestDivergence:
         assert str(tmp_path) in str(error.value)
         assert all(param.isfinite().all() for param in trainer.q_network.parameters())
         assert int(trainer.updates) == 2
-        assert load_checkpoint(tmp_path / "checkpoint.pt")["iterations_done"] == 3
+        assert CheckpointFolder(tmp_path / "checkpoints").files()[0].name == "000000003.pt"

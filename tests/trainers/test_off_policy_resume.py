@@ -127,7 +127,7 @@ def test_from_a_process_that_was_killed(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parent), options=options, path=str(path))
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == -9, result.stderr
-    assert load_checkpoint(path)["iterations_done"] == 3
+    assert load_checkpoint(path)["counters"]["iterations_done"] == 3
     resumed = make(**options)
     resumed.load(path)
     assert_same(run(resumed, 2).state_dict(), run(make(**options), 5).state_dict())

@@ -12,7 +12,7 @@ from torchrl.modules import ValueOperator
 from torchrl_perf.envs import CartPole
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, TrainingDivergedError, train
-from torchrl_perf.trainers.checkpoint import load_checkpoint
+from torchrl_perf.trainers.checkpoint import CheckpointFolder
 
 TINY = PPOConfig(
     num_envs=8, num_steps=8, total_steps=640, epochs=2, minibatches=2, hidden_size=32, logger="none", device="cpu"
@@ -148,16 +148,16 @@ class TestDivergence:
             train(trainer, tmp_path, progress=False)
         assert str(tmp_path) in str(error.value)
         assert all(p.isfinite().all() for p in trainer.loss.parameters())
-        state = load_checkpoint(tmp_path / "checkpoint.pt")
-        assert state["iterations_done"] == 2
-        assert all(v.isfinite().all() for v in flatten(state["actor"]).values() if isinstance(v, torch.Tensor))
+        _, state = CheckpointFolder(tmp_path / "checkpoints").load_newest()
+        assert state["counters"]["iterations_done"] == 2
+        assert all(v.isfinite().all() for v in flatten(state["parts"]["actor"]).values() if torch.is_tensor(v))
 
     def test_a_late_look_does_not_overwrite_the_last_good_checkpoint(self, tmp_path):
         config = dataclasses.replace(TINY, log_interval=5, checkpoint_interval=1)
         trainer = PPOTrainer(config, env=nan_env(bad_step=20))
         with pytest.raises(TrainingDivergedError, match="iteration 3"):
             train(trainer, tmp_path, progress=False)
-        state = load_checkpoint(tmp_path / "checkpoint.pt")
+        _, state = CheckpointFolder(tmp_path / "checkpoints").load_newest()
         assert float(state["counters"]["first_bad"]) == -1
 
     def test_moments_and_parameters_are_those_before(self):

@@ -12,9 +12,9 @@ from torchrl.data import Bounded, Unbounded
 
 from torchrl_perf.collectors import HostCollector, device_collector
 from torchrl_perf.envs import CartPole, MountainCarContinuous, Pendulum
-from torchrl_perf.runtime import no_host_sync
+from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
-from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, group_adam, make_sac_actor, off_policy
+from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, group_adam, make_sac_actor
 from torchrl_perf.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 TINY = SACConfig(
@@ -286,7 +286,7 @@ class TestBadSettings:
             ("max_grad_norm", 0.0),
             ("loss_function", "l1"),
             ("activation", "gelu"),
-            ("precision", "bf16"),
+            ("precision", "fp8"),
             ("minibatch_size", 100),
         ],
     )
@@ -309,8 +309,8 @@ def test_bounds_of_the_action():
 def backend(request, monkeypatch, fresh_dynamo):
     """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
     if request.param == "aot_eager":
-        for module in (off_policy, group_adam, device_collector):
-            monkeypatch.setattr(module, "compiled", lambda fn: compiled(fn, backend="aot_eager"))
+        for module in (precision, group_adam, device_collector):
+            monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
 
 
 @pytest.mark.parametrize("options", [{"sampler": "prioritized"}, {"n_step": 2, "target_interval": 2}])

@@ -48,13 +48,12 @@ class TestPPO:
         assert not any(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
         assert parts.log.row == {}
 
-    def test_whole_run_reads_only_for_its_rows(self):
+    def test_whole_run_reads_nothing_but_its_rows(self):
         trainer = make_ppo()
         parts = use_device_parts(trainer, make_adam(trainer), minibatch_size=16, log_interval=128)
         with host_syncs("cpu") as report:
             trainer.train()
-        assert {row.op for row in report.rows} == {"tolist"}
-        assert sum(row.count for row in report.rows) == 3 * 3  # 384 frames: three rows, three lists each
+        assert report.total == 0, str(report)  # the packed copy of a row is waited for, and planned
         assert trainer.collected_frames == 384
         assert parts.log.row["train/steps_skipped"] == 0
         assert parts.log.row["train/grad_norm"] > 0
@@ -105,15 +104,14 @@ class TestPPO:
 @OFF_POLICY
 class TestOffPolicy:
     @pytest.mark.parametrize("sampler", ["random", "prioritized"])
-    def test_whole_run_reads_only_for_its_rows(self, make, sampler):
+    def test_whole_run_reads_nothing_but_its_rows(self, make, sampler):
         trainer = make()
         before = weights(trainer)
         buffer = make_replay_buffer(256, batch_size=32, device="cpu", sampler=sampler)
         parts = use_device_parts(trainer, make_adam(trainer), replay_buffer=buffer, log_interval=192)
         with host_syncs("cpu") as report:
             trainer.train()
-        assert {row.op for row in report.rows} <= {"tolist"}, str(report)
-        assert sum(row.count for row in report.rows) == 2 * 3
+        assert report.total == 0, str(report)
         assert parts.log.row["train/steps_skipped"] == 0
         assert trainer._optim_count == 6 * 3
         assert not any(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))

@@ -1,4 +1,4 @@
-"""Command line: ``torchrl-perf train | bench``. Importing it loads neither torch nor tyro; the commands do."""
+"""Command line of the package. Importing it loads neither torch nor tyro; the commands do."""
 
 import importlib
 import sys
@@ -8,14 +8,33 @@ from torchrl_perf import __version__
 
 __all__ = ["main"]
 
-ALGORITHMS = ("ppo", "dqn", "sac")
-BENCHMARKS = ("ppo", "gae", "collector", "replay", "offpolicy", "host")
+ALGORITHMS = ("ppo", "dqn", "sac", "qr-dqn", "iqn", "rainbow", "ddpg", "td3", "ac-iqn", "sac-options", "hybrid-ppo")
+BENCHMARKS = (
+    "ppo",
+    "gae",
+    "collector",
+    "replay",
+    "offpolicy",
+    "host",
+    "ablation",
+    "memory",
+    "logging",
+    "transfer",
+    "policies",
+)
+TOOLS = ("syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
-  train {"|".join(ALGORITHMS)}         train an agent; `torchrl-perf train ppo --help` lists every setting
-  bench {"|".join(BENCHMARKS)}   measure this machine; each takes --help
+  train {"|".join(ALGORITHMS)}   train an agent; `torchrl-perf train ppo --help` lists every setting
+  syncs SCRIPT        run a script and list the lines that make the host wait for the device
+  doctor              check the machine before a run, or a run after it with --after RUN
+  monitor [RUN]       watch a run: speed, memory, the GPU
+  bench NAME          measure this machine; NAME is one of
+                      {", ".join(BENCHMARKS)}
+
+Each command takes --help.
 
 options:
   -h, --help                show this text
@@ -45,15 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     command, *rest = arguments
     commands = {"train": (ALGORITHMS, _train), "bench": (BENCHMARKS, _bench)}
-    if command not in commands:
-        return _unknown("command", command, tuple(commands))
-    names, run = commands[command]
-    if rest[:1] in (["-h"], ["--help"]):
-        print(USAGE, end="")
-        return 0
-    if not rest or rest[0] not in names:
-        return _unknown(f"torchrl-perf {command}", rest[0] if rest else "nothing", names)
     try:
+        if command in TOOLS:
+            return _tool(command, rest)
+        if command not in commands:
+            return _unknown("command", command, (*commands, *TOOLS))
+        names, run = commands[command]
+        if rest[:1] in (["-h"], ["--help"]):
+            print(USAGE, end="")
+            return 0
+        if not rest or rest[0] not in names:
+            return _unknown(f"torchrl-perf {command}", rest[0] if rest else "nothing", names)
         return run(rest[0], rest[1:])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -66,6 +87,10 @@ def _train(name: str, arguments: list[str]) -> int:
 
 def _bench(name: str, arguments: list[str]) -> int:
     return importlib.import_module(f"torchrl_perf.bench.{name}").main(arguments)
+
+
+def _tool(name: str, arguments: list[str]) -> int:
+    return importlib.import_module(f"torchrl_perf.cli.{name}").main(arguments)
 
 
 def _unknown(what: str, received: str, expected: tuple[str, ...]) -> int:

@@ -1,21 +1,22 @@
-"""Settings from a JSON or YAML file, checked against the fields of a dataclass."""
+"""Settings from a JSON or YAML file, checked against the fields of a config."""
 
-import dataclasses
 import json
-import types
-import typing
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import ConfigError, settings_from
 
 __all__ = ["read_settings"]
 
 
-def read_settings(path: Path, kind: type) -> dict[str, Any]:
-    """Reads the fields of a dataclass from a file; fields may be missing.
+def read_settings(path: Path, kind: type[RunConfig]) -> dict[str, Any]:
+    """Read the fields of a config from a file; fields may be missing.
 
     Args:
         path: a ``.json``, ``.yaml`` or ``.yml`` file that holds one mapping of names to values.
-        kind: the dataclass.
+        kind: the config.
 
     Returns:
         Name to value, in the types of the fields: a whole float becomes an int where one is expected, and text such as
@@ -23,27 +24,30 @@ def read_settings(path: Path, kind: type) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: for another suffix, a file that cannot be parsed, unknown names (all of them named) or a value of
-            another type.
+        ConfigError: with all problems at once if there are unknown names (each with the nearest valid one) or values
+            of another type; values out of range are listed beside them, and otherwise left to the config that is made
+            of the file and the options, which win over it.
+        ValueError: for another suffix, a file that cannot be parsed, or a setting that it holds twice.
     """
     if not path.is_file():
         raise FileNotFoundError(f"config: expected a file, found none at {path}.")
     values = _parse(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping of names to values, received {type(values).__name__}.")
-    known = [field.name for field in dataclasses.fields(kind)]
-    unknown = sorted(str(name) for name in values if name not in known)
-    if unknown:
-        raise ValueError(f"{path}: unknown settings {', '.join(unknown)}. Expected some of {', '.join(known)}.")
-    hints = typing.get_type_hints(kind)
-    return {name: _converted(path, name, value, hints[name]) for name, value in values.items()}
+    good, problems = settings_from(kind, values)
+    if problems:
+        raise ConfigError([*problems.values(), *kind.problems_of(good, bad=problems)], str(path))
+    return good
 
 
 def _parse(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, received {error}.") from None
     if path.suffix == ".json":
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=partial(_mapping, path))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: expected JSON, received {error}.") from None
     if path.suffix not in (".yaml", ".yml"):
@@ -51,36 +55,20 @@ def _parse(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        values, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: expected YAML, received {error}.") from None
+    if isinstance(tree, yaml.MappingNode):
+        _refuse_twice([str(name.value) for name, _ in tree.value], path)
+    return values
 
 
-def _converted(path: Path, name: str, value: Any, hint: Any) -> Any:
-    """``value`` as one of the types that ``hint`` allows."""
-    for option in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
-        if typing.get_origin(option) is typing.Literal:
-            if value in typing.get_args(option):
-                return value
-        elif option is type(None):
-            if value is None:
-                return value
-        elif (result := _as(option, value)) is not None:
-            return result
-    expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-    raise ValueError(f"{path}: {name}: expected {expected}, received {value!r} ({type(value).__name__}).")
+def _mapping(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_twice([name for name, _ in pairs], path)
+    return dict(pairs)
 
 
-def _as(kind: type, value: Any) -> Any:
-    """``value`` as a plain ``kind`` without loss, or None."""
-    if isinstance(value, bool) or kind in (bool, str):
-        return value if isinstance(value, kind) else None
-    if not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    if kind is int:
-        return int(value) if not isinstance(value, str) and number.is_integer() else None
-    return number
+def _refuse_twice(names: list[str], path: Path) -> None:
+    """Of two settings of one name, the readers of JSON and YAML drop the first without a word."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: expected each setting once, received {', '.join(twice)} more often.")

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
 from torchrl_perf.cli.stored_settings import read_settings
-from torchrl_perf.metrics.loggers import LOGGER_NAMES
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.run import TrainingDivergedError, train
+from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "main"]
 
@@ -40,6 +39,20 @@ ALGORITHMS = {
     "ppo": Algorithm("config:PPOConfig", "config:PRESETS", "ppo:PPOTrainer"),
     "dqn": Algorithm("dqn_config:DQNConfig", "dqn_config:DQN_PRESETS", "dqn:DQNTrainer"),
     "sac": Algorithm("sac_config:SACConfig", "sac_config:SAC_PRESETS", "sac:SACTrainer"),
+    "qr-dqn": Algorithm("iqn_config:QRDQNConfig", "iqn_config:QR_DQN_PRESETS", "iqn:IQNTrainer"),
+    "iqn": Algorithm("iqn_config:IQNConfig", "iqn_config:IQN_PRESETS", "iqn:IQNTrainer"),
+    "rainbow": Algorithm("rainbow_config:RainbowConfig", "rainbow_config:RAINBOW_PRESETS", "rainbow:RainbowTrainer"),
+    "ddpg": Algorithm("ddpg_config:DDPGConfig", "ddpg_config:DDPG_PRESETS", "ddpg:DDPGTrainer"),
+    "td3": Algorithm("ddpg_config:TD3Config", "ddpg_config:TD3_PRESETS", "ddpg:DDPGTrainer"),
+    "ac-iqn": Algorithm("ac_iqn_config:ACIQNConfig", "ac_iqn_config:AC_IQN_PRESETS", "ac_iqn:ACIQNTrainer"),
+    "sac-options": Algorithm(
+        "sac_options_config:SACOptionsConfig",
+        "sac_options_config:SAC_OPTIONS_PRESETS",
+        "sac_options:SACOptionsTrainer",
+    ),
+    "hybrid-ppo": Algorithm(
+        "hybrid_ppo_config:HybridPPOConfig", "hybrid_ppo_config:HYBRID_PPO_PRESETS", "hybrid_ppo:HybridPPOTrainer"
+    ),
 }
 
 Settings = TypeVar("Settings")
@@ -56,8 +69,9 @@ class Arguments(Generic[Settings]):
     settings: Settings
     config: Path | None = None
     """JSON or YAML file with settings, such as the config.json of an earlier run."""
-    resume: Path | None = None
-    """Folder of a run to go on with: its config.json and its checkpoint.pt."""
+    resume: str | None = None
+    """Folder of a run to go on with, or one of its checkpoints; auto takes the newest run of this env and seed that has
+    steps left, or starts a new one. Settings are those of the run, but for the options given here."""
     progress: bool = True
     """Show a line of progress on standard error."""
 
@@ -75,25 +89,30 @@ def main(name: str, argv: list[str]) -> int:
         argv: the arguments behind it.
 
     Returns:
-        Exit code: 0; 1 with a message for settings that cannot be run and for a run that diverged; 128 + the number of
-        the signal that stopped the run.
+        Exit code: 0; 1 with a message for settings that cannot be run, a run that diverged and a last state that could
+        not be saved; 128 + the number of the signal that stopped the run.
+
+    Raises:
+        Exception: whatever else ends the loop, such as the error of an env, with a note on how to go on.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         # Such networks gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
         torch.set_num_threads(1)
     try:
-        arguments = parse(name, argv)
+        arguments, start = parse(name, argv)
         config = ALGORITHMS[name].load("config")(**dataclasses.asdict(arguments.settings))
-        trainer = make_trainer(config, arguments.resume)
+        trainer = make_trainer(config, start)
     except (ValueError, FileNotFoundError, ImportError) as error:
         return _failed(error)
     try:
-        result = train(trainer, arguments.resume, progress=arguments.progress)
-    except TrainingDivergedError as error:
+        result = train(trainer, start.run_dir, progress=arguments.progress)
+    except (TrainingDivergedError, RunFolderError, ImportError) as error:
         return _failed(error)
     finally:
         trainer.close()
-    if result.exit_code:
+    if result.problem:
+        print(f"torchrl-perf: {result.problem}", file=sys.stderr)
+    elif result.exit_code:
         signal = result.exit_code - 128
         command = f"torchrl-perf train {name} --resume {result.run_dir}"
         print(f"stopped by signal {signal}; go on with: {command}", file=sys.stderr)
@@ -101,16 +120,19 @@ def main(name: str, argv: list[str]) -> int:
     return result.exit_code
 
 
-def parse(name: str, argv: list[str]) -> Arguments[RunConfig]:
+def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     """Settings and options of a command line; stops the process for ``--help`` and for unknown options.
 
     Args:
         name: one of ``ALGORITHMS``.
         argv: the arguments behind it.
 
+    Returns:
+        The settings and options, and the run to go on with.
+
     Raises:
         FileNotFoundError: for a file that does not exist.
-        ValueError: for a file that does not hold settings, or --config together with --resume.
+        ValueError: for a file that does not hold settings, or --config together with the --resume of a certain run.
     """
     import tyro
 
@@ -120,9 +142,10 @@ def parse(name: str, argv: list[str]) -> Arguments[RunConfig]:
     for option in ("--env", "--config", "--resume"):
         first.add_argument(option)
     early = first.parse_known_args(argv)[0]
-    if early.config and early.resume:
+    start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
+    if early.config and start.run_dir:
         raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
-    path = Path(early.resume) / "config.json" if early.resume else Path(early.config) if early.config else None
+    path = start.run_dir / "config.json" if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
     usual = next(iter(presets.values()))
     # A name that is no preset is left to the checks, whose message lists those there are.
@@ -136,40 +159,30 @@ def parse(name: str, argv: list[str]) -> Arguments[RunConfig]:
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
-    if early.resume:
+    if start.run_dir:
         _check_resumable(default.settings, arguments.settings)
-    return arguments
+    elif early.resume == AUTO:
+        wanted = kind(**dataclasses.asdict(arguments.settings))  # checked before a folder is looked for by its name
+        start, settings = automatic_start(wanted, given_settings(kind, argv, list(stored)))
+        arguments = dataclasses.replace(arguments, settings=unchecked_kind(**settings))
+    return arguments, start
 
 
-def make_trainer(config: RunConfig, run_dir: Path | None = None) -> Any:
-    """A new trainer, or one that has loaded the checkpoint of the run in ``run_dir``.
+def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
+    """A new trainer, or one that has loaded the checkpoint of the run that it starts from.
 
     Raises:
         FileNotFoundError: for a run without checkpoint.
-        ValueError: for settings that do not fit each other or the machine, or a run that is complete.
+        ValueError: for settings that do not fit each other or the machine, checkpoints that cannot be read, or a run
+            that is complete.
     """
-    _check_loggers(config.logger)
     trainer = ALGORITHMS[config.algorithm].load("trainer")(config)
-    if run_dir is None:
-        return trainer
-    trainer.load(run_dir / "checkpoint.pt")
-    if trainer.iterations_done >= config.iterations:
-        taken = trainer.iterations_done * config.batch_size
-        raise ValueError(
-            f"{run_dir}: expected a run with steps left, received one that has taken {taken} of {config.total_steps}. "
-            "Remedy: a larger --total-steps."
-        )
-    (run_dir / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    try:
+        load_start(trainer, start or Start())
+    except Exception:
+        trainer.close()
+        raise
     return trainer
-
-
-def _check_loggers(names: str) -> None:
-    """The loggers refuse unknown names themselves, but only once the run has a folder."""
-    unknown = {name.strip() for name in names.split(",")} - set(LOGGER_NAMES)
-    if unknown:
-        raise ValueError(
-            f"--logger: expected some of {', '.join(LOGGER_NAMES)}, received {', '.join(sorted(unknown))}."
-        )
 
 
 def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:

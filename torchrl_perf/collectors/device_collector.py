@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,11 +15,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors import validation
 from torchrl_perf.collectors.env_state import ConstantFlags, env_state_dict, honours_reset_mask, load_env_state_dict
+from torchrl_perf.collectors.random_actions import RandomActions
 from torchrl_perf.collectors.stepping import autoreset_step, is_tensor_env, masked_reset, masked_step, unreset_step
 from torchrl_perf.collectors.trajectories import TrajectoryIds
 from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.runtime import Captured, capture, host_syncs
-from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.compile import CompileMode, compiled
 
 Mode = Literal["auto", "eager", "compile", "graph"]
 
@@ -41,6 +43,8 @@ class DeviceCollector(BaseCollector):
         mode: ``"eager"``; ``"compile"``: the step is one compiled function; ``"graph"``: the compiled rollout is one
             CUDA graph; ``"auto"``: ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, with a
             warning that names what waits.
+        compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
+            :func:`~torchrl_perf.runtime.compile.compiled`.
         postproc: called on each batch that iteration yields.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
 
@@ -73,12 +77,14 @@ class DeviceCollector(BaseCollector):
         total_frames: int = -1,
         init_random_frames: int = 0,
         mode: Mode = "auto",
+        compile_mode: CompileMode = "default",
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         exclude_keys: Sequence[NestedKey] = (),
     ) -> None:
         self.env = env if isinstance(env, EnvBase) else env()
         validation.check_env(self.env)
-        self.policy = policy if policy is not None else self.env.rand_action
+        self._random_actions = RandomActions(self.env)
+        self.policy = policy if policy is not None else self._random_actions
         self.num_envs = self.env.batch_size[0]
         self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
         self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
@@ -94,6 +100,7 @@ class DeviceCollector(BaseCollector):
         self.device = self.env.device
         self._tensor_env = is_tensor_env(self.env)
         self.mode = validation.resolve_mode(mode, self.device)
+        self._compile_mode = compile_mode
         capturable = self.mode in ("graph", "compile")
         validation.check_policy(self.policy, self.env, sync_free=capturable)
         self._constant_flags = ConstantFlags(self.env)
@@ -143,7 +150,8 @@ class DeviceCollector(BaseCollector):
         self._started = False
 
     def _select_step(self) -> None:
-        fuse = compiled if self.mode in ("graph", "compile") else lambda fn: fn
+        compiles = self.mode in ("graph", "compile")
+        fuse = partial(compiled, mode=self._compile_mode) if compiles else lambda fn: fn
         if isinstance(self.env, DeviceEnv):
             self._env_step = autoreset_step
         else:
@@ -164,7 +172,7 @@ class DeviceCollector(BaseCollector):
                 values = [torch.zeros_like(row) if v is None else v for row, v in zip(out, values, strict=True)]
             _copy_rows(out, values)
 
-        act = self.env.rand_action if random else self.policy
+        act = self._random_actions if random else self.policy
         return self._env_step(self.env, act(td), store)
 
     def _write_root(self, following: TensorDictBase, next_root: list[Tensor]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torchrl_perf.collectors.host_groups import Outcome
 from torchrl_perf.collectors.host_rows import Act, GroupRows, HostBatch
 from torchrl_perf.runtime import Captured, capture
-from torchrl_perf.runtime.pinned import PackedRecord
+from torchrl_perf.runtime.transfer import PackedRecord
 
 
 class PackedRows(GroupRows):

@@ -128,10 +128,10 @@ def check_masked_reset(env: EnvBase, mode: str) -> bool:
         ValueError: where step or reset wait for the host, or, under ``"graph"``, a reset disregards its mask.
     """
     with _spared_generators(env), torch.no_grad():
-        td = env.reset()
+        td = env.rand_action(env.reset())  # TorchRL draws bounded actions with a host read
         try:
             with no_host_sync(env.device):
-                stepped = env.step(env.rand_action(td))
+                stepped = env.step(td)
             honoured = honours_reset_mask(env)
             with no_host_sync(env.device):
                 env._reset(stepped.empty().set("_reset", stepped.get("next").get("done").clone()))

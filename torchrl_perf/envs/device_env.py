@@ -40,6 +40,8 @@ class DeviceEnv(EnvBase):
     ``TransformedEnv`` copies it, and then writes NaN over the final observations, gives them out as reset observations,
     and leaves ``is_init`` False where an episode terminated. Set on a wrapper by hand, it is refused.
 
+    **A state that is not finite** would stay so for ever; with ``resets_nonfinite`` it ends its episode by truncation.
+
     **Random numbers** come from the default generator of the env's device: one ``torch.rand([N, R])`` per step and per
     reset, whether or not a row ends, so that the step has a static shape and can be captured in a CUDA graph.
 
@@ -85,6 +87,9 @@ class DeviceEnv(EnvBase):
     """Lower bound of each of the D continuous action entries."""
     action_high: ClassVar[tuple[float, ...]] = ()
     """Upper bound of each of the D continuous action entries."""
+
+    resets_nonfinite: bool = False
+    """Whether a row whose state has become NaN or infinite is truncated and re-drawn; set it before the first step."""
 
     state: Tensor
     elapsed: Tensor
@@ -204,6 +209,9 @@ class DeviceEnv(EnvBase):
             # A row that terminates at its last step is truncated as well: gymnasium's TimeLimit says the same.
             truncated = next_elapsed >= self.max_episode_steps
             done = terminated | truncated
+        if self.resets_nonfinite:
+            broken = ~next_state.isfinite().all(-1, keepdim=True)
+            truncated, done = truncated | broken, done | broken
         # The noise is drawn whether or not a row ends: to look first would be a host read.
         new_state = torch.where(done, self.initial_state(self._reset_noise()), next_state)
         next_elapsed.masked_fill_(done, 0)

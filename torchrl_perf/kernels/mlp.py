@@ -43,6 +43,8 @@ def _slope(h, ACT: tl.constexpr):
 def _dot(a, b, PRECISION: tl.constexpr):
     if PRECISION == "bf16":
         out = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRECISION == "fp16":
+        out = tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         out = tl.dot(a, b, input_precision=PRECISION)
     return out

@@ -3,7 +3,10 @@
 from torchrl_perf.metrics.device_metrics import DeviceMetrics, Reduce
 from torchrl_perf.metrics.episodes import EpisodeStatistics
 from torchrl_perf.metrics.histogram import Histogram
-from torchrl_perf.metrics.loggers import LoggerGroup, log_row, make_loggers
+from torchrl_perf.metrics.log_row import log_row
+from torchrl_perf.metrics.logger_group import LoggerGroup
+from torchrl_perf.metrics.loggers import make_loggers
+from torchrl_perf.metrics.option_usage import OptionCollapseWarning, OptionUsage
 from torchrl_perf.metrics.phases import PhaseTimer
 from torchrl_perf.metrics.plot import save_learning_curve
 from torchrl_perf.metrics.progress import ProgressLine, format_progress
@@ -14,6 +17,8 @@ __all__ = [
     "EpisodeStatistics",
     "Histogram",
     "LoggerGroup",
+    "OptionCollapseWarning",
+    "OptionUsage",
     "PhaseTimer",
     "ProgressCSVLogger",
     "ProgressLine",

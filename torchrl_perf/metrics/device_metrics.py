@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchrl_perf.metrics.histogram import HEADER, Histogram, empty_row, read_row, update_row_no_sync
+from torchrl_perf.metrics.histogram import Histogram, update_row_no_sync
+from torchrl_perf.metrics.log_row import log_row
+from torchrl_perf.metrics.metric_layout import MAX_HISTOGRAMS, MetricLayout, Reduce, Slot, check_value, expand_mask
+from torchrl_perf.runtime.transfer import Download
 
 if TYPE_CHECKING:
     from torchrl.record.loggers import Logger
 
-Reduce = Literal["mean", "sum", "max", "last", "histogram"]
-"""How the elements of one metric are combined over an interval."""
-
-MAX_HISTOGRAMS = 16
-"""Number of histograms that one ``DeviceMetrics`` can hold."""
-
-
-class _Slot(NamedTuple):
-    """Where a metric lives: its reduction and its index among the scalars or among the histograms."""
-
-    reduce: Reduce
-    index: int
+__all__ = ["MAX_HISTOGRAMS", "DeviceMetrics", "Reduce"]
 
 
 class DeviceMetrics:
@@ -77,23 +70,18 @@ class DeviceMetrics:
         self.histogram_bins = histogram_bins
         self.logger = logger
         self.last_histograms: dict[str, Histogram] = {}
-        self._slots: dict[str, _Slot] = {}
-        self._used = {"scalar": 0, "histogram": 0}
+        self._layout = MetricLayout(capacity, histogram_bins)
         self._last_step: int | None = None
-
-        histograms = empty_row(histogram_bins, self.device).repeat(MAX_HISTOGRAMS)
-        zeros = torch.zeros(capacity, dtype=torch.float64, device=self.device)
-        self._empty = torch.cat([zeros, torch.full_like(zeros, -torch.inf), zeros, histograms])
+        self._empty = self._layout.empty(self.device)
         self._state = self._empty.clone()
-        self._totals, self._maxima, self._counts, self._histograms = self._planes(self._state)
-        self._host = torch.empty(
-            self._state.shape, dtype=torch.float64, device="cpu", pin_memory=self.device.type == "cuda"
-        )
+        self._totals, self._maxima, self._counts, self._histograms = self._layout.planes(self._state)
+        self._download = Download(self._state)
+        self._started: deque[int] = deque()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names that have a slot, in the order of their first ``add``."""
-        return tuple(self._slots)
+        return tuple(self._layout.slots)
 
     @property
     def last_step(self) -> int | None:
@@ -115,10 +103,10 @@ class DeviceMetrics:
             ValueError: for a wrong device, an unknown or changed ``reduce``, or a mask that does not broadcast.
             RuntimeError: if there is no slot left for a new name.
         """
-        self._check_value(name, value)
+        check_value(name, value, self.device)
         if mask is not None:
-            mask = self._expand_mask(name, value, mask)
-        slot = self._slot(name, reduce)
+            mask = expand_mask(name, value, mask)
+        slot = self._layout.slot(name, reduce)
         value = value.detach()
         if value.numel() == 0:
             return
@@ -146,7 +134,7 @@ class DeviceMetrics:
             raise ValueError("DeviceMetrics.add_all: expected a scalar reduce, got 'histogram'. Use add for that.")
         items = list(values.items())
         for name, value in items:
-            self._check_value(name, value)
+            check_value(name, value, self.device)
             if value.numel() != 1:
                 raise ValueError(
                     f"DeviceMetrics.add_all({name!r}): expected a tensor of one element, got shape "
@@ -154,7 +142,7 @@ class DeviceMetrics:
                 )
         if not items:
             return
-        slots = [self._slot(name, reduce) for name, _ in items]
+        slots = [self._layout.slot(name, reduce) for name, _ in items]
         first = slots[0].index
         if [slot.index for slot in slots] != list(range(first, first + len(slots))):
             for slot, (_, value) in zip(slots, items, strict=True):
@@ -170,11 +158,54 @@ class DeviceMetrics:
             self._totals[block].add_(stacked)
         self._counts[block].add_(1)
 
+    def start_flush(self, step: int) -> None:
+        """End the interval and send it on its way: one packed copy into a pinned slot, and a new interval begins.
+
+        Nothing waits. Read the row with ``finish_flush`` once the device has been given more work, and logging costs
+        the device no pause. Two intervals may be under way.
+
+        Args:
+            step: environment steps so far; must not fall.
+
+        Raises:
+            ValueError: if ``step`` is lower than the last one; the interval is kept.
+            RuntimeError: if two intervals are under way, or the current stream is being captured; the interval is kept.
+        """
+        self._check_step(step)
+        self._download.start(self._state)
+        self.reset()
+        self._last_step = step
+        self._started.append(step)
+
+    def finish_flush(self, extra: Mapping[str, float] | None = None) -> dict[str, float] | None:
+        """Log the oldest interval that is under way as one row; waits for its copy only.
+
+        Args:
+            extra: host numbers that belong in the same row, for example steps per second.
+
+        Returns:
+            The row as ``flush`` returns it, or ``None`` when no interval is under way.
+
+        Raises:
+            ValueError: if ``extra`` reuses a name; the interval stays under way.
+        """
+        if not self._started:
+            return None
+        self._check_extra(extra)
+        row, self.last_histograms = self._layout.read(self._download.wait())
+        step = self._started.popleft()
+        row.update(extra or {})
+        if self.logger is not None and (row or self.last_histograms):
+            log_row(self.logger, row, self.last_histograms, step)
+        return row
+
     def flush(self, step: int, *, extra: Mapping[str, float] | None = None) -> dict[str, float]:
         """Read the interval in one packed copy, start a new one, and log one row.
 
-        On CUDA this waits once, for an event behind the copy into a pinned buffer. A step equal to the last one is
-        accepted, so that the last interval can be written on exit; an interval without any value writes no row.
+        On CUDA this waits once, for an event behind the copy into a pinned buffer; ``start_flush`` and ``finish_flush``
+        are the same in two parts, with no wait in between. Intervals under way are finished first. A step equal to the
+        last one is accepted, so that the last interval can be written on exit; an interval without any value writes no
+        row.
 
         Args:
             step: environment steps so far; must not fall.
@@ -187,43 +218,32 @@ class DeviceMetrics:
         Raises:
             ValueError: if ``step`` is lower than the last one (the interval is kept), or ``extra`` reuses a name.
         """
-        if self._last_step is not None and step < self._last_step:
-            raise ValueError(
-                f"DeviceMetrics.flush: expected a step of at least {self._last_step}, got {step}. Steps never fall: "
-                "count environment steps from the start of training, and restore them with load_state_dict on resume."
-            )
-        if clash := sorted(set(extra or ()) & set(self._slots)):
-            raise ValueError(
-                f"DeviceMetrics.flush: expected extra names that no metric has, got {clash}. Rename them in extra."
-            )
-        self._copy_to_host()
-        self.reset()
-        row, self.last_histograms = self._read_host()
-        row.update(extra or {})
-        self._last_step = step
-        if self.logger is not None and (row or self.last_histograms):
-            from torchrl_perf.metrics.loggers import log_row
-
-            log_row(self.logger, row, self.last_histograms, step)
-        return row
+        self._check_step(step)
+        self._check_extra(extra)
+        while self._started:
+            self.finish_flush()
+        self.start_flush(step)
+        return self.finish_flush(extra) or {}
 
     def reset(self) -> None:
         """Drop what the interval has accumulated, on the device; names keep their slots."""
         self._state.copy_(self._empty)
 
+    @property
+    def pending(self) -> int:
+        """Number of intervals that were started to flush and not finished."""
+        return len(self._started)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the interval so far and the last step, as CPU tensors and plain scalars.
+        """Return the interval so far and the last step, as CPU tensors and plain scalars; waits for the device.
+
+        Intervals under way are not part of it: finish them first, or their rows are missing after a resume.
 
         Returns:
             ``{"last_step", "histogram_bins", "metrics": {name: {"reduce", "values"}}}``; ``values`` is float64:
             total, maximum and count of a scalar, or the row of a histogram.
         """
-        self._copy_to_host()
-        planes = self._planes(self._host)
-        metrics = {
-            name: {"reduce": slot.reduce, "values": self._gather(planes, slot).clone()}
-            for name, slot in self._slots.items()
-        }
+        metrics = self._layout.gather(self._state.to("cpu", copy=True))
         return {"last_step": self._last_step, "histogram_bins": self.histogram_bins, "metrics": metrics}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -250,9 +270,9 @@ class DeviceMetrics:
                 f"{state_dict['histogram_bins']}. Construct DeviceMetrics with the saved number."
             )
         host = self._empty.to("cpu", copy=True)
-        planes = self._planes(host)
+        planes = self._layout.planes(host)
         for name, entry in state_dict["metrics"].items():
-            slot = self._slot(name, entry["reduce"])
+            slot = self._layout.slot(name, entry["reduce"])
             if slot.reduce == "histogram":
                 planes[3][slot.index] = entry["values"]
             else:
@@ -260,46 +280,13 @@ class DeviceMetrics:
                     plane[slot.index] = word
         self._state.copy_(host)
         self._last_step = state_dict["last_step"]
-
-    # Layout of the packed buffer
-
-    def _planes(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """View a packed buffer as totals, maxima and counts ``[capacity]`` and histogram rows."""
-        scalars = flat[: 3 * self.capacity].view(3, self.capacity)
-        return scalars[0], scalars[1], scalars[2], flat[3 * self.capacity :].view(-1, HEADER + self.histogram_bins)
-
-    @staticmethod
-    def _gather(planes: tuple[Tensor, Tensor, Tensor, Tensor], slot: _Slot) -> Tensor:
-        """Collect the words of one metric from host planes."""
-        if slot.reduce == "histogram":
-            return planes[3][slot.index]
-        return torch.stack([plane[slot.index] for plane in planes[:3]])
-
-    def _slot(self, name: str, reduce: Reduce) -> _Slot:
-        """Find the slot of a name, or give it the next free one; host work only."""
-        slot = self._slots.get(name)
-        if slot is not None and slot.reduce == reduce:
-            return slot
-        if reduce not in get_args(Reduce):
-            raise ValueError(f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, got {reduce!r}.")
-        if slot is not None:
-            raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected reduce={slot.reduce!r} as at the first add, got {reduce!r}. "
-                "Use another name for another reduction."
-            )
-        kind, limit = ("histogram", MAX_HISTOGRAMS) if reduce == "histogram" else ("scalar", self.capacity)
-        if self._used[kind] >= limit:
-            raise RuntimeError(
-                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, got one more. "
-                + ("Drop one." if reduce == "histogram" else f"Construct DeviceMetrics with capacity > {limit}.")
-            )
-        slot = self._slots[name] = _Slot(reduce, self._used[kind])
-        self._used[kind] += 1
-        return slot
+        while self._started:  # of the run that is left behind
+            self._download.wait()
+            self._started.popleft()
 
     # Device work
 
-    def _fold(self, slot: _Slot, value: Tensor, mask: Tensor | None) -> None:
+    def _fold(self, slot: Slot, value: Tensor, mask: Tensor | None) -> None:
         """Fold a tensor with at least one element into a scalar slot, in place."""
         total, maximum, count = self._totals[slot.index], self._maxima[slot.index], self._counts[slot.index]
         number = value.numel() if mask is None else mask.sum(dtype=torch.float64)
@@ -319,73 +306,19 @@ class DeviceMetrics:
                 total.copy_(summed / number)
         count.add_(number)
 
-    def _copy_to_host(self) -> None:
-        """Copy the packed state into the host buffer and wait until it has arrived."""
-        if self.device.type != "cuda":
-            self._host.copy_(self._state)
-            return
-        from torchrl_perf.runtime.host_copy import copy_and_wait
-
-        copy_and_wait(self._state, self._host)
-
-    def _read_host(self) -> tuple[dict[str, float], dict[str, Histogram]]:
-        """Turn the host buffer into a row and histograms; metrics without an element are left out."""
-        totals, maxima, counts, rows = self._planes(self._host)
-        columns = (totals.tolist(), maxima.tolist(), counts.tolist())
-        row: dict[str, float] = {}
-        histograms: dict[str, Histogram] = {}
-        for name, slot in self._slots.items():
-            if slot.reduce == "histogram":
-                histogram = read_row(rows[slot.index])
-                if histogram is not None:
-                    histograms[name] = histogram
-                    row.update({f"{name}/nonfinite": float(histogram.nonfinite)} if histogram.nonfinite else {})
-                continue
-            total, maximum, count = (column[slot.index] for column in columns)
-            if count > 0:
-                row[name] = _VALUE[slot.reduce](total, maximum, count)
-        return row, histograms
-
     # Checks
 
-    def _check_value(self, name: str, value: Tensor) -> None:
-        """Refuse what is not a real tensor on the device."""
-        if not isinstance(value, Tensor) or value.is_complex():
-            got = f"dtype {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(
-                f"DeviceMetrics.add({name!r}): expected a real torch.Tensor on {self.device}, got {got}. "
-                "Host numbers belong in flush(step, extra={...})."
-            )
-        if value.device != self.device:
+    def _check_step(self, step: int) -> None:
+        """Refuse a step below the last one."""
+        if self._last_step is not None and step < self._last_step:
             raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected a tensor on {self.device}, got shape {tuple(value.shape)}, "
-                f"dtype {value.dtype} on {value.device}. Compute it on {self.device}, or construct DeviceMetrics there."
+                f"DeviceMetrics.flush: expected a step of at least {self._last_step}, got {step}. Steps never fall: "
+                "count environment steps from the start of training, and restore them with load_state_dict on resume."
             )
 
-    def _expand_mask(self, name: str, value: Tensor, mask: Tensor) -> Tensor:
-        """Check a mask and broadcast it to the shape of the value, without a copy."""
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, got {got}.")
-        if mask.device != self.device:
+    def _check_extra(self, extra: Mapping[str, float] | None) -> None:
+        """Refuse host numbers that have the name of a metric."""
+        if clash := sorted(set(extra or ()) & set(self._layout.slots)):
             raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected a mask on {self.device}, got one on {mask.device}."
+                f"DeviceMetrics.flush: expected extra names that no metric has, got {clash}. Rename them in extra."
             )
-        try:
-            return mask.expand(value.shape)
-        except RuntimeError as error:
-            raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected a mask that broadcasts to the value's shape "
-                f"{tuple(value.shape)}, got {tuple(mask.shape)}. Reshape it (a trailing 1 is often missing)."
-            ) from error
-
-
-_VALUE = cast(
-    "dict[str, Callable[[float, float, float], float]]",
-    {
-        "mean": lambda total, maximum, count: total / count,
-        "sum": lambda total, maximum, count: total,
-        "max": lambda total, maximum, count: maximum,
-        "last": lambda total, maximum, count: total,
-    },
-)

@@ -20,7 +20,8 @@ class PhaseTimer:
     clock is read.
 
     The inside of a captured graph cannot be timed: no Python runs in a replay, and while the graph is being recorded
-    ``phase`` does nothing. Then only the phases around the replay and the total are reported.
+    ``phase`` does nothing. Then only the phases around the replay and the total are reported. The first interval begins
+    with its first phase.
 
     Args:
         device: device of the work.
@@ -32,6 +33,9 @@ class PhaseTimer:
         self._pending: deque[tuple[str, Stopwatch]] = deque()
         self._spare: list[Stopwatch] = []
         self._interval = Stopwatch("cpu").start()
+        self._unused = True
+        # Of each interval under way: how many pending phases are its own, its total, and what was read early.
+        self._started: deque[tuple[int, float, dict[str, float]]] = deque()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -47,6 +51,9 @@ class PhaseTimer:
         """
         if name == "total":
             raise ValueError("PhaseTimer.phase: expected a name other than 'total', which flush reports. Rename it.")
+        if self._unused:  # what came before, such as opening files, is no part of the work
+            self._interval.start()
+            self._unused = False
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             yield
             return
@@ -58,27 +65,58 @@ class PhaseTimer:
         self._pending.append((name, watch))
         if len(self._pending) > _MOST_PENDING:
             # Without a flush the list would grow for ever; the device has long passed its oldest entry.
-            self._read_oldest()
+            self._read_early()
+
+    def start_flush(self) -> None:
+        """End the interval and start a new one; nothing waits, and ``finish_flush`` reads the times later."""
+        self._interval.stop()
+        earlier = sum(count for count, _, _ in self._started)
+        self._started.append((len(self._pending) - earlier, self._interval.host_seconds, self._seconds))
+        self._interval.start()
+        self._seconds = {}
+
+    def finish_flush(self) -> dict[str, float] | None:
+        """Report the oldest interval under way; on CUDA this waits for the end of its latest phase.
+
+        Returns:
+            Seconds by the host clock from its start to its ``start_flush`` under ``"total"``, then seconds per phase
+            under its name, for the phases that ran; ``None`` when no interval is under way.
+        """
+        if not self._started:
+            return None
+        count, total, seconds = self._started.popleft()
+        for _ in range(count):
+            self._read_oldest(seconds)
+        return {"total": total, **seconds}
 
     def flush(self) -> dict[str, float]:
         """Report the interval and start a new one.
 
-        On CUDA this waits for the end of the latest phase, so that phases and total cover the same work.
+        On CUDA this waits for the end of the latest phase, so that phases and total cover the same work. Intervals
+        under way are dropped.
 
         Returns:
             Seconds since the last flush by the host clock under ``"total"``, then seconds per phase under its name, for
             the phases that ran.
         """
+        while self._started:
+            self.finish_flush()
         while self._pending:
-            self._read_oldest()
-        self._interval.stop()
-        row = {"total": self._interval.host_seconds, **self._seconds}
-        self._interval.start()
-        self._seconds = {}
-        return row
+            self._read_oldest(self._seconds)
+        self.start_flush()
+        return self.finish_flush() or {}
 
-    def _read_oldest(self) -> None:
+    def _read_early(self) -> None:
+        """Read the oldest phase before its interval is asked for."""
+        if not self._started or not self._started[0][0]:
+            self._read_oldest(self._seconds)
+            return
+        count, total, seconds = self._started[0]
+        self._read_oldest(seconds)
+        self._started[0] = (count - 1, total, seconds)
+
+    def _read_oldest(self, seconds: dict[str, float]) -> None:
         """Add the oldest phase to its sum and keep its stopwatch for later."""
         name, watch = self._pending.popleft()
-        self._seconds[name] = self._seconds.get(name, 0.0) + watch.seconds
+        seconds[name] = seconds.get(name, 0.0) + watch.seconds
         self._spare.append(watch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +15,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.record.loggers import Logger
 
+from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.timing import Stopwatch
 
 FILE_NAME = "progress.csv"
@@ -20,12 +24,17 @@ _FIXED = ["step", "wall_time"]
 
 
 class ProgressCSVLogger(Logger):
-    """A TorchRL logger that writes ``progress.csv``, with one row per ``log_metrics`` call.
+    """A TorchRL logger that writes ``progress.csv``, with one row per step and rising steps.
 
     TorchRL's ``CSVLogger`` writes one file per scalar and keeps every value in memory; here a row is on disk as soon
-    as it is logged and nothing is kept. Columns are ``step``, ``wall_time`` (seconds of logging so far, continued after
-    a resume) and the metrics in the order of their first row. A metric that first comes later gets a new last column:
-    the file is rewritten once, with empty cells in the earlier rows. An existing file is continued.
+    as it is logged, in one write, and nothing is kept. Columns are ``step``, ``wall_time`` (seconds of logging so far,
+    continued after a resume) and the metrics in the order of their first row. A metric that first comes later gets a
+    new last column: the file is rewritten once, with empty cells in the earlier rows.
+
+    An existing file is continued. A last line that a kill has left incomplete is dropped, and so are the rows from the
+    first new step on: a run that went on after its checkpoint and then died has left rows that the resumed run writes
+    again. After that first row, metrics of the last step or of an earlier one join the row of their step, in cells that
+    are still empty. After an ``OSError``, as on a full disk, the file is as before, and the row can be logged again.
 
     Args:
         exp_name: name of the run, kept for TorchRL's interface.
@@ -35,13 +44,20 @@ class ProgressCSVLogger(Logger):
     def __init__(self, exp_name: str, log_dir: str | os.PathLike[str]) -> None:
         self.path = Path(log_dir) / FILE_NAME
         self._columns: list[str] = []
+        self._last: dict[str, Any] | None = None
+        self._last_start = 0
         super().__init__(exp_name=exp_name, log_dir=os.fspath(log_dir))
-        rows = self._read_rows()
-        self._seconds_before = float(rows[-1]["wall_time"]) if rows else 0.0
+        self._continues = self._last is not None
+        self._seconds_before = self._wall_time()
         self._clock = Stopwatch("cpu").start()
 
+    @property
+    def last_step(self) -> int | None:
+        """Step of the last row, ``None`` without one."""
+        return None if self._last is None else round(float(self._last["step"]))
+
     def log_metrics(self, metrics: Any, step: int | None = None, *, keys_sep: str = "/") -> dict[str, Any]:
-        """Write one row.
+        """Write one row, or join the row that the step has.
 
         Args:
             metrics: mapping of names to numbers or one-element tensors, or a TensorDict.
@@ -49,10 +65,11 @@ class ProgressCSVLogger(Logger):
             keys_sep: separator of nested TensorDict keys.
 
         Returns:
-            The names and numbers that were written.
+            The names and numbers that were given.
 
         Raises:
             ValueError: if ``step`` is missing, or a metric has the name of a fixed column.
+            OSError: if the file cannot be written; it is as before then.
         """
         if isinstance(metrics, TensorDictBase):
             metrics = dict(metrics.flatten_keys(keys_sep).items())
@@ -62,24 +79,40 @@ class ProgressCSVLogger(Logger):
                 f"ProgressCSVLogger.log_metrics: expected a step and metrics not named {_FIXED}, got step={step} and "
                 f"{sorted(row)}. Pass step= and rename the metric."
             )
+        last = self.last_step
+        if self._continues and last is not None and step <= last:
+            self._keep_rows_below(step)
+            last = self.last_step
+        self._continues = False
         if new := [name for name in row if name not in self._columns]:
-            self._rewrite([*(self._columns or _FIXED), *new], self._read_rows())
+            columns = [*(self._columns or _FIXED), *new]
+            if self.path.exists():
+                self._rewrite(columns, self._read_rows())
+            self._columns = columns
         self._clock.stop()
         seconds = self._seconds_before + self._clock.host_seconds
         cells = {"step": step, "wall_time": f"{seconds:.3f}", **row}
-        # Opened for each row: a row per interval is rare, and then no exit, clean or not, can lose one.
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow(cells)
+        if last is None or step > last:
+            self._append(cells)
+        elif step == last:
+            self._extend_last(cells)
+        else:
+            self._insert(cells)
         return row
 
+    def log_row(self, row: Mapping[str, float], histograms: Mapping[str, Histogram], step: int) -> None:
+        """Write the numbers of an interval; histograms have no cell in a CSV file."""
+        if row:
+            self.log_metrics(row, step=step)
+
     def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
-        """Write a row with one metric; prefer ``log_metrics``, which writes many in one row."""
+        """Write one metric; prefer ``log_metrics``, which writes many in one row."""
         self.log_metrics({name: value}, step=step)
 
     def log_hparams(self, cfg: Mapping[str, Any]) -> None:
         """Write the configuration to ``hparams.json``; values that JSON lacks are written as their text."""
         text = json.dumps(dict(cfg), indent=2, sort_keys=True, default=str)
-        self.path.with_name("hparams.json").write_text(text + "\n", encoding="utf-8")
+        write_text(self.path.with_name("hparams.json"), text + "\n")
 
     def log_histogram(self, name: str, data: Sequence[float], **kwargs: Any) -> NoReturn:
         """Refuse: a histogram has no cell in a CSV file.
@@ -103,35 +136,125 @@ class ProgressCSVLogger(Logger):
     def _create_experiment(self) -> Path:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
+            self._repair()
             with self.path.open(newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file), [])
+            self._remember(self._read_rows())
         return self.path
 
     def _checkpoint_state(self) -> dict[str, Any]:
-        rows = self._read_rows()
-        return {"last_step": float(rows[-1]["step"]) if rows else None}
+        return {"last_step": self.last_step}
 
     def _load_checkpoint_state(self, state_dict: Mapping[str, Any]) -> None:
-        # A run that went on after its checkpoint and then died has left rows that the resumed run writes again.
-        if not self._columns or "last_step" not in state_dict:
-            return
-        last = state_dict["last_step"]
-        rows = [row for row in self._read_rows() if last is not None and float(row["step"]) <= last]
-        self._rewrite(self._columns, rows)
+        if self._columns and "last_step" in state_dict:
+            last = state_dict["last_step"]
+            self._keep_rows_below(float("-inf") if last is None else last + 1)
 
-    def _read_rows(self) -> list[dict[str, str]]:
-        """All rows so far, from the disk."""
+    # Reading
+
+    def _repair(self) -> None:
+        """Drop a last line without its end, which a kill in the middle of a write leaves."""
+        with self.path.open("rb+") as file:
+            content = file.read()
+            if content and not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+
+    def _read_rows(self) -> list[dict[str, Any]]:
+        """All rows so far, from the disk; lines that are no rows are left out."""
         if not self.path.exists():
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+            return [row for row in csv.DictReader(file, restval="") if None not in row and _is_number(row.get("step"))]
 
-    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+    def _remember(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Keep the last of the rows that the file ends with, and where it starts."""
+        self._last = dict(rows[-1]) if rows else None
+        if self._last is not None:
+            self._last_start = self.path.stat().st_size - len(self._line(self._last))
+
+    def _wall_time(self) -> float:
+        return float(self._last["wall_time"]) if self._last is not None and _is_number(self._last["wall_time"]) else 0.0
+
+    # Writing
+
+    def _line(self, cells: Mapping[str, Any]) -> bytes:
+        return _lines(self._columns, [cells])
+
+    def _append(self, cells: dict[str, Any]) -> None:
+        # Opened for each row: a row per interval is rare, and then no exit, clean or not, can lose one.
+        with self.path.open("ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            header = b"" if start else _lines(self._columns, [dict(zip(self._columns, self._columns, strict=True))])
+            _write_all(file, header + self._line(cells), start, before=b"")
+        self._last, self._last_start = cells, start + len(header)
+
+    def _extend_last(self, cells: dict[str, Any]) -> None:
+        """Fill empty cells of the last row in place: the line can only grow."""
+        assert self._last is not None
+        merged = _merge(self._last, cells)
+        with self.path.open("rb+", buffering=0) as file:
+            file.seek(self._last_start)
+            before = file.read()
+            if before != self._line(self._last):  # a file of another writer, with other line ends or quotes
+                self._insert(cells)
+                return
+            file.seek(self._last_start)
+            _write_all(file, self._line(merged), self._last_start, before=before)
+        self._last = merged
+
+    def _insert(self, cells: dict[str, Any]) -> None:
+        """Give late metrics the row of their own step."""
+        rows, step = self._read_rows(), float(cells["step"])
+        same = [row for row in rows if float(row["step"]) == step]
+        if same:
+            same[0].update(_merge(same[0], cells))
+        else:
+            # its time is that of its neighbour, so that times rise with the steps
+            later = next((row for row in rows if float(row["step"]) > step), None)
+            rows.append({**cells, "wall_time": later["wall_time"]} if later is not None else cells)
+            rows.sort(key=lambda row: float(row["step"]))
+        self._rewrite(self._columns, rows)
+
+    def _keep_rows_below(self, step: float) -> None:
+        self._rewrite(self._columns, [row for row in self._read_rows() if float(row["step"]) < step])
+        self._seconds_before = self._wall_time()
+
+    def _rewrite(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
         """Replace the file by one with these columns and rows; readers never see half of it."""
-        draft = self.path.with_suffix(".csv.tmp")
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        draft.replace(self.path)
+        header = dict(zip(columns, columns, strict=True))
+        write_text(self.path, _lines(columns, [header, *rows]).decode())
         self._columns = columns
+        self._remember(rows)
+
+
+def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _merge(row: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with its empty cells filled; what a row says already stands."""
+    return {**late, **{name: value for name, value in row.items() if value not in ("", None)}}
+
+
+def _write_all(file: io.FileIO, data: bytes, start: int, *, before: bytes) -> None:
+    """Write at the file's position, or leave the file with ``before`` from ``start`` on, where its end was."""
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):
+            file.seek(start)
+            file.write(before)
+            file.truncate(start + len(before))
+        raise
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        float(text or "")
+    except ValueError:
+        return False
+    return True

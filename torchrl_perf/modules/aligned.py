@@ -7,7 +7,7 @@ from torch.nn import functional as F
 _MULTIPLE = 4  # float32 numbers in 16 bytes, the alignment that TF32 kernels ask of each row
 
 
-def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor, multiple: int = _MULTIPLE) -> Tensor:
     """``x @ weight + bias`` in matrices padded to multiples of 4 rows and columns; for compiled functions.
 
     A row of 17 observations is not aligned to 16 bytes, and such products run on the slow float32 units even where TF32
@@ -18,15 +18,16 @@ def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         x: ``[*, B, IN]``.
         weight: ``[*, IN, OUT]``.
         bias: ``[*, 1, OUT]``.
+        multiple: numbers in 16 bytes: 4 in float32, 8 under autocast.
 
     Returns:
         ``[*, B, OUT]``.
     """
     inputs, outputs = weight.shape[-2:]
-    right = -outputs % _MULTIPLE
-    if inputs % _MULTIPLE == 0:
+    right = -outputs % multiple
+    if inputs % multiple == 0:
         return torch.matmul(x, F.pad(weight, (0, right)) if right else weight)[..., :outputs] + bias
-    down = -(inputs + 1) % _MULTIPLE
+    down = -(inputs + 1) % multiple
     x = F.pad(F.pad(x, (0, 1), value=1.0), (0, down))
     weight = F.pad(torch.cat([weight, bias], -2), (0, right, 0, down))
     return torch.matmul(x, weight)[..., :outputs]

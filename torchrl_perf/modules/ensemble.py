@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf.modules.aligned import aligned_affine
+from torchrl_perf.modules.mixed import check_precision
+from torchrl_perf.runtime.precision import autocast
 
 _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu, "silu": nn.functional.silu}
 
@@ -25,10 +27,12 @@ class EnsembleMLP(nn.Module):
         out_features: size of the last dim of the output.
         hidden_sizes: widths of the hidden layers.
         activation: ``"relu"``, ``"tanh"``, ``"elu"`` or ``"silu"``.
+        precision: of the matrix products of the hidden layers: ``"bf16"`` and ``"fp16"`` round the operands, ``"tf32"``
+            and ``"ieee"`` leave them alone. The last layer and the output are float32.
         device: of the parameters.
 
     Raises:
-        ValueError: for sizes below 1 or an unknown activation.
+        ValueError: for sizes below 1, an unknown activation or precision.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class EnsembleMLP(nn.Module):
         *,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
+        precision: str = "tf32",
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -49,6 +54,7 @@ class EnsembleMLP(nn.Module):
             raise ValueError(f"num_members and sizes: expected at least 1, received {num_members} and {sizes}.")
         self.num_members = num_members
         self.activation = activation
+        self.precision = check_precision(precision)
         pairs = list(itertools.pairwise(sizes))
         self.weights = nn.ParameterList(
             [nn.Parameter(torch.empty(num_members, rows, columns, device=device)) for rows, columns in pairs]
@@ -84,11 +90,15 @@ class EnsembleMLP(nn.Module):
         else:
             hidden = x.reshape(-1, x.shape[-1]).expand(self.num_members, -1, -1)
         product = _compiled_layer if torch.compiler.is_compiling() else _layer
-        last = len(self.weights) - 1
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = product(hidden, weight, bias)
-            if number < last:
-                hidden = _ACTIVATIONS[self.activation](hidden)
+        *layers, last = zip(self.weights, self.biases, strict=True)
+        with autocast(self.precision, x.device):
+            for layer in layers:
+                hidden = _ACTIVATIONS[self.activation](product(hidden, *layer))
+        if self.precision in ("bf16", "fp16"):
+            with torch.autocast(x.device.type, enabled=False):
+                hidden = product(hidden.to(last[0].dtype), *last)
+        else:
+            hidden = product(hidden, *last)
         return hidden.view(self.num_members, *batch, hidden.shape[-1])
 
     def extra_repr(self) -> str:
@@ -109,7 +119,8 @@ def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     if weight.shape[-1] == 1:
         return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
-    return aligned_affine(x, weight, bias)
+    # whether the product is of 16 bits: the rows of 16 bytes then hold 8 numbers
+    return aligned_affine(x, weight, bias, 8 if torch.is_autocast_enabled(x.device.type) else 4)
 
 
 class EnsembleQ(nn.Module):
@@ -120,6 +131,7 @@ class EnsembleQ(nn.Module):
         in_features: size of observations and action together.
         hidden_sizes: widths of the hidden layers.
         activation: as for :class:`EnsembleMLP`.
+        precision: as for :class:`EnsembleMLP`.
         device: of the parameters.
     """
 
@@ -130,11 +142,18 @@ class EnsembleQ(nn.Module):
         *,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
+        precision: str = "tf32",
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.net = EnsembleMLP(
-            num_members, in_features, 1, hidden_sizes=hidden_sizes, activation=activation, device=device
+            num_members,
+            in_features,
+            1,
+            hidden_sizes=hidden_sizes,
+            activation=activation,
+            precision=precision,
+            device=device,
         )
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Categorical, OneHot, TensorSpec
 
+from torchrl_perf.functional.masked import effective_mask
 from torchrl_perf.functional.schedules import linear
 
 
@@ -21,17 +22,27 @@ class EpsilonGreedy(TensorDictModuleBase):
     the schedule is in buffers: ``.to(device)`` moves it, ``state_dict`` holds it, and a captured graph honours what is
     written there in place. Actions are greedy where TorchRL's exploration type is not RANDOM.
 
-    Keys read: ``in_keys``, and ``mask_key`` if given. Written: ``action_key``.
+    Any batch shape ``[*]`` serves, ``[N, A]`` of agents, too. Action 0 is the answer of a row that allows no action,
+    and of an agent that does not exist, whatever the network says of it, NaN included.
+
+    Keys read: ``in_keys``, and ``mask_key`` and ``valid_key`` if given. Written: ``action_key``.
 
     Args:
         network: maps the inputs to action values ``[*, D]``.
         spec: the action's spec, of index (int64 ``[*]``) or one-hot ``[*, D]`` actions.
         in_keys: what the network reads.
         action_key: where the action is written.
-        mask_key: bool ``[*, D]``, True for the actions that are allowed; all are by default.
+        mask_key: bool ``[*, D]``, True for the actions that are allowed; all are by default. A mask of an env,
+            ``[N, D]`` or ``[N, 1, D]``, holds for all its agents.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default.
         eps_start: epsilon at frame 0.
         eps_end: epsilon from ``decay_frames`` on.
         decay_frames: frames in which epsilon falls.
+
+    Attributes:
+        network: the network.
+        spec: the action's spec.
+        epsilon: buffer, 0-d, the current probability.
 
     Raises:
         ValueError: for another kind of spec, and an epsilon outside [0, 1].
@@ -51,6 +62,7 @@ class EpsilonGreedy(TensorDictModuleBase):
         in_keys: Sequence[NestedKey] = ("observation",),
         action_key: NestedKey = "action",
         mask_key: NestedKey | None = None,
+        valid_key: NestedKey | None = None,
         eps_start: float = 1.0,
         eps_end: float = 0.05,
         decay_frames: int = 10_000,
@@ -64,13 +76,13 @@ class EpsilonGreedy(TensorDictModuleBase):
         for name, value in (("eps_start", eps_start), ("eps_end", eps_end)):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name}: expected a probability in [0, 1], received {value}.")
-        self.network = network
+        self.network, self.spec = network, spec
         self.num_actions = int(spec.space.n)
         self.one_hot = isinstance(spec, OneHot)
         self.dtype = spec.dtype
         self.action_key = action_key
-        self.mask_key = mask_key
-        self.in_keys = [*in_keys] if mask_key is None else [*in_keys, mask_key]  # pyright: ignore
+        self.mask_key, self.valid_key = mask_key, valid_key
+        self.in_keys = [*in_keys, *(key for key in (mask_key, valid_key) if key is not None)]  # pyright: ignore
         self.out_keys = [action_key]  # pyright: ignore
         self.network_keys = list(in_keys)
         device = next((p.device for p in network.parameters()), spec.device)
@@ -92,12 +104,16 @@ class EpsilonGreedy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action; explore or not as TorchRL's exploration type says."""
         values = self.action_values(tensordict)
-        mask = None if self.mask_key is None else tensordict.get(self.mask_key)
-        if mask is not None:
+        mask = None
+        if self.mask_key is not None:
+            mask = effective_mask(_of_agents(tensordict.get(self.mask_key), values))
             values = values.masked_fill(~mask, -torch.inf)
         action = values.argmax(-1)
         if interaction_type() is InteractionType.RANDOM:
             action = self._explore(action, mask)
+        if self.valid_key is not None:
+            valid = tensordict.get(self.valid_key)
+            action = torch.where(valid if valid.ndim == action.ndim else valid.squeeze(-1), action, 0)
         if self.one_hot:
             hot = action.unsqueeze(-1) == torch.arange(self.num_actions, device=action.device)
             tensordict.set(self.action_key, hot.to(self.dtype))
@@ -115,3 +131,10 @@ class EpsilonGreedy(TensorDictModuleBase):
             noise = torch.rand((self.num_actions + 1, *greedy.shape), device=greedy.device)
             chance, choice = noise[0], noise[1:].movedim(0, -1).masked_fill(~mask, -1.0).argmax(-1)
         return torch.where(chance < self.epsilon, choice, greedy)
+
+
+def _of_agents(mask: Tensor, values: Tensor) -> Tensor:
+    """A mask ``[*, D]``, or one of an env for all its agents, as it is for values ``[*, D]``."""
+    while mask.ndim < values.ndim:
+        mask = mask.unsqueeze(-2)
+    return mask.expand(values.shape)

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.mlp import PRECISIONS, fusable, fused_mlp
+from torchrl_perf.functional.mlp import fusable, fused_mlp
+from torchrl_perf.modules.mixed import MixedSequential
 
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-class FusedMLP(nn.Sequential):
+class FusedMLP(MixedSequential):
     """Linear, activation, linear, activation, linear: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
 
     The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the way they are run
@@ -22,7 +23,8 @@ class FusedMLP(nn.Sequential):
         activation: ``"tanh"`` or ``"relu"``.
         output_gain: gain of the orthogonal initialisation of the last layer (hidden layers: sqrt(2), biases 0), as PPO
             is usually initialised (arXiv:2005.12729).
-        precision: of the fused matrix products: ``"tf32"``, ``"bf16"`` or ``"ieee"``.
+        precision: of the matrix products: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is float32.
+            Layer by layer it is that of :class:`MixedSequential`.
         device: of the parameters.
 
     Raises:
@@ -42,8 +44,6 @@ class FusedMLP(nn.Sequential):
     ) -> None:
         if activation not in _ACTIVATIONS:
             raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}.")
         act = _ACTIVATIONS[activation]
         super().__init__(
             nn.Linear(in_features, hidden_size, device=device),
@@ -51,12 +51,12 @@ class FusedMLP(nn.Sequential):
             nn.Linear(hidden_size, hidden_size, device=device),
             act(),
             nn.Linear(hidden_size, out_features, device=device),
+            precision=precision,
         )
         for layer, gain in ((self[0], 2**0.5), (self[2], 2**0.5), (self[4], output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
         self.activation = activation
-        self.precision = precision
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, out_features]``."""

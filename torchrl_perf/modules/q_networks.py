@@ -17,7 +17,7 @@ class DuelingMLP(nn.Module):
         num_actions: D.
         hidden_size: width of both hidden layers.
         activation: ``"tanh"`` or ``"relu"``.
-        precision: of the fused matrix products: ``"tf32"``, ``"bf16"`` or ``"ieee"``.
+        precision: as for :class:`FusedMLP`.
         device: of the parameters.
 
     Raises:

@@ -95,12 +95,19 @@ class SquashedNormal(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape)
 
-    def rsample_and_log_prob(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    def rsample_and_log_prob(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Actions ``[*sample_shape, *, D]`` and their log-probabilities ``[*sample_shape, *]``, from the same ``x``.
 
         No inverse of tanh is taken: values and gradients are those of the ``x`` that was drawn, at the bounds too.
+
+        Args:
+            sample_shape: leading dims of the draw.
+            noise: ``[*sample_shape, *, D]`` standard normal numbers instead of fresh ones.
         """
-        noise = _noise(torch.Size(sample_shape) + self.loc.shape, self.loc)
+        if noise is None:
+            noise = _noise(torch.Size(sample_shape) + self.loc.shape, self.loc)
         x = self.loc + self.scale * noise
         log_prob = -0.5 * noise.square() - self.scale.log() - _HALF_LOG_TAU - self._log_jacobian(x)
         return self._squash(x), log_prob.sum(-1)

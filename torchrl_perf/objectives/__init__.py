@@ -1,9 +1,24 @@
 """Losses that do not wait for the host."""
 
-from torchrl_perf.objectives.ppo import DeviceClipPPOLoss
+from torchrl_perf.objectives.ac_iqn import ACIQNLoss
+from torchrl_perf.objectives.c51 import DeviceC51Loss
+from torchrl_perf.objectives.hybrid_sac import HybridSACLoss
+from torchrl_perf.objectives.icm import ICMLoss
+from torchrl_perf.objectives.options import OptionLoss
+from torchrl_perf.objectives.ppo import DeviceClipPPOLoss, DeviceKLPENPPOLoss
+from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.objectives.sac import DeviceSACLoss
+from torchrl_perf.objectives.td3 import DeviceTD3Loss
 
 __all__ = [
+    "ACIQNLoss",
+    "DeviceC51Loss",
     "DeviceClipPPOLoss",
+    "DeviceKLPENPPOLoss",
     "DeviceSACLoss",
+    "DeviceTD3Loss",
+    "HybridSACLoss",
+    "ICMLoss",
+    "OptionLoss",
+    "QuantileDQNLoss",
 ]

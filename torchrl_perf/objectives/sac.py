@@ -108,8 +108,13 @@ class DeviceSACLoss(nn.Module):
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def sample(self, td: TensorDictBase) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sample(self, td: TensorDictBase, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Fresh actions for the states and the next states of the batch, in one pass of the actor.
+
+        Args:
+            td: the batch ``[B]``.
+            noise: ``[2 B, D]`` standard normal numbers to draw the actions with, those of the states first; for a
+                :class:`~torchrl_perf.modules.SquashedNormal` only. None draws fresh ones.
 
         Returns:
             Action ``[B, D]`` and log-probability ``[B]``, differentiable in the actor's parameters; next action and
@@ -119,7 +124,10 @@ class DeviceSACLoss(nn.Module):
         keys = cast("list[NestedKey]", self.actor.in_keys)
         both = {key: torch.cat([td.get(key), td.get(("next", key))]) for key in keys}
         dist = cast("Any", self.actor).get_dist(TensorDict(both, [2 * rows], device=td.device))
-        action, log_prob = dist.rsample_and_log_prob() if hasattr(dist, "rsample_and_log_prob") else _score(dist)
+        if noise is not None:
+            action, log_prob = dist.rsample_and_log_prob(noise=noise)
+        else:
+            action, log_prob = dist.rsample_and_log_prob() if hasattr(dist, "rsample_and_log_prob") else _score(dist)
         return action[:rows], log_prob[:rows], action[rows:].detach(), log_prob[rows:].detach()
 
     def _detached_critic(self, td: TensorDictBase) -> TensorDictBase:

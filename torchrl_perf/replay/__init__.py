@@ -3,6 +3,7 @@
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
 from torchrl_perf.replay.epoch import DeviceSamplerWithoutReplacement
 from torchrl_perf.replay.factory import make_replay_buffer
+from torchrl_perf.replay.option_replay import OptionReplay
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import DeviceRandomSampler
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceSliceSampler",
     "DeviceStorage",
     "DeviceWriter",
+    "OptionReplay",
     "PriorityTree",
     "RecentWindow",
     "Ring",

@@ -124,14 +124,18 @@ def traceback_chain(traceback: TracebackType | None) -> list[Call]:
     return chain[::-1]
 
 
+def is_machinery(path: str) -> bool:
+    """Whether a file of torch (an absolute path) is a wrapper between a Python call and its kernel."""
+    return path[len(package_root("torch") or "") :].startswith(_MACHINERY)
+
+
 def innermost(chain: Iterable[Call]) -> Call | None:
     """Return the innermost frame that is neither this package's runtime nor torch's dispatch machinery."""
-    torch_root = package_root("torch") or "\0"
     for call in chain:
         kind = owner(call.file)
         if kind in ("runtime", "stdlib"):
             continue
-        if kind == "torch" and os.path.abspath(call.file)[len(torch_root) :].startswith(_MACHINERY):
+        if kind == "torch" and is_machinery(os.path.abspath(call.file)):
             continue
         return call
     return None

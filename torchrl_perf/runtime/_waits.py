@@ -21,6 +21,8 @@ _LINALG = "use the _ex variant (torch.linalg.inv_ex, cholesky_ex, ...), which le
 _REPEAT = "pass output_size= so that the result's size is known to the host"
 _BINS = "use scatter_add_ into a tensor of fixed size"
 _METHOD = "keep the data on the device; copy once per logging interval"
+_SYNC = "drop it: work on one stream is in order; wait for one event where the host does need the result"
+COPY_TO_HOST, COPY_TO_DEVICE = "copy_to_host", "copy_to_device"
 CUDA_REMEDY = (
     "find the wait in the operation above: a CPU index or scalar in a CUDA operation, or a tensor made from Python data"
 )
@@ -31,8 +33,9 @@ REMEDIES = {
     **dict.fromkeys(("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"), _UNIQUE),
     **dict.fromkeys(("equal", "allclose"), _COMPARE),
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), _MASK),
-    **dict.fromkeys(("_to_copy", "copy_"), _COPY),
-    **dict.fromkeys(("tolist", "numpy", "__array__"), _METHOD),
+    **dict.fromkeys(("_to_copy", "copy_", COPY_TO_DEVICE), _COPY),
+    **dict.fromkeys(("tolist", "numpy", "__array__", "cpu", COPY_TO_HOST), _METHOD),
+    **dict.fromkeys(("cuda.synchronize", "Event.synchronize", "Stream.synchronize"), _SYNC),
     "_linalg_check_errors": _LINALG,
     "repeat_interleave": _REPEAT,
     "bincount": _BINS,
@@ -63,9 +66,11 @@ class Artefact(NamedTuple):
 
 ARTEFACTS = (
     Artefact("torch", "optim/"),
+    Artefact("torch", "utils/data/"),  # seeds and permutations, drawn on the CPU
     Artefact("torchrl", "data/replay_buffers/storages/base.py", ("_mutation_revision", "_last_cursor_index")),
     Artefact("torchrl", "collectors/utils.py", ("get_traj_and_increment",), "_traj_id.item()"),
     Artefact("torchrl", "trainers/trainers.py", ("train",), ".item()"),  # the size of a batch
+    Artefact("torchrl_perf", "metrics/", (), ".tolist()"),  # of the host's copy
 )
 # These read values that live where the parameters do.
 _OPTIM_READERS = frozenset(("lr_scheduler.py", "lbfgs.py", "swa_utils.py"))
@@ -85,7 +90,7 @@ def host_wait(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda:
     if name not in REMEDIES or getattr(func, "namespace", "") != "aten" or not args or not isinstance(args[0], Tensor):
         return None
     if name in _COPIES:
-        return name if cuda and _copy_waits(name, args, kwargs) else None
+        return name if cuda and copy_waits(name, args, kwargs) else None
     if args[0].device.type != ("cuda" if cuda else "cpu"):
         return None
     if name in _MASKED:
@@ -107,7 +112,7 @@ def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> b
     return not (cuda and fills)
 
 
-def _copy_waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def copy_waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a copy crosses between the CPU and CUDA without being asynchronous on both sides."""
     if name == "copy_":
         if len(args) < 2 or not isinstance(args[1], Tensor):
@@ -137,7 +142,7 @@ def is_artefact(chain: list[Call]) -> bool:
             continue
         if artefact.package == "torch" and os.path.basename(path) in _OPTIM_READERS:
             return False
-        if artefact.functions and call.function not in artefact.functions:
+        if artefact.functions and call.function.rpartition(".")[2] not in artefact.functions:
             continue
         return artefact.source in locate([call]).source
     return False

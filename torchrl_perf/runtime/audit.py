@@ -15,6 +15,9 @@ Reads that only the CPU stand-in has are not reported, see `ARTEFACTS` in `_wait
 
 Not seen: `torch.cuda.synchronize()` and `Event.synchronize()` (a CUDA graph capture refuses them), and on CPU tensors
 `.cpu()`, which does nothing there.
+
+For a whole script that is to run as it is, compiled functions and other threads included, there is `ScriptAudit` in
+`script_audit.py` (`torchrl-perf syncs`), which wraps the kernels of the waiting operations instead.
 """
 
 import sys

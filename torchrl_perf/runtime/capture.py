@@ -154,6 +154,11 @@ class Captured:
         graph.reset()
         torch.cuda.empty_cache()
 
+    def restart(self) -> None:
+        """`release`, and warm up again: for a function that runs other code from here on, which has to compile."""
+        self.release()
+        self._warm = 0
+
     def __del__(self) -> None:
         graph = getattr(self, "_graph", None)
         if graph is not None:

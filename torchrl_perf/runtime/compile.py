@@ -3,9 +3,12 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
+"""How long the compiler looks for fast kernels. The second tries the block sizes of matrix products, for minutes."""
 
 DEFAULTS = {"fallback_random": True, "combo_kernels": True, "online_softmax": False}
 """Options of Inductor that the package relies on.
@@ -27,7 +30,8 @@ def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
     Args:
         fn: function of tensors, free of host waits.
-        **options: passed to `torch.compile`; they override the defaults above.
+        **options: passed to `torch.compile`; they override the defaults above. A `mode` is added to the `options`,
+            which `torch.compile` itself takes only without a mode.
 
     Returns:
         The compiled function. Nothing is compiled before its first call.
@@ -35,16 +39,28 @@ def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     Raises:
         ValueError: for a `mode` with implicit CUDA graphs.
     """
-    mode = options.get("mode")
+    mode = options.pop("mode", None)
     if mode in ("reduce-overhead", "max-autotune"):
         raise ValueError(
             f'expected a mode without implicit CUDA graphs, received mode="{mode}"; use "max-autotune-no-cudagraphs" '
             "or none, and torchrl_perf.runtime.capture for the graph"
         )
     settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, **options}
-    if mode is None and settings.get("backend", "inductor") == "inductor":
-        settings["options"] = {**DEFAULTS, **settings.get("options", {})}
+    if settings.get("backend", "inductor") == "inductor":
+        settings["options"] = {**DEFAULTS, **_mode_options(mode), **settings.get("options", {})}
     return torch.compile(_with_own_code(fn), **settings)
+
+
+def _mode_options(mode: str | None) -> dict[str, Any]:
+    """Options of Inductor that a mode of `torch.compile` stands for."""
+    if mode is None or mode == "default":
+        return {}
+    known = torch._inductor.list_mode_options()
+    if mode not in known:
+        raise ValueError(
+            f"expected a mode among {('default', *known)}, received {mode!r}; leave it out for the default"
+        )
+    return known[mode]
 
 
 def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:

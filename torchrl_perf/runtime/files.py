@@ -1,22 +1,51 @@
-"""Checkpoint files: written whole or not at all, loaded without executing code."""
+"""Files that are written whole or not at all, checkpoints that load without executing code, and a lock of a folder."""
 
+import contextlib
+import errno
 import os
+import pickle
 import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+from torch import nn
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "FolderLock",
+    "load_checkpoint",
+    "remove_partial_files",
+    "save_checkpoint",
+    "write_text",
+]
+
+PARTIAL = ".partial"
+PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
-def save_checkpoint(state: dict[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Writes ``state`` (tensors and plain scalars) whole or not at all: an interrupted write leaves the old file."""
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or written: cut off, foreign, of another version, or holding code."""
+
+
+def save_checkpoint(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Writes ``state`` whole or not at all: a write that fails, or a machine that does, leaves the old file.
+
+    Args:
+        state: tensors and plain values in dicts, lists and tuples.
+        path: the file; its folder is made if missing.
+
+    Raises:
+        CheckpointError: for a value of another type, which could not be loaded without executing code.
+        OSError: for a full disk or a folder that is read-only; no partial file is left.
+    """
+    _check_plain(state, "")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    _write_whole(path, lambda file: torch.save(state, file))
     return path
 
 
@@ -25,17 +54,173 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
 
     Raises:
         FileNotFoundError: naming the file and what lies beside it.
-        ValueError: for a file that is cut off or was never a checkpoint.
+        CheckpointError: a ValueError, for a file that is cut off, damaged, was never a checkpoint, or holds code.
     """
     path = Path(path)
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else "no such folder"
         raise FileNotFoundError(
-            f"checkpoint: expected a file at {path}, found {beside}. Remedy: pass the run's checkpoint.pt."
+            f"checkpoint: expected a file at {path}, found {beside}. Remedy: pass a file of the run's checkpoints."
         )
     if not zipfile.is_zipfile(path):  # what torch.save writes
-        raise ValueError(
+        raise CheckpointError(
             f"checkpoint: expected a whole file of torch.save at {path}, received {path.stat().st_size} bytes of "
-            "something else, or of one that is cut off. Remedy: an earlier copy; save_checkpoint leaves no such file."
+            "something else, or of one that is cut off. Remedy: an earlier checkpoint."
         )
-    return torch.load(path, map_location=device, weights_only=True)
+    _check_sums(path)
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"checkpoint: expected tensors and plain values at {path}, received something that would execute code or "
+            f"that is damaged, and executed none of it ({first}). Remedy: only files that this package has saved."
+        ) from None
+    except (RuntimeError, KeyError, EOFError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise CheckpointError(
+            f"checkpoint: expected a file of torch.save at {path}, which cannot be read: {error}. Remedy: an earlier "
+            "checkpoint."
+        ) from error
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, lasting: bool = True) -> None:
+    """Writes a text file whole or not at all.
+
+    Args:
+        path: the file, in a folder that exists.
+        text: its content, written as UTF-8.
+        lasting: whether it has to survive a crash of the machine; costs a wait for the disk.
+
+    Raises:
+        OSError: if it cannot be written; an earlier file is as it was.
+    """
+    _write_whole(Path(path), lambda file: file.write(text.encode("utf-8")), lasting=lasting)
+
+
+def remove_partial_files(folder: str | os.PathLike[str]) -> None:
+    """Removes what writes that were killed have left in a folder; a folder that does not exist has none."""
+    for partial in Path(folder).glob(f"*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
+
+
+class FolderLock:
+    """Keeps a second process from writing into the folder of a run; the lock ends with the process, however it ends.
+
+    Where the file system or the platform has no locks, it does nothing.
+
+    Args:
+        folder: the folder; gets a file ``run.lock``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / "run.lock"
+        self._file: IO[bytes] | None = None
+
+    def acquire(self) -> bool:
+        """Takes the lock; False if another process has it.
+
+        Raises:
+            OSError: if the folder cannot be written to.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            return True
+        # a record lock rather than flock: processes forked off, such as workers of envs, do not keep it alive
+        file = self.path.open("ab")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            return False
+        except OSError:  # a file system without locks
+            file.close()
+            return True
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Gives the lock back; more calls do nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object], *, lasting: bool = True) -> None:
+    """Write beside the file, wait for the disk, rename; the order in which each step lasts if the machine stops."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError):
+            _raise_disk_error(error, path)
+        raise
+    if lasting:
+        sync_folder(path.parent)
+
+
+def _raise_disk_error(error: RuntimeError, path: Path) -> None:
+    """Torch reports a failed write as a RuntimeError whose cause is the OSError, if there is one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, os.strerror(cause.errno or 0), os.fspath(path)) from error
+        cause = cause.__cause__ or cause.__context__
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in a folder last; platforms that cannot open folders do not need it."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what network file systems say that cannot do it
+            raise
+    finally:
+        os.close(number)
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the sums that the file holds of its entries; torch does not."""
+    with zipfile.ZipFile(path) as file:
+        try:
+            damaged = file.testzip()
+        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            damaged = str(error)
+    if damaged is not None:
+        raise CheckpointError(
+            f"checkpoint: expected a sound file at {path}, received one that is damaged in {damaged}. Remedy: an "
+            "earlier checkpoint."
+        )
+
+
+def _check_plain(value: Any, where: str) -> None:
+    for place, leaf in _leaves(value, where):
+        if type(leaf) not in TENSORS and type(leaf) not in PLAIN:
+            raise CheckpointError(
+                f"checkpoint: expected tensors and plain values, received {type(leaf).__module__}."
+                f"{type(leaf).__name__} at {place or 'the top'}, which could not be loaded without executing code. "
+                "Remedy: a state_dict that gives it as a tensor, a number or a text."
+            )
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if type(value) in (dict, OrderedDict):
+        for key, entry in value.items():
+            yield from _leaves(entry, f"{where}/{key}")
+    elif type(value) in (list, tuple, set):
+        for number, entry in enumerate(value):
+            yield from _leaves(entry, f"{where}/{number}")
+    else:
+        yield where, value

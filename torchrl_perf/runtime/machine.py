@@ -2,7 +2,6 @@
 
 import datetime
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchrl_perf.runtime.nvml import GpuReader, visible_id
+from torchrl_perf.runtime.redact import redact_command
 
 __all__ = ["machine_card"]
 
@@ -31,7 +33,7 @@ def machine_card() -> dict[str, Any]:
         version), tf32 (matmul precision and the two flags), threads.
     """
     return {
-        "command": " ".join(sys.argv) or None,
+        "command": " ".join(redact_command(sys.argv)) or None,
         # a machine that got a copy without its history is told by the environment, as CI systems do
         "commit": _or_none(_commit),
         "dirty": _or_none(_dirty),
@@ -89,40 +91,19 @@ def _gpu() -> dict[str, Any]:
 
 
 def _nvml() -> dict[str, Any] | None:
-    if importlib.util.find_spec("pynvml") is None:
-        return None
-    with suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(_physical_index())
-            driver = pynvml.nvmlSystemGetDriverVersion()
-            return {
-                "power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-                "driver": driver.decode() if isinstance(driver, bytes) else driver,
-            }
-        finally:
-            pynvml.nvmlShutdown()
-    return None
+    with GpuReader("cuda") as reader:
+        facts = reader.facts()
+    return {name: facts.get(name) for name in ("power_limit_w", "driver")} if facts else None
 
 
 def _nvidia_smi() -> dict[str, Any] | None:
     query = ("--query-gpu=power.limit,driver_version", "--format=csv,noheader,nounits")
-    line = _run("nvidia-smi", f"--id={_physical_index()}", *query)
+    index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    line = _run("nvidia-smi", f"--id={visible_id(index)}", *query)
     if line is None:
         return None
     power, driver = (part.strip() for part in line.splitlines()[0].split(","))
     return {"power_limit_w": _or_none(lambda: float(power)), "driver": driver}
-
-
-def _physical_index() -> int:
-    """Return the index that the driver knows the current device by, which CUDA_VISIBLE_DEVICES may have renumbered."""
-    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    with suppress(ValueError, IndexError):
-        return int(visible.split(",")[current])
-    return current
 
 
 def _cpu_model() -> str | None:

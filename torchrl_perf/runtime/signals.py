@@ -2,17 +2,22 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
+GRACE_SECONDS = 0.5
+
 
 class StopRequest:
-    """Turns Ctrl-C and SIGTERM into a flag for the length of a ``with`` block; a second of a kind interrupts at once.
+    """Turns Ctrl-C and SIGTERM into a flag for the length of a ``with`` block; a second one interrupts at once.
 
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    A scheduler often signals the process and its group, or a launcher passes on what it gets: what comes within half a
+    second of the first counts as the same request. Outside the main thread, where Python delivers no signals, it does
+    nothing.
 
     Attributes:
-        signum: number of the signal that came, or None.
+        signum: number of the first signal that came, or None.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -20,6 +25,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum: int | None = None
         self._previous: dict[int, Any] = {}
+        self._came = 0.0
 
     @property
     def requested(self) -> bool:
@@ -33,14 +39,24 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+            # one that is ignored, as by nohup, stays ignored
+            numbers = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._restore()
         self._previous = {}
 
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            # None: a handler that C code has set, which cannot be set again
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        signal.signal(signum, self._previous.get(signum) or signal.SIG_DFL)
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self._came = signum, now
+        elif now - self._came >= GRACE_SECONDS:
+            self._restore()
+            signal.raise_signal(signum)

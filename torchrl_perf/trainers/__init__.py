@@ -1,27 +1,60 @@
 """Trainers: one dataclass of settings and one visible loop per algorithm."""
 
+from torchrl_perf.trainers.ac_iqn import ACIQNTrainer
+from torchrl_perf.trainers.ac_iqn_config import AC_IQN_PRESETS, ACIQNConfig
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
+from torchrl_perf.trainers.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.config import PRESETS, PPOConfig
+from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.ddpg import DDPGTrainer, make_deterministic_actor
+from torchrl_perf.trainers.ddpg_config import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, TD3Config
 from torchrl_perf.trainers.dqn import DQNTrainer, make_q_policy
 from torchrl_perf.trainers.dqn_config import DQN_PRESETS, DQNConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.hooks_log import DeviceLogHook
 from torchrl_perf.trainers.hooks_replay import DeviceReplayHook, MinibatchHook
 from torchrl_perf.trainers.hooks_stepper import GuardedStepper
+from torchrl_perf.trainers.hybrid_ppo import HybridPPOTrainer, make_hybrid_actor
+from torchrl_perf.trainers.hybrid_ppo_config import HYBRID_PPO_PRESETS, HybridPPOConfig
+from torchrl_perf.trainers.iqn import IQNTrainer, make_quantile_policy
+from torchrl_perf.trainers.iqn_config import IQN_PRESETS, QR_DQN_PRESETS, IQNConfig, QRDQNConfig
 from torchrl_perf.trainers.minibatches import minibatches
+from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy_actor_critic import ActorCriticTrainer
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PPOTrainer
-from torchrl_perf.trainers.run import RunResult, TrainingDivergedError, train
+from torchrl_perf.trainers.rainbow import RainbowTrainer, make_rainbow_policy
+from torchrl_perf.trainers.rainbow_config import RAINBOW_PRESETS, RainbowConfig
+from torchrl_perf.trainers.run import RunFolderError, RunResult, TrainingDivergedError, train
 from torchrl_perf.trainers.sac import SACTrainer, make_sac_actor, make_sac_critic
 from torchrl_perf.trainers.sac_config import SAC_PRESETS, SACConfig
+from torchrl_perf.trainers.sac_options import SACOptionsTrainer
+from torchrl_perf.trainers.sac_options_config import SAC_OPTIONS_PRESETS, SACOptionsConfig
 from torchrl_perf.trainers.torchrl_hooks import DeviceParts, use_device_parts
+from torchrl_perf.trainers.train_state import TrainState
+from torchrl_perf.trainers.value_based import ValueTrainer
 
 __all__ = [
+    "AC_IQN_PRESETS",
+    "DDPG_PRESETS",
     "DQN_PRESETS",
+    "HYBRID_PPO_PRESETS",
+    "IQN_PRESETS",
     "PRESETS",
+    "QR_DQN_PRESETS",
+    "RAINBOW_PRESETS",
+    "SAC_OPTIONS_PRESETS",
     "SAC_PRESETS",
+    "TD3_PRESETS",
+    "ACIQNConfig",
+    "ACIQNTrainer",
+    "ActorCriticTrainer",
+    "CheckpointFolder",
+    "ConfigError",
+    "DDPGConfig",
+    "DDPGTrainer",
     "DQNConfig",
     "DQNTrainer",
     "DeviceLogHook",
@@ -30,18 +63,36 @@ __all__ = [
     "GroupAdam",
     "GuardedAdam",
     "GuardedStepper",
+    "HybridPPOConfig",
+    "HybridPPOTrainer",
+    "IQNConfig",
+    "IQNTrainer",
     "MinibatchHook",
+    "NumericalGuard",
     "OffPolicyConfig",
     "OffPolicyTrainer",
     "PPOConfig",
     "PPOTrainer",
+    "QRDQNConfig",
+    "RainbowConfig",
+    "RainbowTrainer",
+    "RunFolderError",
     "RunResult",
     "SACConfig",
+    "SACOptionsConfig",
+    "SACOptionsTrainer",
     "SACTrainer",
+    "TD3Config",
+    "TrainState",
     "TrainingDivergedError",
+    "ValueTrainer",
     "make_actor",
     "make_critic",
+    "make_deterministic_actor",
+    "make_hybrid_actor",
     "make_q_policy",
+    "make_quantile_policy",
+    "make_rainbow_policy",
     "make_sac_actor",
     "make_sac_critic",
     "minibatches",

@@ -1,9 +1,13 @@
 """Settings of a run: what all algorithms share, and PPO's own."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self
+
+from torchrl_perf.metrics.loggers import LOGGER_NAMES
+from torchrl_perf.trainers.config_checks import Checks, ConfigError, is_count, is_positive, is_share, settings_from
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
 
@@ -17,7 +21,7 @@ class RunConfig:
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
-        ValueError: naming the field, what was expected and what was received.
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
     algorithm: ClassVar[str] = ""
@@ -47,32 +51,84 @@ class RunConfig:
     """Folder under which the run gets a folder of its own."""
     checkpoint_interval: int = 0
     """Iterations between two checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints are kept; the best one is kept beside them."""
+    best_metric: str = "episode/mean_return"
+    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """After a loss, gradient, observation or reward that is not finite: stop the run, go on without that update, or go
+    back to the last state that was good, with other random numbers."""
+    precision: Literal["tf32", "bf16", "fp16", "ieee"] = "tf32"
+    """Precision of matrix products when acting and updating; targets and losses stay in float32."""
+    compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+    """How long the compiler looks for fast kernels, in the modes "compile" and "graph"."""
+    split_on_oom: bool = True
+    """After an out-of-memory error in an update, go on in micro-batches that give the same gradient."""
+    memory_rule: Literal["unused", "allocated", "never"] = "unused"
+    """When cached memory is given back: much of it reserved but unused, or more than 80% of the device allocated."""
+    gc_interval: int = 5_000
+    """Iterations between two runs of Python's garbage collector that the run asks for; 0 leaves it to Python."""
     stop_return: float | None = None
     """Stop once the mean return of the last 100 finished episodes reaches this; None runs total_steps."""
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._require_all(("num_envs", "num_steps", "total_steps", "log_interval"), is_count, "a positive integer")
-        self._require("checkpoint_interval", self.checkpoint_interval >= 0, "0 or a positive integer")
-        self._require_all(("gamma",), is_share, "a number in [0, 1]")
+        checks = Checks(self)
+        self._check(checks)
+        if problems := checks.problems():
+            raise ConfigError(problems)
 
-    def _require(self, name: str, is_met: bool, expected: str) -> None:
-        if not is_met:
-            raise ValueError(f"{name}: expected {expected}, received {getattr(self, name)!r}. Remedy: change {name}.")
+    def _check(self, checks: Checks) -> None:
+        """Note what is wrong with the values of this class's fields."""
+        checks.each(("num_envs", "num_steps", "total_steps", "log_interval"), is_count, "a positive integer")
+        checks.each(("keep_checkpoints",), is_count, "a positive integer")
+        checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("gamma",), is_share, "a number in [0, 1]")
+        checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
+        checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
 
-    def _require_all(self, names: Iterable[str], check: Callable[[Any], bool], expected: str) -> None:
-        for name in names:
-            self._require(name, check(getattr(self, name)), expected)
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from plain values, as :meth:`to_dict` gives them or a file holds them; defaults for the others.
 
-    def _check_choices(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                raise ValueError(f"{name}: expected one of {get_args(hint)}, received {getattr(self, name)!r}.")
+        Args:
+            values: name to value; a whole float is taken for an integer, and text such as ``"1e-3"`` for a number.
+
+        Raises:
+            ConfigError: with all problems at once: unknown names with the nearest valid one, values of another type,
+                values out of range, values that do not fit each other.
+        """
+        good, problems = settings_from(cls, values)
+        if problems:
+            raise ConfigError([*problems.values(), *cls.problems_of(good, bad=problems)])
+        return cls(**good)
+
+    @classmethod
+    def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
+        """What keeps a config from being made of these values, and defaults for the others.
+
+        Args:
+            values: name to value, of known fields.
+            bad: fields that are known to be wrong; they are not judged, nor what depends on them.
+
+        Returns:
+            One sentence or two for each problem, beginning with the field's name.
+        """
+        config = object.__new__(cls)
+        for field in dataclasses.fields(cls):
+            object.__setattr__(config, field.name, values.get(field.name, field.default))
+        checks = Checks(config, bad)
+        config._check(checks)
+        return checks.problems()
 
     @property
     def batch_size(self) -> int:
         """Frames of one iteration, N * T."""
         return self.num_envs * self.num_steps
+
+    @property
+    def experiences_per_iteration(self) -> int:
+        """Rows that the updates of one iteration learn from, repeats counted."""
+        return self.batch_size
 
     @property
     def iterations(self) -> int:
@@ -84,19 +140,14 @@ class RunConfig:
         return dataclasses.asdict(self)
 
 
-def is_count(value: Any) -> bool:
-    """Whether a setting is an integer of at least 1."""
-    return isinstance(value, int) and value >= 1
+def _names_loggers(names: str) -> bool:
+    parts = [name.strip() for name in names.split(",") if name.strip()]
+    allowed = set(LOGGER_NAMES) - ({"none"} if len(parts) > 1 else set())
+    return bool(parts) and set(parts) <= allowed and len(set(parts)) == len(parts)
 
 
-def is_share(value: Any) -> bool:
-    """Whether a setting lies in [0, 1]."""
-    return 0.0 <= value <= 1.0
-
-
-def is_positive(value: Any) -> bool:
-    """Whether a setting is above 0."""
-    return value > 0
+def _is_device(name: str) -> bool:
+    return re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", name) is not None
 
 
 @dataclass(frozen=True)
@@ -104,7 +155,7 @@ class PPOConfig(RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
-        ValueError: naming the field, what was expected and what was received.
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
     algorithm: ClassVar[str] = "ppo"
@@ -144,23 +195,27 @@ class PPOConfig(RunConfig):
     """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
-    precision: Literal["tf32", "bf16", "ieee"] = "tf32"
-    """Precision of the matrix products in fused kernels (CUDA only)."""
     loss: Literal["device", "torchrl"] = "device"
     """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_all(("epochs", "minibatches", "hidden_size"), is_count, "a positive integer")
-        if self.batch_size % self.minibatches:
-            raise ValueError(
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("epochs", "minibatches", "hidden_size"), is_count, "a positive integer")
+        checks.each(("lmbda",), is_share, "a number in [0, 1]")
+        checks.each(("learning_rate", "max_grad_norm", "critic_coeff"), is_positive, "a positive number")
+        checks.each(("clip_epsilon",), lambda value: 0 < value < 1, "a number in (0, 1)")
+        checks.each(("target_kl",), lambda value: value >= 0, "a number of at least 0")
+        if checks.sound("num_envs", "num_steps", "minibatches") and self.batch_size % self.minibatches:
+            checks.add(
+                "minibatches",
                 f"minibatches: expected a divisor of num_envs * num_steps = {self.batch_size}, received "
-                f"{self.minibatches}. Remedy: a power of two, with num_envs and num_steps powers of two."
+                f"{self.minibatches}. Remedy: a power of two, with num_envs and num_steps powers of two.",
             )
-        self._require_all(("lmbda",), is_share, "a number in [0, 1]")
-        self._require_all(("learning_rate", "max_grad_norm", "critic_coeff"), is_positive, "a positive number")
-        self._require("clip_epsilon", 0 < self.clip_epsilon < 1, "a number in (0, 1)")
-        self._require("target_kl", self.target_kl is None or self.target_kl >= 0, "None or a number of at least 0")
+
+    @property
+    def experiences_per_iteration(self) -> int:
+        """Rows that the updates of one iteration learn from, repeats counted."""
+        return self.epochs * self.batch_size
 
 
 PRESETS: dict[str, PPOConfig] = {

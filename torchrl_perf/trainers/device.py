@@ -1,6 +1,16 @@
-"""Where a run takes place, and in which mode."""
+"""Where a run takes place, in which mode and with which precision."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+
+from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.trainers.config import RunConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -35,3 +45,23 @@ def resolve_mode(mode: str, device: torch.device) -> str:
     if mode == "graph" and device.type != "cuda":
         raise ValueError(f"mode='graph': expected a CUDA device, received {device}. Remedy: mode='compile' or 'eager'.")
     return mode
+
+
+def acceleration_of(config: RunConfig) -> Acceleration:
+    """The switches of :mod:`torchrl_perf.runtime.precision` as a run's settings have them."""
+    return Acceleration(config.precision, compile_mode=config.compile_mode)
+
+
+def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A trainer's method, run with ``trainer.acceleration`` active on ``trainer.device``.
+
+    Every method that computes is wrapped, and not the loop around them alone: a function that was compiled under other
+    settings is compiled anew when the method is called on its own.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.acceleration.active(self.device):
+            return method(self, *args, **kwargs)
+
+    return run

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.loss_scale import LossScale
+from torchrl_perf.trainers.optimization import is_fault
 
 _BETA1, _BETA2 = 0.9, 0.999
 
@@ -27,10 +29,14 @@ class GroupAdam:
         eps: Adam's epsilon.
         targets: target parameters, one for each parameter, moved by ``tau`` after each step; none by default.
         compile: whether to compile the step.
+        fused: eagerly, whether the step is PyTorch's fused kernel; if not, elementwise operations a parameter.
+        loss_scale: factor that the gradients carry, for float16: differentiate with :meth:`cotangent`.
 
     Attributes:
         params: all parameters, in the order in which :meth:`step` takes their gradients.
         learning_rates: 0-d tensors, one for each group, to be overwritten in place.
+        grad_checks: one number for each parameter, float32 ``[P]``; the first that is not finite is that of the first
+            parameter whose gradient was not at the latest step.
     """
 
     def __init__(
@@ -41,6 +47,8 @@ class GroupAdam:
         eps: float = 1e-8,
         targets: Sequence[Tensor] = (),
         compile: bool = False,
+        fused: bool = True,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self.groups = [list(params) for params, _ in groups]
         self.params = [param for group in self.groups for param in group]
@@ -50,13 +58,23 @@ class GroupAdam:
         self.exp_avg = [torch.zeros_like(param, requires_grad=False) for param in self.params]
         self.exp_avg_sq = [torch.zeros_like(param, requires_grad=False) for param in self.params]
         self.steps = torch.zeros((), device=device)
-        self._step: Callable[..., tuple[Tensor, Tensor]] = compiled(self._formula) if compile else self._kernel
+        self.grad_checks = torch.zeros(len(self.params), device=device)
+        self._numbers = torch.arange(len(self.params), device=device)
+        self._ends = torch.tensor([param.numel() for param in self.params], device=device).cumsum(0)
+        self.loss_scale = loss_scale
+        eager = self._kernel if fused else self._formula
+        self._step: Callable[..., tuple[Tensor, Tensor]] = compiled(self._formula) if compile else eager
+
+    def cotangent(self, loss: Tensor) -> Tensor:
+        """What to begin the backward pass of ``loss`` with: 1, or the loss scale; 0-d."""
+        one = torch.ones_like(loss)
+        return one if self.loss_scale is None else one * self.loss_scale.scale
 
     def step(self, grads: Sequence[Tensor], loss: Tensor, tau: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
         Args:
-            grads: one for each of ``params``.
+            grads: one for each of ``params``, of the loss times the loss scale where there is one.
             loss: 0-d, what they are the gradients of.
             tau: how far the targets go towards the parameters, a number or 0-d.
 
@@ -67,17 +85,28 @@ class GroupAdam:
         with torch.no_grad():
             return step(list(grads), loss.detach(), tau)
 
-    def _guard(self, norm: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether to step, and what the gradients are divided by."""
+    def is_fault(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether loss or gradients of the latest step were bad themselves, not just too large for the loss scale."""
+        return is_fault(loss, norm, self.loss_scale)
+
+    def _guard(self, norm: Tensor, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether to step, what the gradients are divided by, and their norm without the loss scale."""
         apply = norm.isfinite() & loss.isfinite()
         self.steps += apply
+        scale = self.loss_scale
+        if scale is not None:
+            before = scale.scale.clone()
+            norm = scale.check(norm)
+            scale.update()
         divisor = torch.ones_like(norm) if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_min(1.0)
-        return apply, divisor
+        return apply, divisor if scale is None else divisor * before, norm
 
     def _kernel(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
         """The step by PyTorch's fused kernel, which skips on a flag."""
-        norm = torch.nn.utils.get_total_norm(grads)
-        apply, divisor = self._guard(norm, loss)
+        norms = torch.stack(torch._foreach_norm(grads))
+        self.grad_checks.copy_(norms)
+        norm = torch.linalg.vector_norm(norms)
+        apply, divisor, norm = self._guard(norm, loss)
         start, skip = 0, (~apply).float()
         for group, rate in zip(self.groups, self.learning_rates, strict=True):
             part = slice(start, start := start + len(group))
@@ -105,8 +134,13 @@ class GroupAdam:
     def _formula(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
         """The same in elementwise operations, which a compiler merges into few kernels."""
         # one sum over all: a sum for each gradient is two kernels where it is large
-        norm = torch.cat([grad.reshape(-1) for grad in grads]).square().sum().sqrt()
-        apply, divisor = self._guard(norm, loss)
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        norm = flat.square().sum().sqrt()
+        # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
+        place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
+        number = (self._ends <= place).sum()
+        self.grad_checks.copy_(torch.where(self._numbers == number, torch.inf, 0.0))
+        apply, divisor, norm = self._guard(norm, loss)
         # 1 - beta ** steps would lose half of its digits in float32
         correction1 = -torch.expm1(self.steps * math.log(_BETA1))
         correction2 = (-torch.expm1(self.steps * math.log(_BETA2))).sqrt()
@@ -127,12 +161,14 @@ class GroupAdam:
         return apply, norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, number of steps and step sizes; parameters and targets are their modules'."""
+        """Moments, number of steps, step sizes and loss scale; parameters and targets are their modules'."""
+        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
         return {
             "steps": self.steps,
             "exp_avg": list(self.exp_avg),
             "exp_avg_sq": list(self.exp_avg_sq),
             "learning_rates": list(self.learning_rates),
+            **scale,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -149,6 +185,8 @@ class GroupAdam:
                     f"state_dict: expected {name} of shapes {expected}, received {received}. Remedy: the networks that "
                     "it was saved with."
                 )
+        if self.loss_scale is not None and "loss_scale" in state_dict:  # the state may be of another precision
+            self.loss_scale.load_state_dict(state_dict["loss_scale"])
         self.steps.copy_(state_dict["steps"])
         for name in ("exp_avg", "exp_avg_sq", "learning_rates"):
             for value, saved in zip(own[name], state_dict[name], strict=True):

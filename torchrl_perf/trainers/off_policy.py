@@ -1,52 +1,34 @@
 """What off-policy trainers share: fill a replay buffer, then collect, store, learn and measure on the device."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, get_args
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from torchrl_perf import envs
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.runtime import Captured, capture
-from torchrl_perf.runtime.compile import compiled
-from torchrl_perf.trainers.checkpoint import (
-    check_modules,
-    load_checkpoint,
-    load_random_state,
-    random_state,
-    save_checkpoint,
-)
-from torchrl_perf.trainers.config import EnvName
-from torchrl_perf.trainers.device import resolve_device, resolve_mode
+from torchrl_perf.runtime.oom import MicroBatches, refused
+from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.memory_estimate import announce_memory
+from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
+from torchrl_perf.trainers.tasks import make_env
+from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 
+LEAST_PRIORITY = 1e-6  # of a row that is never to be learnt from
 # no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
 NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next", "is_init"))
 
 
-class Stateful(Protocol):
-    """Anything that is saved in a checkpoint: a module, an optimiser."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """What changes during training."""
-        ...
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Restores it, in place."""
-        ...
-
-
-class OffPolicyTrainer(ABC):
+class OffPolicyTrainer(Checkpointed, ABC):
     """An off-policy algorithm whose iteration (collect, store, learn, measure) is one function of device state.
 
     The first ``config.fill_iterations`` calls of :meth:`step` are :meth:`fill`: random actions, no update. Each later
@@ -64,9 +46,14 @@ class OffPolicyTrainer(ABC):
 
     Attributes:
         statistics: names of the entries of the vector that an algorithm hands to :meth:`count_update`.
+        losses: names of the losses that it hands to ``guard.note``.
+        parameter_names: names of the parameters whose gradients it hands there; :meth:`build` sets them.
+        guard: finds what is not finite, and judges the flushed rows.
         excluded_keys: outputs of the policy that are not stored.
+        fills_at_random: whether actions are random until learning starts, or the policy's.
         policy: acts in the envs; what :meth:`build` returned.
         buffer: the replay buffer.
+        update_number: number of the present update within its iteration (host integer), the same in each iteration.
         updates: updates applied so far, int64 0-d on the device.
         frames: frames collected so far, int64 0-d on the device.
         iterations_done: iterations run so far (host integer).
@@ -78,7 +65,10 @@ class OffPolicyTrainer(ABC):
     """
 
     statistics: ClassVar[tuple[str, ...]] = ()
+    losses: ClassVar[tuple[str, ...]] = ("loss",)
+    parameter_names: Sequence[str] = ()
     excluded_keys: ClassVar[tuple[NestedKey, ...]] = ()
+    fills_at_random: ClassVar[bool] = True
 
     def __init__(
         self, config: OffPolicyConfig, *, env: EnvBase | None = None, collector: BaseCollector | None = None
@@ -87,15 +77,18 @@ class OffPolicyTrainer(ABC):
         given = cast("Any", collector if collector is not None else env)
         self.device = resolve_device(config.device if given is None else str(given.device))
         self.mode = resolve_mode(config.mode, self.device)
+        self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = env if given is not None else make_env(config, self.device)
+        self.env = env if given is not None else self.make_env()
         if self.env is None:
             self.env = getattr(collector, "env", None)
         self._make_state()
         self.policy = self.build()
+        self._make_guard()
         self.collector = cast("Any", collector if collector is not None else self._make_collector())
         self._check_parts()
         self.buffer = self._make_buffer()
+        self.train_state = self._make_train_state()
         # a graph holds the whole iteration where the envs are tensors, and all but the collection where they are not
         graph = self.mode == "graph"
         self.collects_on_device = isinstance(self.collector, DeviceCollector) and not self.collector.waits_for_host
@@ -104,6 +97,9 @@ class OffPolicyTrainer(ABC):
         self._iterate = capture(self.iteration, device=self.device, audit=False) if whole else self.iteration
         part = graph and not self.collects_on_device
         self._digest = capture(self.digest, device=self.device, audit=False) if part else self.digest
+        modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
+        sizes = {"minibatch_size": config.minibatch_size, "capacity": config.capacity, "not_stored": NOT_STORED}
+        self.memory_estimate = announce_memory(self, modules, **sizes)
 
     # -- what an algorithm writes -------------------------------------------------------------------------------------
 
@@ -126,6 +122,21 @@ class OffPolicyTrainer(ABC):
     def update(self, sample: TensorDictBase) -> None:
         """One update from ``sample [B]``: losses, optimiser steps, targets, priorities, :meth:`count_update`."""
 
+    def make_env(self) -> EnvBase:
+        """The package's task that the config names."""
+        return make_env(self.config, self.device)
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
+        raise NotImplementedError(f"{type(self).__name__} has no probe.")
+
+    def experience(self) -> dict[str, Stateful]:
+        """What a checkpoint holds besides, by name, and a rollback leaves alone: memories of what the envs did."""
+        return {}
+
+    def probe_batch(self, batch: TensorDictBase) -> None:
+        """Nothing is computed of a batch ``[n, T]`` before it is stored."""
+
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -134,10 +145,10 @@ class OffPolicyTrainer(ABC):
             self._fill_left -= 1
             self.fill()
         else:
-            self._iterate()
+            self.micro.call(self._iterate)
 
     def fill(self) -> None:
-        """An iteration without updates; its actions are random."""
+        """An iteration without updates."""
         batch = self.collect()
         self.schedule()
         self.store(batch)
@@ -147,7 +158,7 @@ class OffPolicyTrainer(ABC):
         """Collect a batch and learn from what is stored: no host read on the device path, static shapes."""
         with self.phases.phase("collect"):
             batch = self.collect()
-        self._digest(batch)
+        self.micro.call(self._digest, batch)
 
     def digest(self, batch: TensorDictBase) -> None:
         """Everything of an iteration that follows the collection."""
@@ -159,43 +170,65 @@ class OffPolicyTrainer(ABC):
         with self.phases.phase("measure"):
             self.measure(batch)
 
+    @accelerated
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
-        return self.collector.collect()
+        with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
+            return self.collector.collect()
 
     def store(self, batch: TensorDictBase) -> None:
         """Writes the transitions to the buffer, and counts them."""
         self._iteration += 1
+        self.guard.check(batch)
         self.frames += batch.numel()
         self.buffer.extend(batch.exclude(*NOT_STORED))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
 
+    @accelerated
     def learn(self) -> None:
         """``updates_per_iteration`` updates, each from rows of its own."""
         self._sums.zero_()
         self._applied.zero_()
-        for sample in self.samples():
+        for number, sample in enumerate(self.samples()):
+            self.update_number = number
             self.update(sample)
         means = (self._sums / self._applied).unbind()
         names = (f"train/{name}" for name in self.statistics)
         self.metrics.add_all(dict(zip(names, means, strict=True)))
         self.metrics.add("train/updates_applied", self._applied)
+        self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
 
     def samples(self) -> Iterator[TensorDictBase]:
         """A sample ``[B]`` for each update of the iteration; uniform ones are drawn together, in one gather."""
         config = self.config
         rows = config.minibatch_size
         if config.draws_together:
-            drawn = cast("TensorDictBase", self.buffer.sample(config.updates_per_iteration * rows))
+            drawn = self._draw(config.updates_per_iteration * rows)
             yield from drawn.split(rows)
             return
         for _ in range(config.updates_per_iteration):
-            yield self.buffer.sample()
+            yield self._draw(rows)
+
+    def _draw(self, rows: int) -> TensorDictBase:
+        """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
+        drawn = cast("TensorDictBase", self.buffer.sample(rows))
+        if not self.guard.repairs:
+            return drawn
+        good, order = self.guard.repair(drawn)
+        generation = drawn.get("index_generation", None)
+        if self.config.sampler == "prioritized" and generation is not None:
+            # no slot has generation -2: the good rows keep their priority
+            self.buffer.update_priority(
+                drawn.get("index"), torch.full_like(order, LEAST_PRIORITY, dtype=torch.float32),
+                torch.where(good, -2, generation),
+            )  # fmt: skip
+        return drawn[order]
 
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
-        self.episodes.update(batch.get(("next", "reward")), batch.get(("next", "done")))
+        self.guard.report()
+        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")))
         finished = self.episodes.count > 0
         self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
         self.metrics.add("episode/mean_length", self.episodes.mean_length, reduce="last", mask=finished)
@@ -208,20 +241,20 @@ class OffPolicyTrainer(ABC):
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn`` compiled as one graph, or as it is in mode ``"eager"``."""
-        return fn if self.mode == "eager" else compiled(fn)
+        return fn if self.mode == "eager" else self.acceleration.compile(fn)
 
-    def count_update(self, statistics: Tensor, finite: Tensor) -> None:
+    def count_update(self, statistics: Tensor, finite: Tensor, fault: Tensor | None = None) -> None:
         """Keeps the metrics of an update, and the first iteration that had one which was not finite.
 
         Args:
             statistics: ``[len(self.statistics)]`` float32, in that order.
             finite: bool 0-d, whether losses and gradients were; an update that was not is skipped and not counted.
+            fault: bool 0-d, whether they should have been: a loss scale that was too large is none; by default ~finite.
         """
         self._sums += torch.where(finite, statistics, 0.0)
         self._applied += finite
         self.updates += finite
-        first = (self._first_bad < 0) & ~finite
-        self._first_bad.copy_(torch.where(first, self._iteration, self._first_bad))
+        self.guard.mark_bad(~finite if fault is None else fault)
 
     @property
     def progress(self) -> Tensor:
@@ -236,7 +269,7 @@ class OffPolicyTrainer(ABC):
 
     @property
     def first_bad_iteration(self) -> Tensor:
-        """First iteration with a loss or gradient that was not finite, counted from 1, or -1: 0-d, on the device."""
+        """First iteration with a number that was not finite, counted from 1, or -1: 0-d, on the device."""
         return self._first_bad
 
     # -- construction -------------------------------------------------------------------------------------------------
@@ -249,12 +282,26 @@ class OffPolicyTrainer(ABC):
         self.metrics = DeviceMetrics(device)
         self.episodes = EpisodeStatistics(config.num_envs, device)
         self.phases = PhaseTimer(device)
+        self.micro = MicroBatches(device, enabled=config.split_on_oom)
+        self.update_number = 0
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.frames = torch.zeros((), dtype=torch.int64, device=device)
         self._iteration = torch.zeros((), device=device)
         self._sums = torch.zeros(len(self.statistics), device=device)
         self._applied = torch.zeros((), device=device)
-        self._first_bad = torch.full((), -1.0, device=device)
+
+    def _make_guard(self) -> None:
+        self.guard = NumericalGuard(
+            self.metrics,
+            self._iteration,
+            on_nan=self.config.on_nan,
+            losses=self.losses,
+            parameters=self.parameter_names,
+            compile=None if self.mode == "eager" else self.acceleration.compile,
+            parts=self.parts,
+        )
+        self.guard.watch(self.env)
+        self._first_bad = self.guard.first_bad
 
     def _make_collector(self) -> DeviceCollector:
         config = self.config
@@ -262,8 +309,9 @@ class OffPolicyTrainer(ABC):
             cast("EnvBase", self.env),
             self.policy,
             frames_per_batch=config.batch_size,
-            init_random_frames=config.fill_iterations * config.batch_size,
+            init_random_frames=config.fill_iterations * config.batch_size * self.fills_at_random,
             mode="eager" if self.mode == "eager" else "compile",
+            compile_mode=config.compile_mode,
             exclude_keys=self.excluded_keys,
         )
 
@@ -307,58 +355,21 @@ class OffPolicyTrainer(ABC):
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that changes between iterations, as tensors and plain scalars."""
-        state = {
-            "iterations_done": self.iterations_done,
-            "fill_left": self._fill_left,
-            "parts": {name: dict(part.state_dict()) for name, part in self.parts().items()},
-            "collector": dict(self.collector.state_dict()),
-            "episodes": self.episodes.state_dict(),
-            "metrics": self.metrics.state_dict(),
-            "counters": {name: tensor.clone() for name, tensor in self._counters().items()},
-            "random": random_state(self.device),
-        }
-        state = tree_map_only(Tensor, Tensor.clone, state)
-        state["buffer"] = self.buffer.state_dict()  # copies already, and the largest part
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict` in place, so that a captured graph stays valid.
-
-        Training goes on bit for bit on the same kind of device, where the collector can restore its envs.
-
-        Raises:
-            ValueError: for other networks, or a buffer of another layout or sampler; nothing is changed then.
-        """
-        check_modules(self.parts(), state["parts"])
-        self.buffer.load_state_dict(state["buffer"])  # before the rest: it refuses another layout
-        self.iterations_done = state["iterations_done"]
-        self._fill_left = state["fill_left"]
-        for name, part in self.parts().items():
-            part.load_state_dict(state["parts"][name])
-        self.collector.load_state_dict(state["collector"])
-        self.episodes.load_state_dict(state["episodes"])
-        self.metrics.load_state_dict(state["metrics"])
-        for name, tensor in self._counters().items():
-            tensor.copy_(state["counters"][name])
-        load_random_state(state["random"], self.device)
-
-    def _counters(self) -> dict[str, Tensor]:
-        return {
-            "iteration": self._iteration,
-            "frames": self.frames,
-            "updates": self.updates,
-            "first_bad": self._first_bad,
-        }
-
-    def save(self, path: str | Path) -> Path:
-        """Writes a checkpoint."""
-        return save_checkpoint(self.state_dict(), path)
-
-    def load(self, path: str | Path) -> None:
-        """Reads a checkpoint."""
-        self.load_state_dict(load_checkpoint(path, self.device))
+    def _make_train_state(self) -> TrainState:
+        """Everything that changes between two iterations."""
+        counters = ("iterations_done", "_fill_left", "_iteration", "frames", "updates", "_first_bad")
+        return TrainState(
+            made_by=self.config.algorithm,
+            device=self.device,
+            counters=Attributes(self, counters),
+            collector=self.collector,
+            episodes=self.episodes,
+            metrics=self.metrics,
+            micro_batches=self.micro,
+            replay=self.buffer,
+            **self.parts(),
+            **self.experience(),
+        )
 
     def close(self) -> None:
         """Releases the graph and the envs."""
@@ -368,15 +379,6 @@ class OffPolicyTrainer(ABC):
         self.collector.shutdown()
 
 
-def make_env(config: OffPolicyConfig, device: torch.device) -> EnvBase:
-    """The package's task that the config names, ``num_envs`` times.
-
-    Raises:
-        ValueError: for a name that is none of them.
-    """
-    if config.env not in get_args(EnvName):
-        raise ValueError(
-            f"env: expected one of {', '.join(get_args(EnvName))}, received {config.env!r}. Remedy: one of these, or "
-            "a trainer made with env= or collector=."
-        )
-    return getattr(envs, config.env)(config.num_envs, device=device)
+def with_steps(rows: TensorDictBase) -> TensorDictBase:
+    """Rows of a batch with the key that a sample of n-step returns has besides."""
+    return rows.set("steps_to_next_obs", torch.ones(len(rows), 1, dtype=torch.int64, device=rows.device))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.trainers.config import RunConfig, is_count, is_share
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
 
 LARGEST_DRAW = 65_536
 """Rows that are drawn at once: beyond, memory is spent and nothing is gained."""
@@ -14,7 +15,7 @@ class OffPolicyConfig(RunConfig):
     """A run that learns from a replay buffer: each iteration collects N * T frames and makes a fixed number of updates.
 
     Raises:
-        ValueError: naming the field, what was expected and what was received.
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
@@ -48,37 +49,43 @@ class OffPolicyConfig(RunConfig):
     compact: bool = False
     """Store each observation once and look the next one up: about half the memory."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
         counts = ("capacity", "minibatch_size", "updates_per_iteration", "n_step")
-        self._require_all(counts, is_count, "a positive integer")
-        starts = self.learning_starts
-        self._require("learning_starts", is_count(starts) or starts == 0, "0 or a positive integer")
-        self._require("alpha", self.alpha >= 0, "a number of at least 0")
-        self._require_all(("beta",), is_share, "a number in [0, 1]")
-        self._require("beta_final", self.beta_final is None or is_share(self.beta_final), "None or a number in [0, 1]")
-        has_weights = self.sampler == "prioritized"
-        self._require("beta_final", self.beta_final is None or has_weights, "None unless sampler is 'prioritized'")
-        self._check_rows()
+        checks.each(counts, is_count, "a positive integer")
+        checks.each(("learning_starts",), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("alpha",), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("beta", "beta_final"), is_share, "a number in [0, 1]")
+        if checks.sound("beta_final", "sampler") and self.beta_final is not None and self.sampler != "prioritized":
+            checks.add(
+                "beta_final",
+                f"beta_final: expected None unless sampler is 'prioritized', received {self.beta_final!r}. Remedy: "
+                "sampler='prioritized', or leave it out.",
+            )
+        if checks.sound("num_envs", "num_steps", "total_steps", "capacity", "minibatch_size", "learning_starts"):
+            self._check_rows(checks)
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, checks: Checks) -> None:
         """The first update needs a whole minibatch of rows, and the buffer has to hold one."""
         if self.capacity < self.batch_size:
-            raise ValueError(
+            checks.add(
+                "capacity",
                 f"capacity: expected at least num_envs * num_steps = {self.batch_size} rows, the frames of one "
-                f"iteration, received {self.capacity}. Remedy: a larger capacity, or fewer envs or steps."
+                f"iteration, received {self.capacity}. Remedy: a larger capacity, or fewer envs or steps.",
             )
         if self.fill_iterations >= self.iterations:
-            raise ValueError(
+            checks.add(
+                "learning_starts",
                 f"learning_starts: expected fewer frames than the run's {self.iterations} iterations of "
                 f"{self.batch_size} frames, or nothing is learnt, received {self.learning_starts}. Remedy: a larger "
-                "total_steps, or fewer learning_starts."
+                "total_steps, or fewer learning_starts.",
             )
         rows = self.rows_at_first_update
-        if rows < self.minibatch_size:
-            raise ValueError(
+        if self.capacity >= self.batch_size and rows < self.minibatch_size:
+            checks.add(
+                "minibatch_size",
                 f"minibatch_size: expected at most {rows}, the rows that are filled at the first update, received "
-                f"{self.minibatch_size}. Remedy: learning_starts={self.minibatch_size} or more, within the capacity."
+                f"{self.minibatch_size}. Remedy: learning_starts={self.minibatch_size} or more, within the capacity.",
             )
 
     @property
@@ -92,12 +99,17 @@ class OffPolicyConfig(RunConfig):
         return min((self.fill_iterations + 1) * self.batch_size, self.capacity // self.num_envs * self.num_envs)
 
     @property
+    def experiences_per_iteration(self) -> int:
+        """Rows that the updates of one iteration learn from, repeats counted."""
+        return self.updates_per_iteration * self.minibatch_size
+
+    @property
     def draws_together(self) -> bool:
         """Whether the samples of an iteration are drawn at once, as uniform ones may: there must be rows for them."""
-        rows = self.updates_per_iteration * self.minibatch_size
+        rows = self.experiences_per_iteration
         return self.sampler == "random" and rows <= min(self.rows_at_first_update, LARGEST_DRAW)
 
     @property
     def utd_ratio(self) -> float:
         """Updates to data: rows learnt from for each frame collected, ``updates * minibatch_size / (N * T)``."""
-        return self.updates_per_iteration * self.minibatch_size / self.batch_size
+        return self.experiences_per_iteration / self.batch_size

@@ -1,41 +1,38 @@
 """Proximal policy optimisation (arXiv:1707.06347) with every step of the loop on the device."""
 
-from pathlib import Path
-from typing import Any, cast
+import functools
+from typing import cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
-from torchrl_perf import envs
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.functional.permutation import random_permutation
+from torchrl_perf.functional.ppo import normalized_advantage
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime import Captured, capture
-from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.checkpoint import (
-    check_modules,
-    load_checkpoint,
-    load_random_state,
-    random_state,
-    save_checkpoint,
-)
 from torchrl_perf.trainers.config import PPOConfig
-from torchrl_perf.trainers.device import resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.memory_estimate import announce_memory
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.tasks import make_env
+from torchrl_perf.trainers.train_state import Attributes, Checkpointed, TrainState
 from torchrl_perf.transforms import GAETransform
 
-STATISTICS = ("loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction")
+LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
+STATISTICS = (*LOSSES, "entropy", "kl_approx", "clip_fraction")
 
 
-class PPOTrainer:
+class PPOTrainer(Checkpointed):
     """PPO whose iteration (collect, advantage, update, measure) is one function of device state.
 
     On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
@@ -52,6 +49,7 @@ class PPOTrainer:
         iterations_done: iterations run so far (host integer).
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
+        guard: finds what is not finite, and judges the flushed rows.
 
     Raises:
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
@@ -68,17 +66,19 @@ class PPOTrainer:
         self.config = config
         self.device = resolve_device(config.device) if env is None else env.device
         self.mode = resolve_mode(config.mode, self.device)
+        self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = env or getattr(envs, config.env)(config.num_envs, device=self.device)
-        self.actor = actor or make_actor(self.env, config)
-        self.critic = critic or make_critic(self.env, config)
+        self.env = env or make_env(config, self.device)
+        self.actor = self.acceleration.policy(actor or self.make_actor(self.env))
+        self.critic = self.acceleration.policy(critic or make_critic(self.env, config))
         self._check_parts()
         self.collector = DeviceCollector(
             self.env,
             self.actor,
             frames_per_batch=config.batch_size,
             mode="eager" if self.mode == "eager" else "compile",
-            exclude_keys=("logits", "loc", "scale"),
+            compile_mode=config.compile_mode,
+            exclude_keys=getattr(self.actor, "param_keys", ("logits", "loc", "scale")),
         )
         if self.mode == "graph" and self.collector.waits_for_host:
             raise ValueError(
@@ -88,19 +88,31 @@ class PPOTrainer:
         self.gae = GAETransform(gamma=config.gamma, lmbda=config.lmbda, value_network=self.critic)
         self.loss = self._make_loss()
         self.optimizer = GuardedAdam(
-            self.loss.parameters(), learning_rate=config.learning_rate, max_grad_norm=config.max_grad_norm
+            self.loss.parameters(),
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            acceleration=self.acceleration,
         )
         self.metrics = DeviceMetrics(self.device)
         self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)
         self.phases = PhaseTimer(self.device)
         self.iterations_done = 0
         self._make_state()
-        compile_ = compiled if self.mode != "eager" else lambda fn: fn
+        self.train_state = self._make_train_state()
+        compile_ = self.acceleration.compile if self.mode != "eager" else lambda fn: fn
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
+        self._part_losses_fn = compile_(self._part_losses)
         # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-        self.step = capture(self.iteration, device=self.device, audit=False) if self.mode == "graph" else self.iteration
+        graph = self.mode == "graph"
+        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
+        rows = config.batch_size // config.minibatches
+        self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+
+    def make_actor(self, env: EnvBase) -> torch.nn.Module:
+        """The default actor, :func:`make_actor`."""
+        return make_actor(env, self.config)
 
     def _check_parts(self) -> None:
         """Refuse an env or a critic that does not fit; the collector checks the actor."""
@@ -135,15 +147,14 @@ class PPOTrainer:
             del loss.clip_value
             loss.clip_value = config.clip_epsilon
         keys = loss.tensor_keys
-        self._loss_keys = list(
-            dict.fromkeys(
-                [
-                    *cast("list[NestedKey]", self.actor.in_keys),
-                    *cast("list[NestedKey]", self.critic.in_keys),
-                    *(keys.action, keys.sample_log_prob, keys.advantage, keys.value_target, keys.value),
-                ]
-            )
-        )
+        read = [
+            *cast("list[NestedKey]", self.actor.in_keys),
+            *cast("list[NestedKey]", self.critic.in_keys),
+            *(keys.advantage, keys.value_target, keys.value),
+        ]
+        for key in (keys.action, keys.sample_log_prob):  # a list of them where the action has several parts
+            read += [key] if isinstance(key, str | tuple) else cast("list[NestedKey]", key)
+        self._loss_keys = list(dict.fromkeys(read))
         return loss
 
     def _make_state(self) -> None:
@@ -154,20 +165,36 @@ class PPOTrainer:
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
         self._sums = torch.zeros(len(STATISTICS) + 1, device=device)
         self._applied = torch.zeros((), device=device)
-        self._first_bad = torch.full((), -1.0, device=device)
+        self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
+        self.guard = NumericalGuard(
+            self.metrics,
+            self._iteration,
+            on_nan=self.config.on_nan,
+            losses=LOSSES,
+            parameters=[name for name, _ in self.loss.named_parameters()],
+            compile=None if self.mode == "eager" else self.acceleration.compile,
+            parts=lambda: {"actor": self.actor, "critic": self.critic, "optimizer": self.optimizer},
+        )
+        self.guard.watch(self.env)
+        self._first_bad = self.guard.first_bad
 
     @property
     def first_bad_iteration(self) -> Tensor:
-        """First iteration with a loss or gradient that was not finite, counted from 1, or -1: 0-d, on the device."""
+        """First iteration with a number that was not finite, counted from 1, or -1: 0-d, on the device."""
         return self._first_bad
 
     # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One more iteration of the run."""
+        self.micro.call(self._iterate)
 
     def iteration(self) -> None:
         """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""
         self.schedule()
         with self.phases.phase("collect"):
             batch = self.collect()
+            self.guard.check(batch)
         with self.phases.phase("advantage"):
             batch = self.advantage(batch)
         with self.phases.phase("update"):
@@ -186,40 +213,48 @@ class PPOTrainer:
             self._entropy_coeff.copy_(config.entropy_coeff + done * change)
         self._iteration += 1
 
+    @accelerated
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
-        return self.collector.collect().copy()
+        with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
+            return self.collector.collect().copy()
 
+    @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds ``advantage``, ``value_target`` and ``state_value`` to the batch."""
         return self.gae(batch)
 
+    @accelerated
     def update(self, batch: TensorDictBase) -> None:
         """``epochs`` passes over the batch in shuffled minibatches."""
         rows = flat_rows(batch, self._loss_keys)
+        order = self.guard.repair(rows)[1] if self.guard.repairs else None
         self._stopped.zero_()
         self._sums.zero_()
         self._applied.zero_()
-        for index in minibatch_indices(
+        for shuffled in minibatch_indices(
             rows.shape[0],
             epochs=self.config.epochs,
             parts=self.config.minibatches,
             device=self.device,
             permutation=self._permutation_fn,
         ):
-            self.optimizer.zero_grad()
-            total, statistics = self._losses_fn(rows, index)
-            total.backward()
-            grad_scale, skip = self._guard_fn(total.detach(), self.optimizer.grad_norm(), statistics)
+            index = shuffled if order is None else order[shuffled]
+            attempt = functools.partial(self._gradients, rows, index)
+            total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
             self.optimizer.step(grad_scale, skip)
+            self.guard.note(statistics[: len(LOSSES)], self.optimizer.grad_norms, fault)
 
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
-        self.episodes.update(batch.get(("next", "reward")), batch.get(("next", "done")))
+        self.guard.report()
+        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")))
         means = (self._sums / self._applied).unbind()
         names = (*(f"train/{name}" for name in STATISTICS), "train/grad_norm")
         self.metrics.add_all(dict(zip(names, means, strict=True)))
         self.metrics.add("train/updates_applied", self._applied)
+        self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
         self.metrics.add("train/learning_rate", self.optimizer.learning_rate, reduce="last")
         finished = self.episodes.count > 0
         self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
@@ -229,14 +264,60 @@ class PPOTrainer:
 
     # -- one minibatch ------------------------------------------------------------------------------------------------
 
+    def _gradients(self, rows: TensorDictBase, index: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
+        self.optimizer.zero_grad()
+        if parts == 1:
+            total, statistics = self._losses_fn(rows, index)
+            self.optimizer.scaled(total).backward()
+            return total.detach(), statistics
+        # normalised over the whole minibatch, and not in each part
+        advantage = rows.get(self.loss.tensor_keys.advantage)[index]
+        if self.config.normalize_advantage:
+            advantage = normalized_advantage(advantage)
+        sums: list[tuple[Tensor, Tensor]] = []
+        self.loss.normalize_advantage = False
+        try:
+            for part, chosen in zip(parts_of(index, parts), parts_of(advantage, parts), strict=True):
+                total, statistics = self._part_losses_fn(rows, part.batch, chosen.batch)
+                self.optimizer.scaled(total * part.share).backward()
+                sums.append((total.detach() * part.share, statistics * part.share))
+        finally:
+            self.loss.normalize_advantage = self.config.normalize_advantage
+        totals, statistics = zip(*sums, strict=True)
+        return torch.stack(totals).sum(), torch.stack(statistics).sum(0)
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on ``rows [b]``, eagerly, to see how much memory they take."""
+        keys = self.loss.tensor_keys
+        column = torch.zeros(len(rows), 1, device=self.device)
+        for key in (keys.advantage, keys.value_target, keys.value):
+            rows.set(key, column)
+        self._losses(rows, torch.arange(len(rows), device=self.device))[0].backward()
+
+    def probe_batch(self, batch: TensorDictBase) -> None:
+        """The advantages of a batch ``[n, T]``."""
+        self.gae(batch)
+
+    def _part_losses(self, rows: TensorDictBase, index: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`_losses` with advantages ``[b, 1]`` that are normalised already."""
+        minibatch = cast("TensorDictBase", rows[index])
+        return self._sum_losses(minibatch.set(self.loss.tensor_keys.advantage, advantage))
+
     def _losses(self, rows: TensorDictBase, index: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the rows at ``index``, and the statistics as one vector."""
-        losses = self.loss(rows[index])
+        return self._sum_losses(rows[index])
+
+    def _sum_losses(self, minibatch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        losses = self.loss(minibatch)
         total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
         return total, torch.stack([losses[name].detach() for name in STATISTICS])
 
-    def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums."""
+    def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
+
+        The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
+        """
         finite = total.isfinite() & grad_norm.isfinite()
         if self.config.target_kl is not None:
             self._stopped.logical_or_(statistics[STATISTICS.index("kl_approx")] > self.config.target_kl)
@@ -244,59 +325,29 @@ class PPOTrainer:
         row = torch.cat([statistics, grad_norm.view(1)])
         self._sums += torch.where(apply, row, 0.0)
         self._applied += apply
-        first = (self._first_bad < 0) & ~finite
-        self._first_bad.copy_(torch.where(first, self._iteration, self._first_bad))
-        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32)
+        fault = self.optimizer.is_fault(total, grad_norm)
+        self.guard.mark_bad(fault)
+        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32), fault
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that changes between iterations, as tensors and plain scalars."""
-        state = {
-            "iterations_done": self.iterations_done,
-            "actor": self.actor.state_dict(),
-            "critic": self.critic.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "collector": dict(self.collector.state_dict()),
-            "episodes": self.episodes.state_dict(),
-            "metrics": self.metrics.state_dict(),
-            "counters": {"iteration": self._iteration.clone(), "first_bad": self._first_bad.clone()},
-            "entropy_coeff": self._entropy_coeff.clone(),
-            "random": random_state(self.device),
-        }
-        return tree_map_only(Tensor, Tensor.clone, state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict` in place, so that a captured graph stays valid.
-
-        Training goes on bit for bit on the same kind of device.
-
-        Raises:
-            ValueError: for other networks; nothing is changed then.
-        """
-        check_modules({"actor": self.actor, "critic": self.critic}, state)
-        self.iterations_done = state["iterations_done"]
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.collector.load_state_dict(state["collector"])
-        self.episodes.load_state_dict(state["episodes"])
-        self.metrics.load_state_dict(state["metrics"])
-        self._iteration.copy_(state["counters"]["iteration"])
-        self._first_bad.copy_(state["counters"]["first_bad"])
-        self._entropy_coeff.copy_(state["entropy_coeff"])
-        load_random_state(state["random"], self.device)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes a checkpoint."""
-        return save_checkpoint(self.state_dict(), path)
-
-    def load(self, path: str | Path) -> None:
-        """Reads a checkpoint."""
-        self.load_state_dict(load_checkpoint(path, self.device))
+    def _make_train_state(self) -> TrainState:
+        """Everything that changes between two iterations."""
+        return TrainState(
+            made_by=self.config.algorithm,
+            device=self.device,
+            counters=Attributes(self, ("iterations_done", "_iteration", "_first_bad", "_entropy_coeff")),
+            actor=self.actor,
+            critic=self.critic,
+            optimizer=self.optimizer,
+            collector=self.collector,
+            episodes=self.episodes,
+            metrics=self.metrics,
+            micro_batches=self.micro,
+        )
 
     def close(self) -> None:
         """Releases the graph and the env."""
-        if isinstance(self.step, Captured):
-            self.step.release()
+        if isinstance(self._iterate, Captured):
+            self._iterate.release()
         self.collector.shutdown()

@@ -1,32 +1,46 @@
 """Soft actor-critic (arXiv:1812.05905) with every step of the loop on the device."""
 
 import contextlib
-import itertools
-from collections.abc import Iterator
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import Bounded, TensorSpec
-from torchrl.envs import EnvBase
 
-from torchrl_perf.functional.pullback import Differentiable
+from torchrl_perf.functional.pullback import Differentiable, Pull
 from torchrl_perf.modules import DeviceActor
-from torchrl_perf.modules.aligned import AlignedLinear
-from torchrl_perf.modules.ensemble import EnsembleQ
+from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
-from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss, frozen
-from torchrl_perf.trainers.group_adam import GroupAdam
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer, Stateful
+from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
+from torchrl_perf.trainers.off_policy_actor_critic import (
+    ActorCriticTrainer,
+    Row,
+    Step,
+    actor_layers,
+    make_ensemble_critic,
+)
 from torchrl_perf.trainers.sac_config import SACConfig
 
-Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
+
+class Draw(NamedTuple):
+    """One draw of actions for an update.
+
+    Attributes:
+        action: ``[B, D]`` for the states; None where only the critics learn.
+        log_prob: ``[B]`` of it.
+        following: actions ``[B, D]`` for the next states, and their log-probabilities ``[B]``.
+        to_actor: from cotangents of ``action`` and ``log_prob`` to the actor's gradients.
+    """
+
+    action: Tensor | None
+    log_prob: Tensor | None
+    following: Row
+    to_actor: Pull | None
 
 
-class SACTrainer(OffPolicyTrainer):
+class SACTrainer(ActorCriticTrainer):
     """SAC whose update (critics, actor, temperature, targets) is one compiled function of device state.
 
     The order is the usual one: the critics step first, the actor learns from the critics so updated, then the
@@ -62,38 +76,24 @@ class SACTrainer(OffPolicyTrainer):
         "grad_norm_critic",
         "grad_norm_actor",
     )
+    losses: ClassVar[tuple[str, ...]] = ("loss_critic", "loss_actor", "loss_alpha")
     config: SACConfig
+    loss: DeviceSACLoss
     excluded_keys = (*SquashedNormalHead.param_keys, "action_log_prob")
 
-    def __init__(
-        self,
-        config: SACConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        self._given = (actor if actor is not None else getattr(collector, "policy", None), critic)
-        self._specs = getattr(collector, "specs", None)
-        super().__init__(config, env=env, collector=collector)
+    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """:func:`make_sac_actor`."""
+        return make_sac_actor(observation, action, self.config)
 
-    def build(self) -> nn.Module:
-        """Networks, losses and optimisers; the actor collects."""
+    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """:func:`make_sac_critic`."""
+        return make_sac_critic(observation, action, self.config)
+
+    def make_loss(self, actor: nn.Module, critic: nn.Module) -> DeviceSACLoss:
+        """The losses of soft actor-critic."""
         config = self.config
-        actor, critic = self._given
-        specs = cast("Any", self.env if self.env is not None else self._specs)
-        unknown = specs is None
-        if unknown and (actor is None or critic is None):
-            raise ValueError(
-                "actor, critic: expected both where only a collector without specs is given, received "
-                f"{[type(module).__name__ for module in self._given]}. Remedy: make_sac_actor and make_sac_critic."
-            )
-        if actor is None:
-            actor = make_sac_actor(specs.observation_spec["observation"], specs.action_spec, config)
-        if critic is None:
-            critic = make_sac_critic(specs.observation_spec["observation"], specs.action_spec, config)
-        self.loss = DeviceSACLoss(
+        self._reparametrizes_noise = draws_squashed_normal(actor)
+        return DeviceSACLoss(
             actor,
             critic,
             gamma=config.gamma,
@@ -102,70 +102,29 @@ class SACTrainer(OffPolicyTrainer):
             entropy=config.target_entropy,
             loss_function=config.loss_function,
         )
-        self._make_optimizers(config)
-        self._update_fn = self.compiled(self._update)
-        self._count_fn = self.compiled(self._count)
-        return actor
 
-    def _make_optimizers(self, config: SACConfig) -> None:
-        loss, compile_ = self.loss, self.mode != "eager"
-        self.critic_optimizer = GroupAdam(
-            [(list(loss.critic.parameters()), config.critic_learning_rate)],
-            max_grad_norm=config.max_grad_norm,
-            targets=list(loss.target_critic.parameters()),
-            compile=compile_,
-        )
-        actor_params = list(loss.actor.parameters())
-        temperature = [cast("nn.Parameter", loss.log_alpha)] if loss.learns_alpha else []
-        groups = [(actor_params, config.actor_learning_rate)]
-        if temperature:
-            groups.append((temperature, config.temperature_learning_rate))
-        self.actor_optimizer = GroupAdam(groups, max_grad_norm=config.max_grad_norm, compile=compile_)
-        self._sample = Differentiable(loss, self._sample_part, actor_params)
-        self._critic_loss = Differentiable(loss, self._critic_part, self.critic_optimizer.params)
-        self._actor_loss = Differentiable(loss, self._actor_part, temperature)
+    def _make_optimizers(self) -> None:
+        super()._make_optimizers()
+        self._sample = Differentiable(self.loss, self._sample_part, list(self.loss.actor.parameters()))
+        self._critic_loss = Differentiable(self.loss, self._critic_part, self.critic_optimizer.params)
+        self._actor_loss = Differentiable(self.loss, self._actor_part, self._temperature)
 
-    def parts(self) -> dict[str, Stateful]:
-        """Networks, targets and temperature; the optimisers' moments."""
-        return {
-            "loss": self.loss,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-        }
+    @property
+    def _temperature(self) -> list[nn.Parameter]:
+        return [cast("nn.Parameter", self.loss.log_alpha)] if self.loss.learns_alpha else []
+
+    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """Actor and, where it is learnt, temperature."""
+        groups = super().actor_groups()
+        if self._temperature:
+            groups.append((self._temperature, self.config.temperature_learning_rate))
+        return groups
 
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions, without the parameters of the distribution."""
         return super().collect().exclude(*self.excluded_keys)
 
-    def schedule(self) -> None:
-        """Nothing changes with the iteration: the temperature adapts with each update."""
-
-    def update(self, sample: TensorDictBase) -> None:
-        """One step of critics, actor, temperature and targets from ``sample [B]``."""
-        with matmul_precision(self.config.precision, self.device), torch.no_grad():
-            priority, critic_row, actor_row, norms, taken = self._update_fn(sample)
-            if self.config.sampler == "prioritized":
-                generation = sample.get("index_generation")
-                self.buffer.update_priority(sample.get("index"), priority, generation=generation)
-            self._count_fn(critic_row, actor_row, norms, taken)
-
-    def _update(self, sample: TensorDictBase) -> tuple[Tensor, Row, Row, Row, Row]:
-        """Losses, gradients and steps: priorities ``[B]``, statistics and flags of the update."""
-        (action, log_prob), (next_action, next_log_prob), to_actor = self._sample.pullback(sample)
-
-        # CRITICS, and their targets
-        (loss,), (priority, *critic_row), to_critic = self._critic_loss.pullback((sample, next_action, next_log_prob))
-        grads, _ = to_critic([torch.ones_like(loss)])
-        critic_ok, critic_norm = self.critic_optimizer.step(grads, loss, self.tau)
-
-        # ACTOR and TEMPERATURE: back to the action through the critics, whose parameters need no gradient, then on
-        with contextlib.nullcontext() if torch.compiler.is_compiling() else frozen(self.loss.critic):
-            (total,), actor_row, to_action = self._actor_loss.pullback(sample, action, log_prob)
-        temperature, pushed = to_action([torch.ones_like(total)])
-        grads, _ = to_actor(pushed)
-        actor_ok, actor_norm = self.actor_optimizer.step(grads + temperature, total)
-        # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return priority, (loss, *critic_row), actor_row, (critic_norm, actor_norm), (critic_ok, actor_ok)
+    # -- parts of an update -------------------------------------------------------------------------------------------
 
     @property
     def tau(self) -> float | Tensor:
@@ -175,8 +134,39 @@ class SACTrainer(OffPolicyTrainer):
             return config.tau
         return torch.where((self.updates + 1) % config.target_interval == 0, config.tau, 0.0)
 
-    def _sample_part(self, sample: TensorDictBase) -> tuple[Row, Row]:
-        action, log_prob, *following = self.loss.sample(sample)
+    def noise(self, sample: TensorDictBase) -> Tensor | None:
+        """``[2 B, D]`` for actions that are the same however often they are drawn; None for another distribution."""
+        if not self._reparametrizes_noise:
+            return None
+        like = sample.get(self.loss.action_key)
+        return torch.randn(2 * len(sample), like.shape[-1], dtype=like.dtype, device=like.device)
+
+    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Draw:
+        """Actions for states and next states."""
+        if not to_actor:
+            _, _, *following = self.loss.sample(sample, noise)
+            return Draw(None, None, tuple(following), None)
+        (action, log_prob), following, pull = self._sample.pullback((sample, noise))
+        return Draw(action, log_prob, following, pull)
+
+    def critic_gradients(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Step:
+        """Priorities ``[b]``, statistics, and the gradients of the critics' loss times ``weight``."""
+        (loss,), (priority, *row), to_critic = self._critic_loss.pullback((sample, *context.following))
+        grads, _ = to_critic([self.critic_optimizer.cotangent(loss) * weight])
+        return priority, (loss, *row), grads
+
+    def actor_gradients(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Step:
+        """Loss of actor and temperature, statistics, and the gradients of the loss times ``weight``."""
+        # back to the action through the critics, whose parameters need no gradient, then on to the actor
+        action, log_prob = cast("Tensor", context.action), cast("Tensor", context.log_prob)
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else frozen(self.loss.critic):
+            (total,), row, to_action = self._actor_loss.pullback(sample, action, log_prob)
+        temperature, pushed = to_action([self.actor_optimizer.cotangent(total) * weight])
+        grads, _ = cast("Pull", context.to_actor)(pushed)
+        return total, row, grads + temperature
+
+    def _sample_part(self, context: tuple[TensorDictBase, Tensor | None]) -> tuple[Row, Row]:
+        action, log_prob, *following = self.loss.sample(*context)
         return (action, log_prob), tuple(following)
 
     def _critic_part(self, context: tuple[TensorDictBase, Tensor, Tensor]) -> tuple[Row, Row]:
@@ -188,21 +178,11 @@ class SACTrainer(OffPolicyTrainer):
         row = (actor, temperature, self.loss.log_alpha.exp(), -log_prob.mean())
         return (actor + temperature,), tuple(value.detach() for value in row)
 
-    def _count(self, critic_row: Row, actor_row: Row, norms: Row, taken: Row) -> None:
-        loss, value, td_error = critic_row
-        self.count_update(torch.stack([loss, *actor_row, value, td_error, *norms]), taken[0] & taken[1])
 
-
-@contextlib.contextmanager
-def matmul_precision(name: str, device: torch.device) -> Iterator[None]:
-    """Within it, float32 matrix products on CUDA take TF32 for ``"tf32"``; the setting before is restored."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def draws_squashed_normal(actor: nn.Module) -> bool:
+    """Whether an actor's distribution is a :class:`SquashedNormal`, whose noise can be given."""
+    kinds = {getattr(module, "distribution_class", None) for module in actor.modules()}
+    return any(isinstance(kind, type) and issubclass(kind, SquashedNormal) for kind in kinds)
 
 
 def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfig) -> DeviceActor:
@@ -211,7 +191,7 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
     Args:
         observation: spec ``[*, O]``.
         action: spec ``[*, D]``, continuous with finite bounds.
-        config: gives width and activation.
+        config: gives width, activation and precision.
 
     Raises:
         ValueError: for another kind of action, or infinite bounds.
@@ -224,21 +204,11 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
         )
     space = cast("Any", action.space)
     head = SquashedNormalHead(*(bound.reshape(-1, action.shape[-1])[0] for bound in (space.low, space.high)))
-    sizes = [observation.shape[-1], config.hidden_size, config.hidden_size]
-    layers: list[nn.Module] = []
-    for rows, columns in itertools.pairwise(sizes):
-        layers += [AlignedLinear(rows, columns), nn.ReLU() if config.activation == "relu" else nn.Tanh()]
-    net = nn.Sequential(*layers, AlignedLinear(config.hidden_size, 2 * action.shape[-1]), head).to(action.device)
+    layers = actor_layers(observation.shape[-1], 2 * action.shape[-1], config)
+    net = MixedSequential(*layers, head, precision=config.precision).to(action.device)
     return DeviceActor(net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=action)
 
 
 def make_sac_critic(observation: TensorSpec, action: TensorSpec, config: SACConfig) -> TensorDictModule:
     """``num_critics`` action values in one batched network: reads ``observation`` and ``action``, writes ``[*, K]``."""
-    net = EnsembleQ(
-        config.num_critics,
-        observation.shape[-1] + action.shape[-1],
-        hidden_sizes=(config.hidden_size, config.hidden_size),
-        activation=config.activation,
-        device=action.device,
-    )
-    return TensorDictModule(net, in_keys=["observation", "action"], out_keys=[VALUE_KEY])
+    return make_ensemble_critic(observation, action, config, config.num_critics)

@@ -2,5 +2,15 @@
 
 from torchrl_perf.transforms.gae import GAETransform
 from torchrl_perf.transforms.n_step import NStepTransform
+from torchrl_perf.transforms.option_segments import OptionSegments
+from torchrl_perf.transforms.option_state import OptionState
+from torchrl_perf.transforms.reward_components import ComponentAdvantage, RewardComponents
 
-__all__ = ["GAETransform", "NStepTransform"]
+__all__ = [
+    "ComponentAdvantage",
+    "GAETransform",
+    "NStepTransform",
+    "OptionSegments",
+    "OptionState",
+    "RewardComponents",
+]

@@ -43,7 +43,8 @@ class GAETransform(Transform):
 
     Reads (at index t):
         the value network's ``in_keys`` and ``("next", key)`` for each (a key that "next" lacks is taken from the root)
-        ``("next", "reward")``: ``[*batch, T, *F]`` or without the dimensions that agents add
+        ``("next", "reward")``: ``[*batch, T, *F]`` or without the dimensions that agents add; F may be C components of
+            the reward, each with a value and an advantage of its own, see :class:`ComponentAdvantage`
         ``("next", "done")``: bool, likewise
         ``("next", "terminated")``: bool, likewise; where it is missing, ``done & ~("next", "truncated")``
         ``"steps_to_next_obs"``: where present, the discount is ``gamma ** steps`` (n-step rewards)
@@ -147,7 +148,7 @@ class GAETransform(Transform):
         if self.gamma.device != reward.device:
             self.gamma, self.lmbda = self.gamma.to(reward.device), self.lmbda.to(reward.device)
         steps = td.get(keys.steps_to_next_obs, None)
-        gamma = self.gamma if steps is None else self.gamma ** steps.view_as(reward)
+        gamma = self.gamma if steps is None else self.gamma ** _fitted(steps, reward, td.batch_dims)
 
         value, next_value = self._values(td, reward, dim)
         advantage, target = generalized_advantage_estimate(
@@ -299,6 +300,13 @@ def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor
             "not tell a terminated step, which has no future value, from a truncated one, which has"
         )
     return done & ~truncated
+
+
+def _fitted(steps: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
+    """Steps that broadcast against the reward, of which agents or components may have more numbers."""
+    if steps.numel() == reward.numel():
+        return steps.view_as(reward)
+    return steps.reshape(*reward.shape[:batch_dims], *[1] * (reward.ndim - batch_dims))
 
 
 def _write(td: TensorDictBase, key: NestedKey, tensor: Tensor) -> None:

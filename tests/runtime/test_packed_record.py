@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchrl_perf.runtime.pinned import PackedRecord
+from torchrl_perf.runtime.transfer import PackedRecord
 
 FIELDS = [((3,), torch.bool), ((2, 5), torch.float32), ((), torch.int64), ((3, 1), torch.uint8), ((2,), torch.float16)]
 
@@ -53,4 +53,4 @@ def test_the_current_block_can_be_amended(device):
 @pytest.mark.gpu
 def test_host_memory_is_page_locked():
     record = PackedRecord(FIELDS, torch.device("cuda"))
-    assert all(block.is_pinned() for block in record._host_bytes)
+    assert all(flight.host.is_pinned() for flight in record._flights)

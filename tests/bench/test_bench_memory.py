@@ -1,0 +1,99 @@
+"""``torchrl-perf bench memory``: the loops do what their settings say, and verdicts follow the rows."""
+
+import gc
+import json
+
+import pytest
+import torch
+
+from torchrl_perf.bench import memory
+from torchrl_perf.bench.memory_loops import AGGRESSIVE, LEAKY, OPTIMISED, SETTINGS, ListLoop, native
+from torchrl_perf.cli import main
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small_heap(monkeypatch):
+    """Collections that see the loops alone: those of a whole test session take half a second each."""
+    thaw = gc.unfreeze
+    gc.collect()
+    gc.freeze()
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    yield
+    thaw()
+
+
+def test_rows_and_verdicts(tmp_path, capsys, small_heap):
+    options = ["--seconds", "0.05", "--rounds", "1", "--leak-steps", "400", "--objects", "0", "--intervals", "1", "0"]
+    assert main(["bench", "memory", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "memory_cpu.json").read_text(encoding="utf-8"))["rows"]
+    loops = {row["variant"]: row for row in rows if row["part"] == "loop"}
+    assert set(loops) == {setting.name for setting in SETTINGS} | {"native"}
+    assert all(row["per_second"] > 0 for row in loops.values())
+    assert loops["leaky"]["leaks"] and loops["leaky"]["slope_mib_per_1000"] > 1
+    assert not loops["native"]["leaks"]
+    verdicts = {row["claim"]: row["verdict"] for row in rows if row["part"] == "verdict"}
+    assert len(verdicts) == 13
+    assert set(verdicts.values()) <= {"confirmed", "partly", "not reproduced", "n/a on this device"}
+    assert verdicts["of the aggressive loop copies cost 50%"] == "n/a on this device"
+    assert verdicts["leaky leaks"] == verdicts["native does not leak"] == "confirmed"
+    assert "verdict" in capsys.readouterr().out
+
+
+def run(setting, steps):
+    loop = ListLoop(setting, CPU)
+    for _ in range(steps):
+        loop.step()
+    return loop
+
+
+def test_leaky_keeps_graphs_and_has_no_bound():
+    loop = run(LEAKY, 300)
+    assert len(loop.memory) == 300 * 8
+    assert loop.memory[0][-1].grad_fn is not None
+    assert loop.losses[0][0].grad_fn is not None
+
+
+@pytest.mark.parametrize(("setting", "most"), [(AGGRESSIVE, 2_000), (OPTIMISED, 2_400)])
+def test_lists_stay_within_their_tolerance(setting, most, small_heap):
+    loop, longest = ListLoop(setting, CPU), 0
+    for _ in range(310):
+        loop.step()
+        longest = max(longest, len(loop.memory))
+    assert 2_000 <= len(loop.memory) <= longest <= most
+    assert all(value.grad_fn is None for row in loop.memory[:50] for value in row)
+
+
+def test_aggressive_collects_and_optimised_does_not(monkeypatch):
+    calls = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append(True))
+    run(AGGRESSIVE, 101)
+    assert len(calls) >= 2
+    calls.clear()
+    run(OPTIMISED, 101)
+    assert not calls
+
+
+def test_native_makes_as_many_updates_of_as_many_rows_for_each_frame():
+    trainer, step = native(CPU)
+    for _ in range(10):
+        step()
+    config = trainer.config
+    assert config.batch_size / config.updates_per_iteration == 4 * 8 and config.minibatch_size == 32
+    trainer.close()
+
+
+def test_verdicts_say_what_was_not_reproduced():
+    assert memory._verdict("claim", "1", 1.0, 0.9, 0.5)["verdict"] == "confirmed"
+    assert memory._verdict("claim", "1", 0.6, 0.9, 0.5)["verdict"] == "partly"
+    assert memory._verdict("claim", "1", 0.4, 0.9, 0.5)["verdict"] == "not reproduced"
+
+
+def test_quick_writes_nothing_unasked(monkeypatch):
+    parts = ("loops", "cleanup_costs", "frequencies", "trims", "guard_costs")
+    for name in parts:
+        monkeypatch.setattr(memory, name, lambda bench: None)
+    monkeypatch.setattr(memory, "verdicts", lambda bench: [])
+    monkeypatch.setattr(memory, "write_results", lambda *args: pytest.fail("written"))
+    assert memory.main(["--quick", "--device", "cpu"]) == 0

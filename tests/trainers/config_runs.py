@@ -1,0 +1,177 @@
+"""Small runs of each algorithm, and what can be seen of one: rows, files, and what it asks of its parts."""
+
+import csv
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytest import MonkeyPatch
+
+from torchrl_perf.cli.train import ALGORITHMS
+from torchrl_perf.runtime.memory import MemoryGuard, MemoryReading
+from torchrl_perf.runtime.oom import MicroBatches, OutOfMemoryWarning
+from torchrl_perf.trainers import TrainingDivergedError, train
+
+KINDS = {name: algorithm.load("config") for name, algorithm in ALGORITHMS.items()}
+TRAINERS = {name: algorithm.load("trainer") for name, algorithm in ALGORITHMS.items()}
+WHOLE_RUNS = ("ppo", "dqn", "sac")  # what a run does around the iterations is the same code for the others
+
+ALL = {"num_envs": 4, "num_steps": 4, "total_steps": 160, "device": "cpu", "mode": "eager", "hidden_size": 32}
+REPLAY = {"capacity": 64, "minibatch_size": 16, "updates_per_iteration": 2, "learning_starts": 16}
+SMALL: dict[str, dict[str, Any]] = {
+    "ppo": {**ALL, "epochs": 2, "minibatches": 2, "learning_rate": 1e-2},
+    "dqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "learning_rate": 1e-2},
+    "sac": {**ALL, **REPLAY},
+    "qr-dqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_quantiles": 8},
+    "iqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_cosines": 8},
+    "rainbow": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_atoms": 11, "learning_rate": 1e-2},
+    "ddpg": {**ALL, **REPLAY, "noise_frames": 64},
+    "td3": {**ALL, **REPLAY, "noise_frames": 64},
+    "ac-iqn": {**ALL, **REPLAY, "noise_frames": 64, "num_cosines": 8},
+    "sac-options": {**ALL, **REPLAY, "option_capacity": 16},
+    "hybrid-ppo": {**ALL, "epochs": 2, "minibatches": 2, "learning_rate": 1e-2},
+}
+
+
+def make(name: str, options: dict[str, Any], **parts: Any) -> Any:
+    """A small trainer."""
+    return TRAINERS[name](KINDS[name](**{**SMALL[name], "logger": "csv", **options}), **parts)
+
+
+def left_behind(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> tuple[Any, ...]:
+    """What a run leaves: its length, whether it was solved, its files, and the steps that have rows."""
+    patch.chdir(folder)
+    trainer = make(name, options)
+    result = train(trainer, progress=False)
+    trainer.close()
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    table = result.run_dir / "progress.csv"
+    rows = [line.split(",")[0] for line in table.read_text(encoding="utf-8").splitlines()] if table.exists() else []
+    return result.steps, result.solved, files, rows
+
+
+def place(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
+    """Where a trainer works, or why it does not."""
+    try:
+        trainer = make(name, options)
+    except ValueError as error:
+        return str(error)
+    trainer.close()
+    return str(trainer.device)
+
+
+def compilations(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> list[Any]:
+    """What the compiler is asked for by three iterations; it compiles nothing here."""
+    asked: list[Any] = []
+
+    def compile_nothing(fn: Any, **settings: Any) -> Any:
+        asked.append(settings)
+        return fn
+
+    patch.setattr(torch, "compile", compile_nothing)
+    trainer = make(name, options)
+    for _ in range(3):
+        trainer.step()
+    trainer.close()
+    return asked
+
+
+def after_nan(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
+    """How a run ends in which one reward is NaN."""
+    patch.chdir(folder)
+    trainer = make(name, options)
+    advance, steps = trainer.env._advance, iter(range(10**6))
+
+    def advance_and_spoil(tensordict: Any) -> Any:
+        entries, *others = advance(tensordict)
+        if next(steps) == 14:
+            entries["reward"][0] = torch.nan
+        return (entries, *others)
+
+    patch.setattr(trainer.env, "_advance", advance_and_spoil)
+    try:
+        return f"{train(trainer, progress=False).steps} steps"
+    except TrainingDivergedError as error:
+        return str(error).replace(str(folder), "")
+    finally:
+        trainer.close()
+
+
+def last_row(column: str, name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
+    """A column of the last row, of a run on a device that is full of cached memory."""
+    patch.chdir(folder)
+    full = MemoryReading(allocated=50, reserved=99, total=100)
+    for argument, value in {"read": lambda: full, "empty": lambda: None, "check_interval": 1}.items():
+        patch.setitem(MemoryGuard.__init__.__kwdefaults__, argument, value)
+    trainer = make(name, options)
+    result = train(trainer, progress=False)
+    trainer.close()
+    with (result.run_dir / "progress.csv").open(encoding="utf-8") as file:
+        *_, last = csv.DictReader(file)
+    return last[column]
+
+
+def after_oom(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
+    """How an iteration ends in which an update fits only in two parts."""
+    run = MicroBatches.run
+
+    def run_in_little_memory(self: MicroBatches, attempt: Callable[[int], Any], rows: int, **others: Any) -> Any:
+        def limited(parts: int) -> Any:
+            if parts == 1:
+                raise torch.OutOfMemoryError("out of memory (simulated)")
+            return attempt(parts)
+
+        return run(self, limited, rows, **others)
+
+    patch.setattr(MicroBatches, "run", run_in_little_memory)
+    trainer = make(name, options)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfMemoryWarning)
+            for _ in range(3):
+                trainer.step()
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return f"{trainer.micro.parts} parts"
+
+
+Look = Callable[[str, dict[str, Any], Path, MonkeyPatch], Any]
+LONG = {"total_steps": 1024, "num_steps": 16, "updates_per_iteration": 1, "capacity": 256, "log_interval": 1}
+
+# the value tried, what both runs have beside it, and how the two are told apart
+RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
+    "total_steps": (320, {}, left_behind),
+    "log_interval": (5, {"log_interval": 2}, left_behind),
+    "logger": ("none", {}, left_behind),
+    "run_dir": ("elsewhere", {}, left_behind),
+    "checkpoint_interval": (2, {"keep_checkpoints": 10}, left_behind),
+    "keep_checkpoints": (2, {"checkpoint_interval": 1}, left_behind),
+    "best_metric": ("", {"checkpoint_interval": 1, "log_interval": 1}, left_behind),
+    "stop_return": (-1e9, {"log_interval": 1}, left_behind),
+    "device": ("cuda", {}, place),
+    "mode": ("compile", {}, compilations),
+    "compile_mode": ("max-autotune-no-cudagraphs", {"mode": "compile"}, compilations),
+    "on_nan": ("skip", {}, after_nan),
+    "split_on_oom": (False, {}, after_oom),
+    "memory_rule": ("never", {}, partial(last_row, "memory/cleanups")),
+    "gc_interval": (3, {}, partial(last_row, "memory/gc_runs")),
+}
+
+
+def observe(name: str, field: str, folder: Path, monkeypatch: MonkeyPatch) -> tuple[Any, Any]:
+    """What is seen of two runs that differ in one key."""
+    value, shared, look = RUN_KEYS[field]
+    if name == "sac" and field in ("stop_return", "best_metric"):
+        shared = {**shared, **LONG}  # an episode has 200 steps here
+    results = []
+    for number, options in enumerate((shared, {**shared, field: value})):
+        here = folder / str(number)
+        here.mkdir()
+        with monkeypatch.context() as patch:
+            results.append(look(name, options, here, patch))
+    return results[0], results[1]

@@ -1,0 +1,263 @@
+"""Trainers whose update runs out of memory: the same gradient from micro-batches, nothing left of the failed try."""
+
+import warnings
+
+import pytest
+import torch
+
+from torchrl_perf.runtime import compiled, precision
+from torchrl_perf.runtime.oom import OutOfMemoryWarning
+from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer, train
+
+COMMON = {"num_envs": 8, "num_steps": 8, "device": "cpu", "logger": "none", "hidden_size": 32, "mode": "eager"}
+FILLED = {"learning_starts": 256, "capacity": 512, "minibatch_size": 50, "updates_per_iteration": 2}
+
+
+def make_ppo(**changes):
+    return PPOTrainer(PPOConfig(**{**COMMON, "epochs": 2, "minibatches": 2, "total_steps": 10_000, **changes}))
+
+
+def make_dqn(**changes):
+    return DQNTrainer(DQNConfig(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
+
+
+def make_sac(**changes):
+    return SACTrainer(SACConfig(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
+
+
+def limit(owner, name, most, size=lambda *args: len(args[0])):
+    """Makes ``owner.name`` run out of memory for more than ``most`` rows; counts what fits."""
+    fn, sizes = getattr(owner, name), []
+
+    def run(*args, **kwargs):
+        if size(*args) > most:
+            raise torch.OutOfMemoryError(f"no room for {size(*args)} rows")
+        sizes.append(size(*args))
+        return fn(*args, **kwargs)
+
+    setattr(owner, name, run)
+    return sizes
+
+
+def modules_of(trainer):
+    return trainer.loss if hasattr(trainer, "loss") else trainer.q_network
+
+
+def vector(tensors):
+    return torch.cat([tensor.detach().double().reshape(-1) for tensor in tensors])
+
+
+def assert_same(ours, expected, tolerance=1e-6):
+    ours, expected = vector(ours), vector(expected)
+    assert float((ours - expected).norm() / expected.norm()) < tolerance
+
+
+def moments(trainer):
+    """First moments of all optimisers: after one step a tenth of the gradient."""
+    if isinstance(trainer, SACTrainer):
+        return [*trainer.critic_optimizer.exp_avg, *trainer.actor_optimizer.exp_avg]
+    return [trainer.optimizer.adam.state[param]["exp_avg"] for param in trainer.optimizer.params]
+
+
+def run(trainer, iterations, *, splits=False):
+    torch.manual_seed(1)
+    if not splits:
+        for _ in range(iterations):
+            trainer.step()
+        return trainer.metrics.flush(1)
+    with pytest.warns(OutOfMemoryWarning) as said:
+        for _ in range(iterations):
+            trainer.step()
+    assert len({str(one.message) for one in said}) == len(said)
+    return trainer.metrics.flush(1)
+
+
+def compare(make, split, iterations=1, tolerance=1e-6, **options):
+    """One trainer that splits as ``split`` has it, and one that does not: gradients, metrics, random numbers."""
+    whole, ours = make(**options), make(**options)
+    expected = run(whole, iterations)
+    drawn_next = torch.rand(3)
+    split(ours)
+    row = run(ours, iterations, splits=True)
+    assert torch.equal(torch.rand(3), drawn_next)
+    assert_same(moments(ours), moments(whole), tolerance)
+    assert_same(modules_of(ours).parameters(), modules_of(whole).parameters(), tolerance)
+    for name, value in expected.items():
+        if name != "train/micro_batches":
+            assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert expected["train/micro_batches"] == 1
+    return row, ours
+
+
+class TestPPO:
+    @pytest.mark.parametrize("loss", ["device", "torchrl"])
+    def test_gradients_metrics_and_draws_are_those_of_whole_minibatches(self, loss):
+        sizes = []
+
+        def split(trainer):
+            sizes.append(limit(trainer, "_sum_losses", 10))
+
+        row, trainer = compare(make_ppo, split, epochs=1, minibatches=1, loss=loss)
+        assert row["train/micro_batches"] == 8 == trainer.micro.parts
+        assert sizes[0] == [8] * 8
+
+    def test_advantages_are_normalised_over_the_whole_minibatch(self):
+        # in parts of one row a normalisation of their own would leave nothing
+        row, _ = compare(make_ppo, lambda trainer: limit(trainer, "_sum_losses", 1), epochs=1, minibatches=1)
+        assert row["train/loss_objective"] != 0
+
+    def test_several_updates_stay_close(self):
+        row, _ = compare(make_ppo, lambda trainer: limit(trainer, "_sum_losses", 16), 3, 1e-3)
+        assert row["train/micro_batches"] == 2
+
+    def test_memory_may_run_out_in_the_middle_of_the_backward_pass(self):
+        def split(trainer):
+            failures = [torch.OutOfMemoryError("no room for a gradient")]
+
+            def fail(param):
+                if failures:
+                    raise failures.pop()
+
+            list(trainer.loss.parameters())[-1].register_post_accumulate_grad_hook(fail)
+
+        row, _ = compare(make_ppo, split, epochs=1, minibatches=1)
+        assert row["train/micro_batches"] == 2
+
+    def test_without_splitting_the_error_comes_as_it_is(self):
+        trainer = make_ppo(split_on_oom=False)
+        limit(trainer, "_sum_losses", 8)
+        with pytest.raises(torch.OutOfMemoryError, match="no room for 32 rows"):
+            trainer.step()
+
+    def test_a_collection_that_does_not_fit_has_a_remedy(self):
+        trainer = make_ppo()
+        limit(trainer.collector, "collect", 0, size=lambda: 1)
+        with pytest.raises(torch.OutOfMemoryError, match=r"collect: .*Remedy: fewer num_envs"):
+            trainer.step()
+
+    def test_a_resumed_run_is_split_from_its_first_update(self):
+        first, second = make_ppo(), make_ppo()
+        sizes = limit(first, "_sum_losses", 16), limit(second, "_sum_losses", 16)
+        run(first, 2, splits=True)
+        second.load_state_dict(first.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for trainer in (first, second):
+                run(trainer, 1)
+        assert sizes[1] == [16] * 8
+        assert torch.equal(vector(first.loss.parameters()), vector(second.loss.parameters()))
+
+    def test_compiled(self, monkeypatch):
+        monkeypatch.setattr(precision, "compiled", lambda fn, **options: compiled(fn, backend="aot_eager"))
+
+        def split(trainer):
+            limit(trainer, "_losses_fn", 20, size=lambda rows, index: len(index))
+            limit(trainer, "_part_losses_fn", 20, size=lambda rows, index, advantage: len(index))
+
+        row, _ = compare(make_ppo, split, epochs=1, minibatches=1, mode="compile")
+        assert row["train/micro_batches"] == 4
+
+    def test_in_a_run_it_is_a_column_of_the_metrics(self, tmp_path):
+        trainer = make_ppo(logger="csv", total_steps=256, log_interval=1)
+        limit(trainer, "_sum_losses", 16)
+        with pytest.warns(OutOfMemoryWarning, match="2 micro-batches of 16 rows"):
+            train(trainer, tmp_path, progress=False)
+        header, *rows = (tmp_path / "progress.csv").read_text().splitlines()
+        assert "train/micro_batches" in header.split(",") and len(rows) == 4
+
+
+class TestDQN:
+    @pytest.mark.parametrize("options", [{}, {"sampler": "prioritized", "n_step": 3}], ids=["uniform", "prioritised"])
+    def test_gradients_metrics_and_draws_are_those_of_whole_samples(self, options):
+        row, trainer = compare(make_dqn, lambda trainer: limit(trainer, "_losses_fn", 13), 5, 1e-5, **options)
+        assert row["train/micro_batches"] == 4
+        assert float(trainer.updates) == 2
+
+    def test_priorities_are_those_of_whole_samples(self):
+        options = {"sampler": "prioritized", "updates_per_iteration": 1}
+        whole, ours = make_dqn(**options), make_dqn(**options)
+        run(whole, 5)
+        limit(ours, "_losses_fn", 25)
+        run(ours, 5, splits=True)
+        ours, whole = (trainer.buffer.sampler.state_dict() for trainer in (ours, whole))
+        for name, value in whole.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
+
+
+class TestSAC:
+    @pytest.mark.parametrize("options", [{}, {"sampler": "prioritized", "n_step": 3}], ids=["uniform", "prioritised"])
+    @pytest.mark.parametrize("stage", ["critic_losses", "actor_losses"])
+    def test_gradients_metrics_and_draws_are_those_of_whole_samples(self, stage, options):
+        options = {**options, "updates_per_iteration": 1}
+        row, trainer = compare(make_sac, lambda trainer: limit(trainer.loss, stage, 13), 5, 1e-5, **options)
+        assert row["train/micro_batches"] == 4
+        assert float(trainer.updates) == 1
+
+    def test_several_updates_stay_close(self):
+        row, _ = compare(make_sac, lambda trainer: limit(trainer.loss, "actor_losses", 25), 7, 1e-3)
+        assert row["train/micro_batches"] == 2
+
+    def test_a_compiled_update_that_fails_half_way_is_undone(self):
+        whole, ours = make_sac(updates_per_iteration=1), make_sac(updates_per_iteration=1)
+        update, failures = ours._update, [torch.OutOfMemoryError("no room")]
+
+        def fail(sample):
+            outcome = update(sample)  # has written everything
+            if failures:
+                raise failures.pop()
+            return outcome
+
+        ours._update_fn, ours.mode = fail, "compile"
+        run(whole, 5)
+        run(ours, 5, splits=True)
+        assert_same(moments(ours), moments(whole), 1e-5)
+        assert_same(ours.loss.parameters(), whole.loss.parameters(), 1e-6)
+
+    def test_later_a_compiled_update_that_fails_is_an_error_with_a_remedy(self):
+        trainer = make_sac()
+        trainer._update_fn, trainer.mode = trainer._update, "compile"
+        run(trainer, 6)
+        limit(trainer, "_update_fn", 1)
+        with pytest.raises(torch.OutOfMemoryError, match="Remedy: go on from the last checkpoint"):
+            trainer.step()
+
+    def test_micro_batches_are_compiled_too(self):
+        options = {"updates_per_iteration": 1, "sampler": "prioritized"}
+        whole, ours = make_sac(**options), make_sac(**options)
+        for name in ("critic_micro", "actor_micro"):
+            setattr(ours, f"_{name}_fn", compiled(getattr(ours, f"_{name}"), backend="aot_eager"))
+        for optimizer in (ours.critic_optimizer, ours.actor_optimizer):
+            # the step that is compiled: PyTorch's fused kernel takes no gradients in another layout
+            optimizer._step = optimizer._formula
+        ours.micro.parts = 3
+        run(whole, 5)
+        run(ours, 5)
+        assert_same(moments(ours), moments(whole), 1e-5)
+        assert_same(ours.loss.parameters(), whole.loss.parameters(), 1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [make_ppo, make_dqn, make_sac])
+@pytest.mark.parametrize("when", ["warm-up", "recording"])
+def test_graphs_are_recorded_in_micro_batches(make, when):
+    options = {"device": "cuda", "mode": "graph"}
+    whole, ours = make(**options), make(**options)
+    expected = run(whole, 9)
+    names = {"PPOTrainer": "_losses_fn", "DQNTrainer": "_losses_fn", "SACTrainer": "_update_fn"}
+    name = names[type(ours).__name__]
+    fn = getattr(ours, name)
+
+    def fails(*args):
+        if (when == "warm-up" or ours.micro.recording) and ours.micro.parts == 1:
+            raise torch.OutOfMemoryError("no room")
+        return fn(*args)
+
+    setattr(ours, name, fails)
+    row = run(ours, 9, splits=True)
+    assert row["train/micro_batches"] == 2
+    assert ours._iterate.captured
+    assert_same(modules_of(ours).parameters(), modules_of(whole).parameters(), 1e-2)
+    assert row["episode/count"] == expected["episode/count"]
+    for trainer in (whole, ours):
+        trainer.close()

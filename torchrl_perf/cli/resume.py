@@ -1,0 +1,114 @@
+"""What ``--resume`` means: a run's folder, one of its checkpoints, or the newest run that has steps left."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.run_files import CHECKPOINTS, CONFIG, find_resumable, is_finished
+
+__all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start"]
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts from."""
+
+    run_dir: Path | None = None
+    """Folder of the run to go on with; None for a new run."""
+    checkpoint: Path | None = None
+    """The checkpoint to load; None for the newest that can be read."""
+
+
+def named_start(path: Path) -> Start:
+    """The start that a path means.
+
+    Args:
+        path: folder of a run, or a file in its folder ``checkpoints``.
+
+    Raises:
+        FileNotFoundError: if there is nothing there.
+        ValueError: for a file outside a run.
+    """
+    if path.is_dir():
+        return Start(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"--resume: expected {AUTO}, the folder of a run or one of its checkpoints, found nothing at {path}."
+        )
+    run_dir = path.absolute().parent.parent
+    if path.absolute().parent.name != CHECKPOINTS or not (run_dir / CONFIG).is_file():
+        raise ValueError(
+            f"--resume: expected a checkpoint in the folder {CHECKPOINTS} of a run, beside its {CONFIG}, received "
+            f"{path}. Remedy: put it there, or pass the folder of the run."
+        )
+    return Start(run_dir, path)
+
+
+def automatic_start(config: RunConfig, given: Sequence[str]) -> tuple[Start, dict[str, Any]]:
+    """The newest run of the algorithm, env and seed that has steps left, or a new one; says which on standard error.
+
+    Args:
+        config: settings that are asked for.
+        given: names of those that were asked for by an option or a file; the others are those of the run.
+
+    Returns:
+        The start, and the settings to run with.
+    """
+    wanted = {name: getattr(config, name) for name in given}
+    found, left_out = find_resumable(config, wanted)
+    for reason in left_out:
+        _say(f"resume: not {reason}")
+    if found is None:
+        _say(f"resume: no run with steps left below {config.run_dir}; a new one starts")
+        return Start(), config.to_dict()
+    return Start(found), {**config.to_dict(), **read_settings(found / CONFIG, type(config)), **wanted}
+
+
+def given_settings(kind: type[RunConfig], argv: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """Names of the settings of a config that a command line or a file sets.
+
+    Args:
+        kind: the config.
+        argv: options.
+        stored: names that a file sets.
+    """
+    names = {token.partition("=")[0].removeprefix("--").replace("-", "_") for token in argv if token.startswith("--")}
+    names |= {name.removeprefix("no_") for name in names} | set(stored)
+    return [field.name for field in dataclasses.fields(kind) if field.name in names]
+
+
+def load_start(trainer: Any, start: Start) -> None:
+    """Loads the checkpoint that a run starts from into its trainer; says which on standard error.
+
+    Raises:
+        FileNotFoundError: for a run without checkpoint.
+        ValueError: for checkpoints that cannot be read or do not fit, and for a run that is complete.
+    """
+    if start.run_dir is None:
+        return
+    config = trainer.config
+    if start.checkpoint is not None:
+        path, state = start.checkpoint, read_checkpoint(start.checkpoint, trainer.device, made_by=config.algorithm)
+    else:
+        folder = CheckpointFolder(start.run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
+        path, state = folder.load_newest(trainer.device, made_by=config.algorithm)
+    trainer.load_state_dict(state)
+    taken = trainer.iterations_done * config.batch_size
+    if trainer.iterations_done >= config.iterations and is_finished(start.run_dir):
+        raise ValueError(
+            f"{start.run_dir}: expected a run with steps left, received one that has taken {taken} of "
+            f"{config.total_steps}. Remedy: a larger --total-steps."
+        )
+    _say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,96 @@
+"""Categorical distributions over the allowed actions of each row, defined for rows without any.
+
+A row that allows no action acts as if it allowed action 0 alone: that action has log-probability 0, the entropy is 0
+and no gradient reaches the logits. So nothing is ever NaN, and nothing has to be asked of the device first.
+"""
+
+import torch
+from torch import Tensor
+
+
+def effective_mask(mask: Tensor) -> Tensor:
+    """The mask itself, and action 0 where a row allows none.
+
+    Args:
+        mask: ``[*, D]`` bool, True for the allowed actions.
+
+    Returns:
+        ``[*, D]`` bool with at least one True in each row.
+    """
+    first = torch.arange(mask.shape[-1], device=mask.device) == 0
+    return mask | (first & ~mask.any(-1, keepdim=True))
+
+
+def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Log-probabilities of the allowed actions, ``-inf`` for the others.
+
+    Args:
+        logits: ``[*, D]`` float; those of actions that are not allowed may be anything, NaN included.
+        mask: bool, broadcasts to ``[*, D]``, True for the allowed actions; all by default.
+
+    Returns:
+        ``[*, D]``. The gradient is 0 for actions that are not allowed, and in rows that allow one action or none.
+    """
+    if mask is None:
+        return logits.log_softmax(-1)
+    # the logit of action 0 where it is not allowed is not looked at either
+    forced = effective_mask(mask) & ~mask
+    return logits.masked_fill(~mask, -torch.inf).masked_fill(forced, 0.0).log_softmax(-1)
+
+
+def masked_expectation(log_probs: Tensor, values: Tensor) -> Tensor:
+    """``sum_d p_d x_d``, where actions of probability 0 count as 0 whatever their value.
+
+    Args:
+        log_probs: ``[*, D]``, ``-inf`` where an action is not allowed.
+        values: ``[*, D]``.
+
+    Returns:
+        ``[*]``, differentiable in both.
+    """
+    probs = log_probs.exp()
+    return (probs * values.masked_fill(probs == 0, 0.0)).sum(-1)
+
+
+def masked_entropy(log_probs: Tensor) -> Tensor:
+    """``-sum_d p_d log p_d`` over the possible actions, exact.
+
+    Args:
+        log_probs: ``[*, D]``, ``-inf`` where an action is not allowed.
+
+    Returns:
+        ``[*]`` nats, 0 for rows with one possible action.
+    """
+    return -masked_expectation(log_probs, log_probs)
+
+
+def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``KL(p || q) = sum_d p_d (log p_d - log q_d)``, exact.
+
+    Args:
+        log_p: ``[*, D]``, ``-inf`` where an action is not allowed.
+        log_q: ``[*, D]``, likewise.
+
+    Returns:
+        ``[*]`` nats; infinite where ``q`` excludes an action that ``p`` takes, as it should be.
+    """
+    # masked before the difference: (-inf) - (-inf) is NaN, and so would be its gradient
+    possible = log_p != -torch.inf
+    gap = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
+    return masked_expectation(log_p, gap)
+
+
+def gumbel_argmax(log_probs: Tensor) -> Tensor:
+    """A draw from each row by the Gumbel-max trick: ``argmax(log p + G)``; an action of ``-inf`` is never drawn.
+
+    Args:
+        log_probs: ``[*, D]``, normalised or not.
+
+    Returns:
+        ``[*]`` int64.
+    """
+    limits = torch.finfo(log_probs.dtype)
+    # a draw of exactly 0 or 1 would give an infinite noise, level with the actions that must not be drawn
+    noise = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
+    noise = noise.clamp(limits.tiny, 1 - limits.eps / 2)
+    return (log_probs.detach() - (-noise.log()).log()).argmax(-1)

@@ -1,0 +1,212 @@
+"""Where rows go: one sink per kind of logger, opened and written to by the thread that owns it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.record.loggers import Logger
+from torchrl.record.loggers.common import _make_metrics_safe
+
+from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.metrics.log_row import bin_centres, log_row
+from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
+
+
+class Sink(Protocol):
+    """A place for rows. Only the thread that owns it calls it, but for :meth:`abandon`.
+
+    Attributes:
+        name: how it is called in messages.
+        retries: whether an ``OSError`` passes, such as a full disk, so that rows wait and are tried again.
+        is_local: whether it writes files by itself, so that a flush is worth waiting for.
+        opens_with_first_row: whether it needs to know the step of the first row, or can be opened before.
+        close_limit: seconds that closing may take.
+    """
+
+    name: str
+    retries: bool
+    is_local: bool
+    opens_with_first_row: bool
+    close_limit: float
+
+    def open(self, first_step: int | None) -> Logger:
+        """Make the logger; ``first_step`` is the step of its first row, or where a resumed run goes on, if known."""
+        ...
+
+    def write(self, logger: Logger, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
+        """Write one row."""
+        ...
+
+    def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Call another method of the logger."""
+        ...
+
+    def close(self, logger: Logger) -> None:
+        """Finish what the logger has under way."""
+        ...
+
+    def abandon(self, *, hanging: bool) -> bool:
+        """Let go of a logger that has failed or hangs; called from any thread. Whether its helpers are gone."""
+        ...
+
+
+class LoggerSink:
+    """Any TorchRL logger that exists already.
+
+    Args:
+        logger: the logger.
+        name: how it is called in messages; by default its class.
+    """
+
+    retries = False
+    is_local = True
+    opens_with_first_row = False
+    close_limit = 10.0
+
+    def __init__(self, logger: Logger, name: str | None = None) -> None:
+        self.name = name or type(logger).__name__
+        self.logger = logger
+        self.retries = isinstance(logger, ProgressCSVLogger)
+
+    def open(self, first_step: int | None) -> Logger:
+        """The logger itself."""
+        return self.logger
+
+    def write(self, logger: Logger, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
+        """Write one row."""
+        log_row(logger, row, histograms, step)
+
+    def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Call another method of the logger; one that it refuses on purpose is left out."""
+        try:
+            getattr(logger, method)(*arguments, **options)
+        except NotImplementedError:
+            return
+
+    def close(self, logger: Logger) -> None:
+        """Close the logger."""
+        logger.close()
+
+    def abandon(self, *, hanging: bool) -> bool:
+        """Nothing can be done about a logger of somebody else."""
+        return False
+
+
+class CSVSink(LoggerSink):
+    """``progress.csv`` and ``hparams.json`` in a folder; a full disk passes.
+
+    Args:
+        run_dir: folder of the run.
+        run_name: name of the run.
+        config: what is stored in ``hparams.json``; None stores nothing.
+    """
+
+    def __init__(self, run_dir: str, run_name: str, config: Mapping[str, Any] | None) -> None:
+        self.name, self.retries = "progress.csv", True
+        self._run_dir, self._run_name, self._config = run_dir, run_name, config
+
+    def open(self, first_step: int | None) -> Logger:
+        """Open or continue the file."""
+        logger = ProgressCSVLogger(self._run_name, self._run_dir)
+        if self._config is not None:
+            logger.log_hparams(self._config)
+        return logger
+
+
+class TensorboardSink(LoggerSink):
+    """Event files in ``run_dir/tensorboard``: one event per row.
+
+    Args:
+        run_dir: folder of the run.
+        config: stored as text, since TensorBoard's own hparams open a second run; None stores nothing.
+        resume: whether events from the first row on, which a killed run has left, are to be hidden.
+    """
+
+    def __init__(self, run_dir: str, config: Mapping[str, Any] | None, *, resume: bool = False) -> None:
+        # Imported by the thread that trains, before it starts: an import takes a second and holds the interpreter.
+        import torch.utils.tensorboard  # noqa: F401
+
+        self.name, self.retries = "TensorBoard", False
+        self.opens_with_first_row = resume
+        self._run_dir, self._config, self._resume = run_dir, config, resume
+
+    def open(self, first_step: int | None) -> Logger:
+        """Open a new event file that replaces events at and after ``first_step`` in earlier ones."""
+        from torchrl_perf.metrics.tensorboard_logger import PurgingTensorboardLogger
+
+        logger = PurgingTensorboardLogger(self._run_dir, purge_step=first_step if self._resume else None)
+        if self._config is not None:
+            _write_text(logger, self._config, first_step if self._resume else None)
+        return logger
+
+    def write(self, logger: Any, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
+        """Write one row as one event, histograms as raw ones."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        if row:
+            # `add_scalar` would make an event of its own for each metric.
+            values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in row.items()]
+            logger.experiment.file_writer.add_summary(Summary(value=values), step)
+        for name, histogram in histograms.items():
+            logger.experiment.add_histogram_raw(name, **_tensorboard_bins(histogram), global_step=step)
+
+    def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Call another method of the logger; a configuration becomes text."""
+        if method == "log_hparams":
+            _write_text(logger, arguments[0], None)
+        else:
+            super().call(logger, method, arguments, options)
+
+
+def _write_text(logger: Any, config: Mapping[str, Any], step: int | None) -> None:
+    text = json.dumps(config, indent=2, sort_keys=True, default=str)
+    logger.experiment.add_text("config", f"```json\n{text}\n```", step)
+
+
+def plain_numbers(metrics: Any, keys_sep: str = "/") -> dict[str, Any]:
+    """A row as host values, as they are at the time of the call.
+
+    Args:
+        metrics: mapping of names to numbers or tensors, or a TensorDict.
+        keys_sep: separator of nested TensorDict keys.
+
+    Returns:
+        Names and values without tensors.
+    """
+    if isinstance(metrics, TensorDictBase):
+        return dict(_make_metrics_safe(metrics, keys_sep=keys_sep))
+    row = dict(metrics)
+    if any(isinstance(value, Tensor) for value in row.values()):
+        safe = _make_metrics_safe(row)  # one wait for all of them; it changes the order
+        row = {name: safe[name] for name in row}
+    return row
+
+
+def _tensorboard_bins(histogram: Histogram) -> dict[str, Any]:
+    """Arguments of ``SummaryWriter.add_histogram_raw``; the moments are those of the bin centres."""
+    pairs: Sequence[tuple[float, float]] = list(zip(histogram.counts, bin_centres(histogram), strict=True))
+    return {
+        "min": histogram.edges[0],
+        "max": histogram.edges[-1],
+        "num": sum(histogram.counts),
+        "sum": sum(count * centre for count, centre in pairs),
+        "sum_squares": sum(count * centre * centre for count, centre in pairs),
+        "bucket_limits": histogram.edges[1:],
+        "bucket_counts": histogram.counts,
+    }
+
+
+def stored_step(run_dir: str | os.PathLike[str]) -> int | None:
+    """Step of the last whole row of a run's ``progress.csv``; None without one or if it cannot be read."""
+    path = os.path.join(run_dir, "progress.csv")
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n")[1:-1]
+        return round(float(lines[-1].split(b",", 1)[0])) if lines else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,238 @@
+"""W&B: offline unless there is a key, continued after a resume, let go when it fails or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import netrc
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlparse
+
+import numpy as np
+from torchrl.record.loggers import Logger
+
+from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.metrics.progress_csv import FILE_NAME
+from torchrl_perf.metrics.sinks import LoggerSink
+from torchrl_perf.metrics.wandb_file import last_stored_step
+from torchrl_perf.runtime.files import write_text
+from torchrl_perf.runtime.redact import redact, redact_command
+from torchrl_perf.runtime.timing import Stopwatch
+
+STATE_FILE = "wandb.json"
+"""File in the folder of a run with the identifier of its W&B run and the last step that was handed to it."""
+
+_INIT_LIMIT = 20  # seconds until a server that does not answer is given up
+_CLOSE_LIMITS = {"online": 30.0, "offline": 10.0}  # seconds
+_SECONDS_BETWEEN_STATES = 1.0
+
+
+class WandbSink(LoggerSink):
+    """A W&B run whose files lie in the folder of the run, with one history row per step; ``_step`` is the env step.
+
+    It is offline when there is no key (neither ``WANDB_API_KEY`` nor a netrc entry) or the server cannot be reached at
+    the start; ``WANDB_MODE`` decides if set. A resumed run keeps its identifier and gets the rows that it does not have
+    yet: those of ``progress.csv`` first, should W&B have died before the run did.
+
+    Args:
+        run_dir: folder of the run.
+        project: W&B project.
+        run_name: name of the run.
+        config: stored with the run; None stores nothing.
+        resume: continue the run that ``wandb.json`` names.
+    """
+
+    retries = False
+    is_local = False
+    opens_with_first_row = True  # which says what of progress.csv is older than the resumed run
+
+    def __init__(
+        self, run_dir: str, project: str, run_name: str, config: Mapping[str, Any] | None, *, resume: bool = False
+    ) -> None:
+        # Imported by the thread that trains, before it starts: an import takes seconds and holds the interpreter.
+        import wandb  # noqa: F401
+
+        self.name, self.retries = "W&B", False
+        self.opens_with_first_row = resume
+        self._mode = wandb_mode()
+        self.close_limit = _CLOSE_LIMITS.get(self._mode, _CLOSE_LIMITS["online"])
+        self._run_dir, self._project, self._run_name, self._config = run_dir, project, run_name, config
+        self._resume = resume
+        self._id = secrets.token_hex(4)
+        self._stored: int | None = None
+        self._state_age = Stopwatch("cpu").start()
+
+    def open(self, first_step: int | None) -> Logger:
+        """Start or continue the run, store its configuration, and send it the rows that it misses."""
+        if self._resume:
+            self._read_state()
+        self._write_state()
+        try:
+            logger = self._start(self._mode)
+        except Exception as error:
+            if self._mode != "online":
+                raise
+            sys.stderr.write(redact(f"logging: W&B cannot be reached ({error}); the run is stored offline.\n"))
+            self._mode = "offline"
+            logger = self._start("offline")
+        start = int(getattr(logger.experiment, "starting_step", 0) or 0)
+        if self._resume and start > 0:
+            self._stored = max(start - 1, -1 if self._stored is None else self._stored)
+        if self._config is not None:
+            logger.log_hparams(dict(self._config))
+        if self._resume and first_step is not None:
+            for step, row in _rows_of_csv(Path(self._run_dir) / FILE_NAME, first_step):
+                self.write(logger, row, {}, step)
+        return logger
+
+    def write(self, logger: Any, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
+        """Write one row, unless the run has it already.
+
+        Raises:
+            ValueError: for a step that is not above the last, which W&B would drop without a word.
+        """
+        if self._stored is not None and step <= self._stored:
+            if self._resume:
+                return
+            raise ValueError(
+                f"expected a step above {self._stored}, received {step}; progress.csv has the late metrics"
+            )
+        # Once a row is new, what comes below it is late.
+        self._resume = False
+        logger.experiment.log({**row, **_bins(histograms)}, step=step, commit=True)
+        self._stored = step
+        self._state_age.stop()
+        if self._state_age.host_seconds > _SECONDS_BETWEEN_STATES:
+            self._write_state()
+
+    def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Call another method of TorchRL's W&B logger; a histogram or video joins the row of its step, or the next."""
+        if method in ("log_histogram", "log_video"):
+            step = options.get("step")
+            late = step is not None and self._stored is not None and step <= self._stored
+            joins = {"step": None if late else step, "override_global_step": True, "commit": False}
+            options = {**options, **joins}
+        super().call(logger, method, arguments, options)
+
+    def close(self, logger: Logger) -> None:
+        """Finish the run and note its last step."""
+        try:
+            logger.close()
+        finally:
+            self._write_state()
+
+    def abandon(self, *, hanging: bool) -> bool:
+        """Forget W&B's service if it is dead, and end it if it hangs, so that the exit of the process is not held up.
+
+        This reaches into W&B, whose own exit hook waits for the service without a limit.
+        """
+        with contextlib.suppress(Exception):
+            return _forget_service(kill=hanging)
+        return False
+
+    def _start(self, mode: str) -> Logger:
+        import wandb
+        from torchrl.record.loggers.wandb import WandbLogger
+
+        settings = wandb.Settings(
+            # Standard output may hold what has no place in a log, and wrapping it costs every print of the process.
+            console=cast("Any", os.environ.get("WANDB_CONSOLE", "off")),
+            quiet=True,
+            init_timeout=_INIT_LIMIT,
+            finish_timeout=0.8 * self.close_limit,
+            # W&B stores the command line as it is, and a patch of uncommitted changes; the configuration holds a
+            # machine card with commit and command, without credentials.
+            x_disable_meta=redact_command(sys.argv) != sys.argv,
+            disable_git=True,
+        )
+        return WandbLogger(
+            self._run_name,
+            project=self._project,
+            save_dir=self._run_dir,
+            id=self._id,
+            log_env_packages=False,
+            # `mode` rather than TorchRL's `offline=True`, which would set WANDB_MODE for the whole process.
+            mode=mode,
+            # without a server W&B does not look for an earlier run, and warns when it is asked to
+            resume="allow" if mode == "online" else None,
+            reinit="create_new",
+            settings=settings,
+        )
+
+    def _read_state(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads((Path(self._run_dir) / STATE_FILE).read_text(encoding="utf-8"))
+            self._id = str(state["id"])
+            # The files know better than the note whether rows reached the disk; without rows the note stands.
+            stored = last_stored_step(self._run_dir, self._id)
+            self._stored = stored if stored is not None else state.get("last_step")
+
+    def _write_state(self) -> None:
+        text = json.dumps({"id": self._id, "last_step": self._stored}) + "\n"
+        with contextlib.suppress(OSError):  # a full disk is the business of progress.csv
+            write_text(Path(self._run_dir) / STATE_FILE, text, lasting=False)
+        self._state_age.start()
+
+
+def wandb_mode() -> str:
+    """``WANDB_MODE`` if set, else "online" if W&B could log in without asking, else "offline"."""
+    return os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+
+
+def _has_key() -> bool:
+    """Whether there is a key in the environment, or a netrc entry for W&B's host."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
+    if not histograms:
+        return {}
+    import wandb
+
+    return {
+        name: wandb.Histogram(np_histogram=(np.asarray(h.counts), np.asarray(h.edges)))
+        for name, h in histograms.items()
+    }
+
+
+def _rows_of_csv(path: Path, end: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """Rows of a ``progress.csv`` below a step; a line that cannot be read is left out."""
+    with contextlib.suppress(OSError), path.open(newline="", encoding="utf-8") as file:
+        for cells in csv.DictReader(file):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                step = round(float(cells.pop("step")))
+                cells.pop("wall_time", None)
+                if step < end and None not in cells.values():  # a cell is missing while its row is being written
+                    yield step, {name: float(text) for name, text in cells.items() if text}
+
+
+def _forget_service(*, kill: bool) -> bool:
+    """Whether W&B's service is gone; then its exit hook is gone too, and the next run starts a new service."""
+    setup = sys.modules.get("wandb.sdk.wandb_setup")
+    connection = getattr(getattr(setup, "_singleton", None), "_connection", None)
+    if setup is None or connection is None or connection._proc is None:
+        return False  # a service that another process has started is not ours to end
+    process = connection._proc._process
+    if kill:
+        process.kill()
+    try:
+        process.wait(timeout=1.0)  # its socket may close a moment before it ends
+    except subprocess.TimeoutExpired:
+        return False
+    connection._cleanup()
+    os.environ.pop("WANDB_SERVICE", None)
+    setattr(setup, "_singleton", None)  # noqa: B010
+    return True

@@ -1,0 +1,97 @@
+"""A deterministic policy for bounded, continuous actions: DDPG, TD3, AC-IQN."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torchrl.data import Bounded, TensorSpec
+
+Squash = Literal["tanh", "atan"]
+
+
+class DeterministicActor(TensorDictModuleBase):
+    """``a = middle + half width * squash(network(s))``, within the bounds of a spec (arXiv:1509.02971).
+
+    It acts the same whatever the exploration type; noise is another module's. Bounds are buffers: ``.to(device)`` moves
+    them, ``state_dict`` holds them. Nothing waits for the host.
+
+    Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``action_key``.
+
+    Args:
+        network: maps the inputs to ``[*, D]``.
+        spec: the action's spec, bounded and floating point, with the same finite bounds in all rows.
+        squash: ``"tanh"``, or ``"atan"``: ``2 / pi * atan(x)``, whose gradient falls as ``1 / x^2`` instead of
+            ``exp(-2 |x|)``, so that saturated actions still learn (AC-IQN).
+        in_keys: what the network reads.
+        action_key: where the action is written.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; the others get the middle of the bounds.
+
+    Attributes:
+        module: the network.
+        spec: the action's spec.
+        low: buffer ``[D]``.
+        high: buffer ``[D]``.
+
+    Raises:
+        ValueError: for another kind of spec, infinite bounds, and an unknown squash.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        spec: TensorSpec,
+        squash: Squash = "tanh",
+        in_keys: Sequence[NestedKey] = ("observation",),
+        action_key: NestedKey = "action",
+        valid_key: NestedKey | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+            raise ValueError(
+                f"spec: expected continuous actions with bounds (Bounded, floating point), received "
+                f"{type(spec).__name__} of {spec.dtype}. Remedy: EpsilonGreedy for discrete actions; a transform that "
+                "bounds unbounded ones."
+            )
+        if squash not in ("tanh", "atan"):
+            raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}.")
+        space = cast("Any", spec.space)
+        low, high = (bound.reshape(-1, spec.shape[-1])[0].clone() for bound in (space.low, space.high))
+        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):  # once, at construction
+            raise ValueError(f"spec: expected finite bounds with low < high, received low {low} and high {high}.")
+        self.module, self.spec, self.squash = network, spec, squash
+        self.network_keys, self.action_key, self.valid_key = list(in_keys), action_key, valid_key
+        self.in_keys = [*in_keys] if valid_key is None else [*in_keys, valid_key]  # pyright: ignore
+        self.out_keys = [action_key]  # pyright: ignore
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+
+    def step(self, frames: int | Tensor = 1) -> None:
+        """Nothing changes with time: there is no schedule."""
+
+    def action(self, *inputs: Tensor) -> Tensor:
+        """``[*, D]`` actions of the network's inputs, differentiable."""
+        raw = self.module(*inputs)
+        unit = torch.tanh(raw) if self.squash == "tanh" else raw.atan() * (2 / math.pi)
+        action = (self.high + self.low) / 2 + (self.high - self.low) / 2 * unit
+        # rounding of middle + half width may lie outside of the bounds
+        return action.clamp(self.low, self.high)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes the action."""
+        action = self.action(*[cast("Tensor", tensordict.get(key)) for key in self.network_keys])
+        if self.valid_key is not None:
+            valid = cast("Tensor", tensordict.get(self.valid_key))
+            valid = valid if valid.ndim == action.ndim else valid.unsqueeze(-1)
+            # not a product: what the network says of an agent that does not exist may be NaN
+            action = torch.where(valid, action, (self.high + self.low) / 2)
+        tensordict.set(self.action_key, action)
+        return tensordict

@@ -1,0 +1,53 @@
+"""Layers one after the other, the hidden ones in 16 bits."""
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.runtime.precision import PRECISIONS, autocast, widened
+
+
+def check_precision(precision: str) -> str:
+    """Returns a name that is one of the precisions.
+
+    Raises:
+        ValueError: for another one.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}.")
+    return precision
+
+
+class MixedSequential(nn.Sequential):
+    """``nn.Sequential`` whose hidden layers run in ``precision`` and whose last linear layer runs in float32.
+
+    With ``"bf16"`` and ``"fp16"`` the layers before the last linear one run under autocast. The last layer, and what
+    follows it, costs little in float32, and a value of 16 bits would be coarse: next to 1,000 there are 996 and 1,004.
+    Parameters, names and ``state_dict`` are those of ``nn.Sequential``; so is everything for ``"tf32"`` and ``"ieee"``.
+
+    Args:
+        *layers: the modules.
+        precision: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``.
+
+    Raises:
+        ValueError: for an unknown precision.
+    """
+
+    def __init__(self, *layers: nn.Module, precision: str = "tf32") -> None:
+        super().__init__(*layers)
+        self.precision = check_precision(precision)
+        linear = [number for number, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        self._first_float32 = linear[-1] if linear else len(layers)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[*, IN]`` float32 -> what the last layer gives, float32."""
+        if self.precision not in ("bf16", "fp16"):
+            return super().forward(input)
+        layers = list(self)
+        with autocast(self.precision, input.device):
+            for layer in layers[: self._first_float32]:
+                input = layer(input)
+        with torch.autocast(input.device.type, enabled=False):
+            input = widened(input)
+            for layer in layers[self._first_float32 :]:
+                input = layer(input)
+        return input

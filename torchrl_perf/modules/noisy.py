@@ -1,0 +1,117 @@
+"""A linear layer that explores by noise in its weights."""
+
+import math
+from typing import Literal
+
+import torch
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchrl_perf.functional.exploration import factor_noise
+from torchrl_perf.modules.aligned import aligned_affine
+
+Noise = Literal["shared", "per_row"]
+_ALIGNED = 4  # float32 numbers in 16 bytes
+
+
+class NoisyLinear(nn.Module):
+    """``y = (mu_w + sigma_w * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out)``, a noisy layer (arXiv:1706.10295).
+
+    The noise is factorised, ``f(e) = sign(e) sqrt(|e|)``, and drawn on the device in each forward pass, anew at each
+    replay of a graph, too: there is nothing to reset. With ``"shared"`` noise all rows of a pass see the same weights,
+    as in the paper; with ``"per_row"`` each row has its own, so that the envs of a batch explore apart. That costs a
+    second matrix product and no memory for weights: the noise is applied to inputs and outputs.
+
+    **When there is noise.** While exploring (interaction type RANDOM) always. With no interaction type set, in training
+    mode, as for dropout. With a deterministic one, in training mode where gradients are recorded: TorchRL sets that
+    type inside its losses, and without noise there the sigmas would never learn. So evaluation, under
+    ``set_exploration_type(DETERMINISTIC)`` and ``torch.no_grad()`` or in eval mode, sees the means.
+
+    Args:
+        in_features: size of the last dim of the input.
+        out_features: size of the last dim of the output.
+        sigma: initial scale of the noise; all sigmas begin as ``sigma / sqrt(in_features)``.
+        noise: ``"shared"`` or ``"per_row"``. A row is one entry of the input's leading dims; with an IQN that is one
+            level of one state.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Attributes:
+        weight_mu: ``[OUT, IN]``; the names are those of TorchRL's ``NoisyLinear``.
+        weight_sigma: ``[OUT, IN]``.
+        bias_mu: ``[OUT]``.
+        bias_sigma: ``[OUT]``.
+
+    Raises:
+        ValueError: for sizes below 1, a negative sigma, another kind of noise.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        sigma: float = 0.5,
+        noise: Noise = "shared",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if min(in_features, out_features) < 1:
+            raise ValueError(f"sizes: expected at least 1, received {in_features} and {out_features}.")
+        if not 0.0 <= sigma < math.inf:
+            raise ValueError(f"sigma: expected a number of at least 0, received {sigma}.")
+        if noise not in ("shared", "per_row"):
+            raise ValueError(f"noise: expected 'shared' or 'per_row', received {noise!r}.")
+        self.in_features, self.out_features, self.sigma, self.noise = in_features, out_features, sigma, noise
+        shape = (out_features, in_features)
+        self.weight_mu = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight_sigma = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias_mu = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        self.bias_sigma = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the means anew and sets the sigmas, as in the paper for factorised noise."""
+        bound = 1 / math.sqrt(self.in_features)
+        with torch.no_grad():
+            for mean in (self.weight_mu, self.bias_mu):
+                mean.uniform_(-bound, bound)
+            for sigma in (self.weight_sigma, self.bias_sigma):
+                sigma.fill_(self.sigma * bound)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether a forward pass here and now has noise."""
+        kind = interaction_type()
+        if kind is InteractionType.RANDOM:
+            return True
+        return self.training and (kind is None or torch.is_grad_enabled())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[*, IN]`` -> ``[*, OUT]``."""
+        if not self.is_noisy:
+            return _affine(input, self.weight_mu, self.bias_mu)
+        rows = () if self.noise == "shared" else input.shape[:-1]
+        like = self.weight_mu
+        draws = torch.randn(*rows, self.in_features + self.out_features, device=like.device, dtype=like.dtype)
+        into, out = factor_noise(draws).split([self.in_features, self.out_features], -1)
+        if self.noise == "shared":
+            weight = torch.addcmul(like, self.weight_sigma, torch.outer(out, into))
+            return _affine(input, weight, torch.addcmul(self.bias_mu, self.bias_sigma, out))
+        mean = _affine(input, like, self.bias_mu)
+        return mean + out * _affine(input * into, self.weight_sigma, self.bias_sigma)
+
+    def extra_repr(self) -> str:
+        """Sizes, scale and kind of noise."""
+        return f"{self.in_features}, {self.out_features}, sigma={self.sigma}, noise={self.noise!r}"
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x @ weight.T + bias``; for a compiler in sizes that tensor cores take."""
+    even = weight.shape[0] % _ALIGNED == 0 and weight.shape[1] % _ALIGNED == 0
+    if even or x.ndim < 2 or not torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    return aligned_affine(x, weight.mT, bias.unsqueeze(0))

@@ -1,0 +1,200 @@
+"""Actor, critic and policy that are told which option runs."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torchrl.data import Bounded, TensorSpec
+
+from torchrl_perf.modules.actor import DeviceActor
+from torchrl_perf.modules.option_set import ACTIVE_KEY, OptionSet, one_hot
+from torchrl_perf.modules.options import OptionController
+from torchrl_perf.modules.squashed_normal import SquashedNormal
+
+
+class OptionConditioned(nn.Module):
+    """A network that is told the option: its input is the inputs and the option, one-hot, in one tensor.
+
+    Around an :class:`~torchrl_perf.modules.EnsembleQ` it is a critic of observations, action and option.
+
+    Args:
+        network: maps ``[*, I + O]`` to anything, where I is the size of all inputs together.
+        num_options: O.
+    """
+
+    def __init__(self, network: nn.Module, num_options: int) -> None:
+        super().__init__()
+        self.network, self.num_options = network, num_options
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Inputs ``[*, I_i]``, the last one the option, int64 ``[*]``."""
+        *features, option = inputs
+        hot = one_hot(option, self.num_options, features[0].dtype)
+        return self.network(torch.cat([*features, hot], -1))
+
+
+class OptionNormal(SquashedNormal):
+    """A :class:`~torchrl_perf.modules.SquashedNormal` in the range of an option, its density in units of the full one.
+
+    The action lies between ``low`` and ``high``, the option's. Log-probabilities are those of the action as it would be
+    if the option's range were stretched to all of the bounds. The reason is soft actor-critic: with the density of the
+    action itself, an option with a small range would have a low entropy whatever it does, be pushed to noise by the
+    temperature, and be avoided by the entropy term of the targets. Ratios of probabilities are the same either way; the
+    log-density of the action itself is ``log_prob + sum(log(2 unit / (high - low)))``.
+
+    Args:
+        loc: ``[*, D]`` mean before squashing.
+        scale: ``[*, D]`` standard deviation before squashing, positive.
+        low: ``[*, D]`` least action of the option.
+        high: ``[*, D]`` greatest action of the option.
+        unit: ``[*, D]`` half the width of the full bounds.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, unit: Tensor) -> None:
+        super().__init__(loc, scale, low, high)
+        self.unit = unit
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "OptionNormal":
+        """The same distribution for ``batch_shape`` rows."""
+        shape = torch.Size(batch_shape) + self.event_shape
+        params = (self.loc, self.scale, cast("Tensor", self.low), cast("Tensor", self.high), self.unit)
+        return OptionNormal(*(value.expand(shape) for value in params))
+
+    def _log_jacobian(self, x: Tensor) -> Tensor:
+        """``log |da/dx|`` of the stretched action, ``[*, D]``."""
+        half = cast("Tensor", self._half_width)
+        return super()._log_jacobian(x) - half.log() + self.unit.log()
+
+
+class OptionNormalHead(nn.Module):
+    """Splits a network's output into the parameters of an :class:`OptionNormal`, and holds the options' ranges.
+
+    The ranges are buffers, so that ``.to(device)`` moves them and ``state_dict`` holds them.
+
+    Args:
+        network: maps ``[*, I + O]`` to ``[*, 2 D]``.
+        low: ``[D]`` least actions.
+        high: ``[D]`` greatest actions.
+        ranges: O pairs within [-1, 1], the part of the bounds that each option uses.
+        log_scale_range: of the logarithm of the scale before squashing; squashed smoothly into it.
+    """
+
+    param_keys: ClassVar[list[str]] = ["loc", "scale", "low", "high", "unit"]
+    """Names of the outputs, which are the arguments of :class:`OptionNormal`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        low: Tensor,
+        high: Tensor,
+        ranges: Sequence[tuple[float, float]],
+        log_scale_range: tuple[float, float],
+    ) -> None:
+        super().__init__()
+        self.network = OptionConditioned(network, len(ranges))
+        middle, half = (high + low) / 2, (high - low) / 2
+        parts = torch.tensor(ranges, dtype=low.dtype, device=low.device)
+        self.register_buffer("low", middle + half * parts[:, :1])
+        self.register_buffer("high", middle + half * parts[:, 1:])
+        self.register_buffer("unit", half.clone())
+        self.log_scale_min, self.log_scale_max = log_scale_range
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Inputs ``[*, I_i]`` and the option int64 ``[*]`` -> location, scale, low, high and unit, each ``[*, D]``."""
+        loc, raw = self.network(*inputs).chunk(2, -1)
+        span = 0.5 * (self.log_scale_max - self.log_scale_min)
+        scale = (self.log_scale_min + span * (torch.tanh(raw) + 1)).exp()
+        low, high, unit = (cast("Tensor", getattr(self, name)) for name in ("low", "high", "unit"))
+        return loc, scale, low[inputs[-1]], high[inputs[-1]], unit.expand_as(loc)
+
+
+class OptionActor(DeviceActor):
+    """A squashed normal policy that is told the option and acts within the option's range.
+
+    Keys read: ``in_keys`` and "active_option" int64 ``[*]``. Written: "loc", "scale", "low", "high", "unit" and
+    "action" ``[*, D]``, "action_log_prob" ``[*]`` (in units of the full bounds, see :class:`OptionNormal`).
+
+    With :class:`~torchrl_perf.objectives.DeviceSACLoss` the option is a part of the state: actor and critic read it,
+    and :meth:`OptionController.write_following` gives that of the next state.
+
+    Args:
+        network: maps ``[*, I + O]``, the inputs and the option one-hot, to ``[*, 2 D]``.
+        options: gives O and the ranges of the actions.
+        spec: the action's spec ``[*, D]``, continuous with finite bounds.
+        in_keys: what the network reads besides the option.
+        log_scale_range: of the logarithm of the scale, before squashing.
+
+    Raises:
+        ValueError: for another kind of spec, infinite bounds, or bounds that differ between rows.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        options: OptionSet,
+        *,
+        spec: TensorSpec,
+        in_keys: Sequence[NestedKey] = ("observation",),
+        log_scale_range: tuple[float, float] = (-5.0, 2.0),
+    ) -> None:
+        low, high = _bounds(spec)
+        super().__init__(
+            OptionNormalHead(network, low, high, options.action_ranges, log_scale_range),
+            distribution_class=OptionNormal,
+            param_keys=OptionNormalHead.param_keys,
+            in_keys=[*in_keys, ACTIVE_KEY],
+            spec=spec,
+        )
+
+
+class OptionPolicy(TensorDictModuleBase):
+    """A controller and an actor of its options: the policy of a collector.
+
+    Keys read and written are those of both.
+
+    Args:
+        controller: chooses the option.
+        actor: reads "active_option" and writes the action.
+    """
+
+    def __init__(self, controller: OptionController, actor: nn.Module) -> None:
+        super().__init__()
+        self.controller, self.actor = controller, actor
+        written = cast("list[NestedKey]", controller.out_keys)
+        read = [key for key in cast("list[NestedKey]", actor.in_keys) if key not in written]
+        self.in_keys = list(dict.fromkeys([*cast("list[NestedKey]", controller.in_keys), *read]))  # pyright: ignore
+        self.out_keys = [*written, *cast("list[NestedKey]", actor.out_keys)]  # pyright: ignore
+
+    @property
+    def spec(self) -> Any:
+        """The actor's."""
+        return self.actor.spec
+
+    def step(self, frames: int | Tensor = 1) -> None:
+        """Advances the controller's schedule."""
+        self.controller.step(frames)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the option of the step and its action."""
+        return self.actor(self.controller(tensordict))
+
+
+def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    """Least and greatest actions ``[D]`` of a spec ``[*, D]``."""
+    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point or not spec.shape:
+        raise ValueError(
+            f"spec: expected a Bounded spec [*, D] of floats, received {type(spec).__name__} {list(spec.shape)} of "
+            f"{spec.dtype}. Remedy: env.action_spec of an env with continuous actions."
+        )
+    space = cast("Any", spec.space)
+    low, high = (bound.reshape(-1, spec.shape[-1]) for bound in (space.low, space.high))
+    if not bool((low.isfinite() & high.isfinite() & (low == low[0]) & (high == high[0])).all()):
+        raise ValueError(
+            f"spec: expected finite bounds, the same for all rows, received low {low} and high {high}. Remedy: bound "
+            "the action spec, for example by a transform of the env."
+        )
+    return low[0], high[0]

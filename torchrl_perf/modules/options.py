@@ -1,0 +1,249 @@
+"""A policy over options: which one runs, when it ends, and which one comes next, for all rows at once."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType, TensorDictModuleBase
+from tensordict.nn.probabilistic import interaction_type
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+
+from torchrl_perf.functional.masked import gumbel_argmax, masked_log_softmax
+from torchrl_perf.functional.schedules import exponential
+from torchrl_perf.modules.option_set import (
+    ACTIVE_KEY,
+    AGE_KEY,
+    AVAILABLE_KEY,
+    LOG_PROB_KEY,
+    OPTION_KEY,
+    START_KEY,
+    OptionSet,
+)
+
+
+class OptionChoice(NamedTuple):
+    """What a controller decides at a step.
+
+    Attributes:
+        option: int64 ``[*]``, the option of the step.
+        start: bool ``[*]``, whether it was chosen at this step.
+        log_prob: ``[*]`` logarithm of the probability with which it was chosen; 0 where it was not chosen now.
+        available: bool ``[*, O]``, the options that it was chosen among, at least one in each row.
+    """
+
+    option: Tensor
+    start: Tensor
+    log_prob: Tensor
+    available: Tensor
+
+
+class OptionController(TensorDictModuleBase):
+    """Keeps an option running, ends it, and chooses the next one, for all rows at once and without a host wait.
+
+    At each step the running option ends with the probability of its termination rule, but not before its minimum
+    duration; where it ends, or none runs, the next one is drawn from ``softmax(logits / temperature)`` over the options
+    that the initiation rule allows. Where it allows none, the fallback is taken, with log-probability 0. Options are
+    drawn where TorchRL's exploration type is RANDOM and are the most probable ones else; termination is a part of the
+    option and is drawn in either case. The random numbers are drawn for all rows at each step, so that the step has
+    static shapes.
+
+    **State.** What runs is state of the environment's TensorDict, as the hidden state of a recurrent network is: the
+    root entries "option" and "option_age" come in, those of "next" go out. Give the env the
+    :class:`~torchrl_perf.transforms.OptionState` transform, which adds them to its specs and sets them to 0 at a reset.
+    An age of 0 means that no option runs; "is_init", where there is one, means the same.
+
+    Keys read: ``in_keys``, "option" and "option_age" (int64 ``[*]``), "is_init" (where present), what the rules read.
+    Written: "active_option" int64 ``[*]``, "option_start" bool ``[*]``, "option_log_prob" ``[*]``, "option_available"
+    bool ``[*, O]``, and ("next", "option") and ("next", "option_age") int64 ``[*]``.
+
+    Args:
+        selector: maps the inputs to logits ``[*, O]``.
+        options: names and rules.
+        example: a TensorDict as the env gives it, such as ``env.reset()`` or ``env.fake_tensordict()``: selector and
+            rules are called on it, to find out at once whether they fit.
+        in_keys: what the selector reads.
+        temperature: of the choice, at the start.
+        temperature_end: from ``temperature_steps`` on; None is ``temperature``.
+        temperature_steps: :meth:`step` s in which it falls, by the same factor in each.
+
+    Attributes:
+        temperature: 0-d buffer, the present one.
+
+    Raises:
+        ValueError: where the selector or a rule returns another shape or dtype, or probabilities outside [0, 1], and
+            for temperatures that are not positive.
+    """
+
+    temperature: Tensor
+    steps: Tensor
+    temperature_start: Tensor
+    temperature_end: Tensor
+    temperature_steps: Tensor
+    min_duration: Tensor
+    fallback: Tensor
+
+    def __init__(
+        self,
+        selector: nn.Module,
+        options: OptionSet,
+        *,
+        example: TensorDictBase,
+        in_keys: Sequence[NestedKey] = ("observation",),
+        temperature: float = 1.0,
+        temperature_end: float | None = None,
+        temperature_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        last = temperature if temperature_end is None else temperature_end
+        if not (temperature > 0 and last > 0):
+            raise ValueError(f"temperature: expected positive ones, received {temperature} and {temperature_end}.")
+        self.selector, self.options = selector, options
+        self.initiation, self.termination = options.initiation, options.termination  # modules become submodules
+        self.num_options = options.num_options
+        self.network_keys = list(in_keys)
+        self.in_keys = [*in_keys, OPTION_KEY, AGE_KEY]  # pyright: ignore
+        written = [ACTIVE_KEY, START_KEY, LOG_PROB_KEY, AVAILABLE_KEY, ("next", OPTION_KEY), ("next", AGE_KEY)]
+        self.out_keys = written  # pyright: ignore
+        device = next((p.device for p in selector.parameters()), example.device)
+        for rule in (self.initiation, self.termination):
+            if isinstance(rule, nn.Module):
+                rule.to(device)
+        self.register_buffer("temperature", torch.tensor(float(temperature), device=device))
+        self.register_buffer("temperature_start", torch.tensor(float(temperature), device=device))
+        self.register_buffer("temperature_end", torch.tensor(float(last), device=device))
+        self.register_buffer("temperature_steps", torch.tensor(temperature_steps, device=device))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("min_duration", torch.tensor(options.min_durations, device=device))
+        fallback = [index == options.fallback_index for index in range(self.num_options)]
+        self.register_buffer("fallback", torch.tensor(fallback, device=device))
+        self._probe(example)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def step(self, frames: int | Tensor = 1) -> None:
+        """Advances the temperature's schedule, in place and without a host read: once for each update, or frame."""
+        self.steps += frames
+        at = exponential(self.steps, self.temperature_start, self.temperature_end, self.temperature_steps)
+        self.temperature.copy_(at)
+
+    def available(self, tensordict: TensorDictBase) -> Tensor:
+        """Bool ``[*, O]``: the options to choose among; the fallback alone where the rule allows none."""
+        if self.initiation is None:
+            return torch.ones_like(self.fallback).expand(*tensordict.shape, -1)
+        allowed = self.initiation(tensordict)
+        return allowed | (self.fallback & ~allowed.any(-1, keepdim=True))
+
+    def termination_prob(self, tensordict: TensorDictBase) -> Tensor:
+        """``[*]``: the probability that the running option ends before this step; 0 before its minimum duration."""
+        option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
+        if self.termination is None:
+            return torch.zeros_like(age, dtype=self.temperature.dtype)
+        prob = self.termination(tensordict).gather(-1, option.unsqueeze(-1)).squeeze(-1)
+        return torch.where(age >= self.min_duration[option], prob, 0.0)
+
+    def log_probs(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
+        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for what is not available."""
+        logits = self.selector(*[tensordict.get(key) for key in self.network_keys])
+        return masked_log_softmax(logits / self.temperature, available)
+
+    def choose(self, tensordict: TensorDictBase, *, explore: bool) -> OptionChoice:
+        """The option of this step, given the one that runs; writes nothing.
+
+        Args:
+            tensordict: ``[*]``, with the state of the options.
+            explore: draw the next options, or take the most probable ones.
+        """
+        option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
+        ended = torch.rand(age.shape, device=age.device) < self.termination_prob(tensordict)
+        start = ended | (age <= 0)
+        first = tensordict.get("is_init", None)
+        if first is not None:
+            start = start | first.view(start.shape)
+        available = self.available(tensordict)
+        log_probs = self.log_probs(tensordict, available)
+        following = gumbel_argmax(log_probs) if explore else log_probs.argmax(-1)
+        log_prob = log_probs.gather(-1, following.unsqueeze(-1)).squeeze(-1)
+        return OptionChoice(torch.where(start, following, option), start, torch.where(start, log_prob, 0.0), available)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the option of the step and the state after it; explore or not as TorchRL's exploration type says."""
+        choice = self.choose(tensordict, explore=interaction_type() is InteractionType.RANDOM)
+        tensordict.set(ACTIVE_KEY, choice.option)
+        tensordict.set(START_KEY, choice.start)
+        tensordict.set(LOG_PROB_KEY, choice.log_prob)
+        tensordict.set(AVAILABLE_KEY, choice.available)
+        tensordict.set(("next", OPTION_KEY), choice.option)
+        tensordict.set(("next", AGE_KEY), torch.where(choice.start, 0, tensordict.get(AGE_KEY)) + 1)
+        return tensordict
+
+    @torch.no_grad()
+    def write_following(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes ("next", "active_option"), the option of the next step, drawn from the present controller.
+
+        A critic that is told of the option needs it for its targets: continuing or not, and with which option, is then
+        weighed as intra-option learning does, ``U(s', o) = (1 - beta) V(s', o) + beta sum_o' pi(o' | s') V(s', o')``.
+
+        Args:
+            tensordict: transitions ``[*]``, whose "next" holds observations, "option" and "option_age".
+        """
+        following = cast("TensorDictBase", tensordict.get("next"))
+        choice = self.choose(following.exclude("is_init"), explore=True)
+        tensordict.set(("next", ACTIVE_KEY), choice.option)
+        return tensordict
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _probe(self, example: TensorDictBase) -> None:
+        """Calls selector and rules on rows of the example and checks what they return."""
+        rows = 3 if self.num_options == 2 else 2  # neither 1 nor O, so that no shape is right by accident
+        td = example.exclude("next")
+        td = cast("TensorDictBase", (td.reshape(-1) if td.ndim else td.unsqueeze(0))[:1].expand(rows).clone())
+        for key in (OPTION_KEY, AGE_KEY):
+            td.set(key, torch.zeros(rows, dtype=torch.int64, device=self.fallback.device))
+        shape = [rows, self.num_options]
+        inputs = [td.get(key, None) for key in self.network_keys]
+        if absent := [key for key, value in zip(self.network_keys, inputs, strict=True) if value is None]:
+            raise ValueError(
+                f"in_keys: expected keys among {_names(td)}, which the example holds, received {absent}. Remedy: set "
+                "in_keys, or the transforms of the env that the example comes from."
+            )
+        _check_output("selector", lambda _: self.selector(*inputs), td, shape, "float")
+        if self.initiation is not None:
+            _check_output("initiation", self.initiation, td, shape, "bool")
+        if self.termination is not None:
+            prob = _check_output("termination", self.termination, td, shape, "float")
+            if bool(((prob < 0) | (prob > 1)).any()):
+                raise ValueError(
+                    f"termination: expected probabilities in [0, 1], received {prob.amin()} to {prob.amax()}. Remedy: "
+                    "torch.sigmoid of scores, or clamp(0, 1)."
+                )
+
+
+def _check_output(name: str, function: Any, td: TensorDictBase, shape: list[int], kind: str) -> Tensor:
+    """The result of a rule, which is what it should be."""
+    expected = f"expected a function of a TensorDict [B] that returns {kind} [B, O] with O = {shape[-1]} options"
+    try:
+        result = function(td.copy())
+    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"{name}: {expected}, received {type(error).__name__}: {error} from an example with the keys {_names(td)}. "
+            "Remedy: read keys that the env gives, and index the last dims of their entries."
+        ) from error
+    is_kind = isinstance(result, Tensor) and (
+        result.dtype == torch.bool if kind == "bool" else result.dtype.is_floating_point
+    )
+    if not is_kind or list(result.shape) != shape:
+        received = f"{result.dtype} {list(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        raise ValueError(
+            f"{name}: {expected}, received {received} for B = {shape[0]}. Remedy: one column for each option, "
+            f"torch.stack([...], -1), "
+            + ("of comparisons (bool)." if kind == "bool" else "and of a floating-point dtype.")
+        )
+    return result
+
+
+def _names(td: TensorDictBase) -> list[str]:
+    return sorted(map(str, td.keys(True, True)))

@@ -1,0 +1,168 @@
+"""The layers that turn features into numbers for each action: plain or noisy, duelling or not."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.modules.aligned import AlignedLinear
+from torchrl_perf.modules.mixed import MixedSequential, check_precision
+from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.noisy import NoisyLinear
+
+_ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+_NOISES = (None, "shared", "per_row")
+
+
+class HeadOptions(TypedDict, total=False):
+    """Choices that all networks of distributional values share, each with a default.
+
+    Attributes:
+        hidden_size: width of the hidden layers; 64.
+        activation: ``"relu"`` (the default) or ``"tanh"``.
+        dueling: a value and an advantage of each action instead of plain values (arXiv:1511.06581); False.
+        noisy: explore by noise in the layers (arXiv:1706.10295), ``"shared"`` by all rows or drawn ``"per_row"``; None,
+            the default, for plain layers.
+        precision: of the hidden layers, as for :class:`MixedSequential`; ``"tf32"``.
+        device: of the parameters; the default device.
+    """
+
+    hidden_size: int
+    activation: str
+    dueling: bool
+    noisy: Literal["shared", "per_row"] | None
+    precision: str
+    device: torch.device | str | None
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The options of :class:`HeadOptions` with their defaults, checked.
+
+    Raises:
+        ValueError: for an unknown activation, noise or precision, or a width below 1.
+    """
+
+    hidden_size: int = 64
+    activation: str = "relu"
+    dueling: bool = False
+    noisy: Literal["shared", "per_row"] | None = None
+    precision: str = "tf32"
+    device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {self.activation!r}.")
+        if self.noisy not in _NOISES:
+            raise ValueError(f"noisy: expected one of {_NOISES}, received {self.noisy!r}.")
+        if self.hidden_size < 1:
+            raise ValueError(f"hidden_size: expected at least 1, received {self.hidden_size}.")
+        check_precision(self.precision)
+
+
+def complete(options: HeadOptions) -> HeadSettings:
+    """The options with their defaults.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for an option out of range.
+    """
+    unknown = sorted(set(options) - set(HeadOptions.__annotations__))
+    if unknown:
+        raise TypeError(f"options: expected some of {sorted(HeadOptions.__annotations__)}, received {unknown}.")
+    return HeadSettings(**options)
+
+
+def activation(options: HeadSettings) -> nn.Module:
+    """A layer of the activation that the options name."""
+    return _ACTIVATIONS[options.activation]()
+
+
+def linear(in_features: int, out_features: int, options: HeadSettings) -> nn.Module:
+    """A linear layer, with noise where the options ask for it."""
+    noise = options.noisy
+    if noise is None:
+        return AlignedLinear(in_features, out_features, device=options.device)
+    return NoisyLinear(in_features, out_features, noise=noise, device=options.device)
+
+
+def perceptron(sizes: Sequence[int], options: HeadSettings, *, first_plain: bool) -> MixedSequential:
+    """``linear, activation, ..., linear`` of these sizes.
+
+    Args:
+        sizes: of input, hidden layers and output.
+        options: complete.
+        first_plain: whether the first layer has no noise whatever the options say, as a layer that makes features.
+
+    Returns:
+        A :class:`FusedMLP` where that is the same.
+    """
+    if options.noisy is None and len(sizes) == 4 and sizes[1] == sizes[2]:
+        return FusedMLP(
+            sizes[0],
+            sizes[-1],
+            hidden_size=sizes[1],
+            activation=options.activation,
+            precision=options.precision,
+            device=options.device,
+        )
+    plain = dataclasses.replace(options, noisy=None)
+    parts: list[nn.Module] = []
+    for number, (rows, columns) in enumerate(itertools.pairwise(sizes)):
+        parts += [linear(rows, columns, plain if first_plain and number == 0 else options), activation(options)]
+    return MixedSequential(*parts[:-1], precision=options.precision)
+
+
+def duel(streams: Tensor, num_actions: int) -> Tensor:
+    """``V + A - mean(A)`` over the actions, for each of M numbers: ``[*, (1 + D) M]`` -> ``[*, D, M]``."""
+    streams = streams.unflatten(-1, (1 + num_actions, -1))
+    value, advantage = streams[..., :1, :], streams[..., 1:, :]
+    return value + advantage - advantage.mean(-2, keepdim=True)
+
+
+class ValueHead(nn.Module):
+    """M numbers for each of D actions, from features: ``[*, F]`` -> ``[*, D, M]``.
+
+    Without a trunk below it the head is a perceptron of two hidden layers, of which the first has no noise; with one,
+    of one hidden layer.
+
+    Args:
+        in_features: F.
+        num_actions: D.
+        size: M, such as the number of atoms or quantiles.
+        has_trunk: whether the features come from a trunk.
+        **options: see :class:`HeadOptions`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for an option out of range, or sizes below 1.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_actions: int,
+        size: int,
+        *,
+        has_trunk: bool = False,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__()
+        full = complete(options)
+        if min(in_features, num_actions, size) < 1:
+            raise ValueError(f"sizes: expected at least 1 each, received {in_features}, {num_actions} and {size}.")
+        self.num_actions, self.size, self.dueling = num_actions, size, full.dueling
+        hidden = [full.hidden_size] * (1 if has_trunk else 2)
+        outputs = (num_actions + 1 if self.dueling else num_actions) * size
+        self.layers = perceptron([in_features, *hidden, outputs], full, first_plain=not has_trunk)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[*, F]`` -> ``[*, D, M]``."""
+        numbers = self.layers(features)
+        if self.dueling:
+            return duel(numbers, self.num_actions)
+        return numbers.unflatten(-1, (self.num_actions, self.size))

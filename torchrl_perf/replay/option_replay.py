@@ -1,0 +1,113 @@
+"""A ring of the transitions of options, of which a batch holds a number that only the device knows."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+
+class OptionReplay:
+    """Keeps the newest ``capacity`` rows of what is handed to it with a mask, and samples them uniformly.
+
+    How many options end in a batch is known on the device alone. Their rows go to the next free slots of the ring by a
+    running count of the mask, the others to a slot that is never read: static shapes, no host wait, capturable in a
+    CUDA graph. A buffer that stores whole batches would be full of rows without meaning, and samples of them.
+
+    Args:
+        example: rows ``[*]`` as :class:`~torchrl_perf.transforms.OptionSegments` returns them, for shapes and dtypes.
+        capacity: number of transitions to keep.
+        batch_size: of a sample, where :meth:`sample` is not told another one.
+
+    Attributes:
+        written: transitions written since the start, int64 0-d on the device.
+
+    Raises:
+        ValueError: for a capacity or batch size below 1; when extended by more rows than the capacity.
+        KeyError: where rows lack the mask or an entry that the example has.
+    """
+
+    def __init__(self, example: TensorDictBase, *, capacity: int, batch_size: int = 128) -> None:
+        if capacity < 1 or batch_size < 1:
+            raise ValueError(
+                f"capacity, batch_size: expected at least 1, received {capacity} and {batch_size}. Remedy: raise them."
+            )
+        self.capacity, self.batch_size = capacity, batch_size
+        rows = example.reshape(-1)[:1]
+        self.device = cast("Tensor", rows.get("mask")).device
+        self._keys = [key for key in rows.keys(True, True) if key != "mask"]
+        # one more slot, for the rows that are not kept
+        self._columns = [
+            torch.zeros(capacity + 1, *value.shape[1:], dtype=value.dtype, device=self.device)
+            for value in map(rows.get, self._keys)
+        ]
+        self.written = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def extend(self, rows: TensorDictBase) -> None:
+        """Writes the rows ``[*]`` whose "mask" is True, those of a batch ``[N, T]`` in the order of time."""
+        mask = rows.get("mask", None)
+        if mask is None:
+            raise KeyError(f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}.")
+        if mask.numel() > self.capacity:
+            raise ValueError(
+                f"rows: expected at most {self.capacity}, the capacity, received {mask.numel()} ({list(mask.shape)}), "
+                "all of which might be kept. Remedy: a larger capacity, or smaller batches."
+            )
+        mask = _flat(mask)
+        count = mask.cumsum(0)
+        slots = torch.where(mask, (self.written + count - 1).remainder(self.capacity), self.capacity)
+        for key, column in zip(self._keys, self._columns, strict=True):
+            column.index_copy_(0, slots, _flat(rows.get(key), rows.ndim))
+        self.written += count[-1]
+
+    @property
+    def size(self) -> Tensor:
+        """Transitions that can be sampled, int64 0-d on the device."""
+        return self.written.clamp(max=self.capacity)
+
+    def __len__(self) -> int:
+        """The same as a Python number; waits for the device."""
+        return int(self.size)
+
+    def sample(self, batch_size: int | None = None) -> TensorDict:
+        """Transitions ``[B]`` drawn uniformly with replacement, without a host wait.
+
+        "mask" is True; from an empty ring the rows are zeros and it is False, so that a loss which minds the mask gives
+        0 for them.
+        """
+        count = self.batch_size if batch_size is None else batch_size
+        size = self.size
+        uniform = torch.rand(count, dtype=torch.float64, device=self.device)
+        slots = torch.minimum((uniform * size).to(torch.int64), (size - 1).clamp_min(0))
+        rows = TensorDict({}, [count], device=self.device)
+        for key, column in zip(self._keys, self._columns, strict=True):
+            rows.set(key, column[slots])
+        return rows.set("mask", (size > 0).expand(count).clone())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows and counter, on the device."""
+        return {"written": self.written.clone(), "columns": [column.clone() for column in self._columns]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`, in place, so that captured graphs stay valid.
+
+        Raises:
+            ValueError: for rows of another shape or another capacity.
+        """
+        columns = state_dict["columns"]
+        shapes = [list(column.shape) for column in self._columns]
+        if [list(column.shape) for column in columns] != shapes:
+            raise ValueError(
+                f"expected columns {shapes}, received {[list(column.shape) for column in columns]}. Remedy: the "
+                "example and the capacity of the saved buffer."
+            )
+        for column, saved in zip(self._columns, columns, strict=True):
+            column.copy_(saved)
+        self.written.copy_(state_dict["written"])
+
+
+def _flat(tensor: Tensor, batch_dims: int | None = None) -> Tensor:
+    """``[rows, *F]``, time first where there are two batch dims, so that older rows come first."""
+    dims = tensor.ndim if batch_dims is None else batch_dims
+    return tensor.transpose(0, 1).flatten(0, 1) if dims == 2 else tensor.flatten(0, dims - 1)

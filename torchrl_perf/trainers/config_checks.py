@@ -1,0 +1,199 @@
+"""Checks of settings that find every problem at once, with the nearest valid name where one is unknown."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+__all__ = ["Checks", "ConfigError", "is_count", "is_positive", "is_share", "settings_from"]
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be run.
+
+    Args:
+        problems: one sentence or two each, beginning with the name of the setting.
+        source: where the settings come from, such as a file.
+
+    Attributes:
+        problems: as given.
+    """
+
+    def __init__(self, problems: Iterable[str], source: str = "") -> None:
+        self.problems, self.source = tuple(problems), source
+        super().__init__(self.problems, source)
+
+    def __str__(self) -> str:
+        start = f"{self.source}: " if self.source else ""
+        if len(self.problems) == 1:
+            return start + self.problems[0]
+        return "\n  ".join([f"{start}{len(self.problems)} problems:", *self.problems])
+
+
+class Checks:
+    """The problems of one set of settings, each field reported once.
+
+    A value of a type that its field does not have is a problem by itself; :meth:`each` and :meth:`sound` leave it
+    alone, so that conditions only see values that they can judge.
+
+    Args:
+        config: instance of a dataclass with annotated fields.
+        bad: names of fields that are known to be wrong already; nothing is said of them.
+    """
+
+    def __init__(self, config: Any, bad: Iterable[str] = ()) -> None:
+        self._config = config
+        self._hints = _hints(type(config))
+        self._misfits = {name for name, hint in self._hints.items() if not _fits(getattr(config, name), hint)}
+        self._problems: dict[str, str] = dict.fromkeys(bad, "")
+
+    def each(self, names: Iterable[str], is_met: Callable[[Any], bool], expected: str) -> None:
+        """Ask the same of some fields; None passes where a field allows it.
+
+        Args:
+            names: the fields.
+            is_met: condition on a value of the field's type, None left out.
+            expected: what it asks for, in words.
+        """
+        for name in names:
+            value, fits = getattr(self._config, name), name not in self._misfits
+            if not fits or not (value is None or is_met(value)):
+                words = f"None or {expected}" if type(None) in _options(self._hints[name]) else expected
+                self.add(name, _expected_received(name, words, value, show_type=not fits))
+
+    def sound(self, *names: str) -> bool:
+        """Whether no problem of these fields has been found, so that they can be judged together."""
+        return not any(name in self._misfits or name in self._problems for name in names)
+
+    def add(self, name: str, problem: str) -> None:
+        """Note a problem of a field that has none yet; the sentence begins with the field's name."""
+        self._problems.setdefault(name, problem)
+
+    def problems(self) -> list[str]:
+        """All problems, in the order of the fields."""
+        for name in self._misfits:
+            self.add(name, _misfit(name, getattr(self._config, name), self._hints[name]))
+        return [self._problems[name] for name in self._hints if self._problems.get(name)]
+
+
+def is_count(value: int) -> bool:
+    """Whether a setting is at least 1."""
+    return value >= 1
+
+
+def is_share(value: float) -> bool:
+    """Whether a setting lies in [0, 1]."""
+    return 0.0 <= value <= 1.0
+
+
+def is_positive(value: float) -> bool:
+    """Whether a setting is above 0."""
+    return value > 0
+
+
+def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Take the fields of a dataclass from plain values, such as those that a file holds.
+
+    A whole float becomes an integer where one is expected, and text such as ``1e-3``, which YAML does not take for a
+    number, becomes a float.
+
+    Args:
+        kind: the dataclass.
+        values: name to value.
+
+    Returns:
+        The values of known fields that have the right type; and for each of the others, name to problem.
+    """
+    hints = _hints(kind)
+    good: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for name, value in values.items():
+        if name not in hints:
+            problems[str(name)] = _unknown(str(name), value, list(hints))
+            continue
+        for option in _options(hints[name]):
+            taken = _converted(value, option)
+            if _fits(taken, option):
+                good[name] = taken
+                break
+        else:
+            problems[name] = _misfit(name, value, hints[name])
+    return good, problems
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types that a field may have, one by one."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has one of the types of a field; infinity and NaN are no numbers here."""
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            fits = value in typing.get_args(option)
+        elif option is float:
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+        elif option is int:
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        else:
+            fits = isinstance(value, option)
+        if fits:
+            return True
+    return False
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def _converted(value: Any, option: Any) -> Any:
+    """``value`` as the type of a field where nothing is lost by it, or as it is."""
+    try:
+        if option is float and isinstance(value, int | str) and not isinstance(value, bool):
+            return float(value)
+        if option is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    return value
+
+
+def _in_words(hint: Any) -> str:
+    plain = {int: "an integer", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+    options = sorted(_options(hint), key=lambda option: option is not type(None))
+    return " or ".join(
+        f"one of {typing.get_args(option)}" if typing.get_origin(option) is typing.Literal else plain[option]
+        for option in options
+    )
+
+
+def _misfit(name: str, value: Any, hint: Any) -> str:
+    """The problem of a value that has none of the types of its field."""
+    words = [word for option in _options(hint) for word in typing.get_args(option)]
+    if not words or not isinstance(value, str):
+        return _expected_received(name, _in_words(hint), value, show_type=True)
+    problem = _expected_received(name, _in_words(hint), value, show_type=False)
+    near = difflib.get_close_matches(value, words, n=1, cutoff=0.5)
+    return f"{problem.removesuffix('.')}; the nearest is {near[0]!r}." if near else problem
+
+
+def _expected_received(name: str, expected: str, value: Any, *, show_type: bool) -> str:
+    kind = f" ({type(value).__name__})" if show_type else ""
+    return f"{name}: expected {expected}, received {value!r}{kind}. Remedy: change {name}."
+
+
+def _unknown(name: str, value: Any, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.5)
+    hint = f"the nearest is {near[0]}" if near else f"those there are: {', '.join(known)}"
+    return f"{name}: unknown setting, received with the value {value!r} ({type(value).__name__}); {hint}."

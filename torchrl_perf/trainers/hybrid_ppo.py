@@ -1,0 +1,42 @@
+"""PPO for actions with discrete and continuous parts, with every step of the loop on the device."""
+
+from torch import nn
+from torchrl.envs import EnvBase
+
+from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
+from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.trainers.config import PPOConfig
+from torchrl_perf.trainers.hybrid_ppo_config import HybridPPOConfig
+from torchrl_perf.trainers.ppo import PPOTrainer
+
+
+class HybridPPOTrainer(PPOTrainer):
+    """PPO on a :class:`HybridActor` (arXiv:1707.06347, arXiv:1903.01344): one ratio of all parts is clipped.
+
+    Arguments, attributes and errors are those of :class:`PPOTrainer`; the default actor is :func:`make_hybrid_actor`.
+    """
+
+    config: HybridPPOConfig
+
+    def make_actor(self, env: EnvBase) -> nn.Module:
+        """:func:`make_hybrid_actor`."""
+        return make_hybrid_actor(env, self.config)
+
+
+def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:
+    """A policy for the env's action spec: reads ``observation``, writes each part of the action and log-probabilities.
+
+    Raises:
+        ValueError: for a part that is neither Categorical (index) nor floating-point Bounded or Unbounded.
+    """
+    spec = env.full_action_spec
+    network = FusedMLP(
+        env.observation_spec["observation"].shape[-1],
+        hybrid_features(spec),
+        hidden_size=config.hidden_size,
+        activation=config.activation,
+        precision=config.precision,
+        output_gain=0.01,
+        device=env.device,
+    )
+    return HybridActor(network, spec=spec)

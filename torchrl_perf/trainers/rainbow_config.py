@@ -1,0 +1,78 @@
+"""Settings of a Rainbow run."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.value_config import ValueConfig
+
+
+@dataclass(frozen=True)
+class RainbowConfig(ValueConfig):
+    """Every choice of a Rainbow run (arXiv:1710.02298); C51 (arXiv:1707.06887) with its six parts switched off.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "rainbow"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *ValueConfig.fixed_by_checkpoint,
+        "noisy",
+        "num_atoms",
+        "v_min",
+        "v_max",
+    )
+
+    dueling: bool = True
+    """Learn the state's value and the actions' advantages apart (arXiv:1511.06581)."""
+    n_step: int = 3
+    """Rewards that are summed before the target network's value."""
+    sampler: Literal["random", "prioritized"] = "prioritized"
+    """How rows are drawn: uniformly, or in proportion to priority ** alpha (arXiv:1511.05952)."""
+    beta_final: float | None = None
+    """Exponent of the importance weights at the end, reached linearly; None keeps it constant."""
+    noisy: Literal["none", "shared", "per_row"] = "shared"
+    """Noise in the layers to explore by (arXiv:1706.10295): shared by all envs, or drawn for each; none for epsilon."""
+    eps_start: float = 0.0
+    """Probability of a random action at the start."""
+    eps_end: float = 0.0
+    """Probability of a random action after eps_frames."""
+    num_atoms: int = 51
+    """Returns that the distribution of an action's value is spread over (M)."""
+    v_min: float = 0.0
+    """The least of them, discounted."""
+    v_max: float = 100.0
+    """The greatest of them, discounted."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("num_atoms",), is_count, "a positive integer")
+        if checks.sound("v_min", "v_max") and not self.v_min < self.v_max:
+            checks.add(
+                "v_max",
+                f"v_max: expected more than v_min = {self.v_min}, received {self.v_max}. Remedy: the least and the "
+                "greatest discounted return.",
+            )
+
+
+RAINBOW_PRESETS: dict[str, RainbowConfig] = {
+    # a return of 1 a step is at most 1 / (1 - gamma) = 50
+    "CartPole": RainbowConfig(
+        num_envs=64,
+        num_steps=4,
+        gamma=0.98,
+        capacity=300_000,
+        updates_per_iteration=16,
+        minibatch_size=128,
+        learning_starts=1_000,
+        n_step=5,
+        beta_final=1.0,
+        anneal_learning_rate=True,
+        target_interval=256,
+        hidden_size=128,
+        v_max=50.0,
+        log_interval=20,
+    ),
+}
+"""Settings for each task, by env name."""

@@ -77,6 +77,7 @@ def test_an_unknown_loop_is_named(capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(400)  # three compilations of PPO
 @pytest.mark.parametrize("loop", ["ppo", "conv", "matmul"])
 def test_all_variants_agree_on_a_gpu(loop):
     options = ablation.BenchAblation(quick=True, rounds=1, calls=1)

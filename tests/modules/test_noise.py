@@ -113,9 +113,9 @@ class TestBoth:
         assert (run(td) == 0).all()
 
     def test_no_host_wait(self, kind, device):
-        policy = make(kind, device=device)
+        policy, td = make(kind, device=device), rows(device=device)
         with no_host_sync(device):
-            act(policy, rows(device=device))
+            act(policy, td)
             policy.step(4)
 
     def test_is_collected(self, kind):

@@ -157,9 +157,11 @@ def choices(num_rows: int, device: torch.device) -> Categorical:
 
 def categorical_peer(network: CategoricalMLP, spec: Categorical | None = None) -> DistributionalQValueActor:
     """TorchRL's policy on the same network."""
-    module = TensorDictModule(Transposed(network), ["observation"], ["action_value"])
-    modules: Any = TensorDictSequential(module)  # the loss asks for a sequence
-    return DistributionalQValueActor(modules, support=network.support, spec=spec, action_space="categorical")
+    module: Any = TensorDictModule(Transposed(network), ["observation"], ["action_value"])
+    # of a sequence, which the loss asks for
+    return DistributionalQValueActor(
+        TensorDictSequential(module), support=network.support, spec=spec, action_space="categorical"
+    )
 
 
 def _egreedy(spec: Categorical) -> EGreedyModule:

@@ -17,16 +17,14 @@ from typing import Any
 
 from torchrl_perf.cli.monitor_view import as_panel, as_text
 from torchrl_perf.cli.run_folder import (
-    CONFIG,
-    PROGRESS,
     ProgressTail,
     RunStatus,
     find_run,
     finite,
     newest_checkpoint,
-    read_json,
     read_status,
 )
+from torchrl_perf.run_layout import CONFIG, PROGRESS, read_json
 
 __all__ = ["Monitor", "main"]
 

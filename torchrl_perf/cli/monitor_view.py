@@ -99,7 +99,7 @@ def _safety(snapshot: dict[str, Any]) -> list[Line]:
         counts = ", ".join(f"{count:,.0f} in {key}" for key, count in snapshot["nonfinite"].items())
         lines.append(Line("not finite", counts, is_alarm=True))
     if snapshot["first_bad_iteration"] is not None:
-        lines.append(Line("diverged", f"in iteration {snapshot['first_bad_iteration']:.0f}", is_alarm=True))
+        lines.append(Line("first bad", f"in iteration {snapshot['first_bad_iteration']:.0f}", is_alarm=True))
     return lines
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.run_layout import CHECKPOINTS, CONFIG
 from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.run_files import CHECKPOINTS, CONFIG, find_resumable, is_finished
+from torchrl_perf.trainers.run_files import find_resumable, is_finished
 
 __all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start"]
 
@@ -35,9 +36,14 @@ def named_start(path: Path) -> Start:
 
     Raises:
         FileNotFoundError: if there is nothing there.
-        ValueError: for a file outside a run.
+        ValueError: for a folder that is not that of a run, and a file outside of one.
     """
     if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise ValueError(
+                f"--resume: expected the folder of a run, with its {CONFIG}, received {path}. Remedy: a folder that "
+                f"is named at the end of a run, or {AUTO}."
+            )
         return Start(path)
     if not path.exists():
         raise FileNotFoundError(

@@ -1,19 +1,18 @@
 """What a run's folder says while the run goes on. Reads files only, and little of them; loads no torch."""
 
 import csv
-import json
 import math
 import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import get_args
+
+from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, PROGRESS, STATUS, RunState, read_json
 
 __all__ = ["Checkpoint", "ProgressTail", "RunStatus", "find_run", "newest_checkpoint", "read_status"]
 
-PROGRESS, CONFIG, STATUS, CHECKPOINTS = "progress.csv", "config.json", "status.json", "checkpoints"
-STATES = ("running", "finished", "stopped", "failed")
 LATEST_BYTES = 64 * 1024
 MOST_BYTES = 1024 * 1024
 QUIET_SECONDS = 10.0
@@ -93,15 +92,6 @@ def _listing(folder: Path) -> str:
     return ", ".join(names[:8]) + (", ..." if names[8:] else "") if names else "an empty folder"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if the file is missing, being written, or holds something else."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def read_status(run: Path) -> RunStatus:
     """Where the run stands, by its ``status.json`` and by whether its process lives.
 
@@ -115,7 +105,7 @@ def read_status(run: Path) -> RunStatus:
     pid, step, state = (values.get(name) for name in ("pid", "step", "state"))
     pid = pid if isinstance(pid, int) and pid > 0 else None
     step = int(step) if isinstance(step, int | float) else None
-    if state not in STATES:
+    if state not in get_args(RunState):
         return RunStatus("unknown", pid, step)
     if state == "running" and pid is not None and not _is_alive(pid):
         quiet = time.time() - max(_written(run), default=0.0)
@@ -145,12 +135,13 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     """The checkpoint that was written last, or None."""
     try:
         with os.scandir(run / CHECKPOINTS) as entries:
-            found = [(entry.stat().st_mtime, entry.name) for entry in entries if entry.name.endswith(".pt")]
+            # best.pt is the same file as the numbered one that it was made of, whose name says more
+            found = [(e.stat().st_mtime, e.name != "best.pt", e.name) for e in entries if e.name.endswith(".pt")]
     except OSError:
         return None
     if not found:
         return None
-    written, name = max(found)
+    written, _, name = max(found)
     return Checkpoint(name, max(0.0, time.time() - written))
 
 

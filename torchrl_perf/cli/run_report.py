@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from torchrl_perf.cli.run_folder import CHECKPOINTS, CONFIG, PROGRESS, find_run, read_json, read_status
+from torchrl_perf.cli.run_folder import find_run, read_status
+from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, PROGRESS, read_json
 from torchrl_perf.runtime.doctor import Check, Finding, run_checks, short_error
 
 __all__ = ["RunLog", "check_run", "read_log"]

@@ -13,6 +13,7 @@ import torch
 
 from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.run_layout import CONFIG
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
 
@@ -145,7 +146,7 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
     if early.config and start.run_dir:
         raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
-    path = start.run_dir / "config.json" if start.run_dir else Path(early.config) if early.config else None
+    path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
     usual = next(iter(presets.values()))
     # A name that is no preset is left to the checks, whose message lists those there are.

@@ -13,7 +13,6 @@ import torch
 from torchrl_perf.runtime.files import (
     CheckpointError,
     load_checkpoint,
-    remove_partial_files,
     save_checkpoint,
     sync_folder,
 )
@@ -58,10 +57,6 @@ class CheckpointFolder:
         """The numbered checkpoints, newest first."""
         found = [path for path in self.path.glob("*.pt") if NUMBERED.fullmatch(path.name)]
         return sorted(found, key=iteration_of, reverse=True)
-
-    def clean(self) -> None:
-        """Removes what writes that were killed have left; for the process that writes here."""
-        remove_partial_files(self.path)
 
     def write(self, state: Mapping[str, Any], iteration: int) -> Path:
         """Writes a checkpoint, then removes the oldest beyond ``keep``.

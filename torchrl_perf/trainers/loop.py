@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine
+from torchrl_perf.run_layout import CHECKPOINTS, RunState
 from torchrl_perf.runtime.files import CheckpointError
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.runtime.nvml import GpuSampler
@@ -15,7 +16,7 @@ from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.numerics import NumericalGuard
-from torchrl_perf.trainers.run_files import CHECKPOINTS, RunState, StatusFile
+from torchrl_perf.trainers.run_files import StatusFile
 from torchrl_perf.trainers.train_state import TrainState
 
 logger = logging.getLogger("torchrl_perf")

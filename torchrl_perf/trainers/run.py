@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
+from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.loop import RunLoop, Trainer, TrainingDivergedError
-from torchrl_perf.trainers.run_files import RunFolderError, RunState, make_run_dir, open_run
+from torchrl_perf.trainers.run_files import RunFolderError, make_run_dir, open_run
 
 __all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
 
@@ -152,9 +153,9 @@ def _how_to_go_on(loop: RunLoop) -> str:
 
 
 def _draw(run_dir: Path, title: str, mean_return: float) -> None:
-    if not (run_dir / "progress.csv").is_file() or not math.isfinite(mean_return):
+    if not (run_dir / PROGRESS).is_file() or not math.isfinite(mean_return):
         return
     try:
-        save_learning_curve(run_dir / "progress.csv", run_dir / "learning_curve.png", title=title)
+        save_learning_curve(run_dir / PROGRESS, run_dir / "learning_curve.png", title=title)
     except OSError as error:
         logger.warning("learning_curve.png cannot be written: %s.", error)

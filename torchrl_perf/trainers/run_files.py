@@ -5,8 +5,9 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, MACHINE, STATUS, RunState, read_json
 from torchrl_perf.runtime.files import FolderLock, remove_partial_files, write_text
 from torchrl_perf.runtime.machine import machine_card
 from torchrl_perf.runtime.redact import redact
@@ -14,10 +15,7 @@ from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.checkpoint import CheckpointFolder, iteration_of
 from torchrl_perf.trainers.config import RunConfig
 
-CHECKPOINTS, CONFIG, MACHINE, STATUS = "checkpoints", "config.json", "machine.json", "status.json"
 STATUS_SECONDS = 1.0
-
-RunState = Literal["running", "finished", "stopped", "failed"]
 
 logger = logging.getLogger("torchrl_perf")
 
@@ -72,7 +70,7 @@ def open_run(run_dir: Path, config: RunConfig) -> FolderLock:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if not lock.acquire():
-            pid = _read_json(run_dir / STATUS).get("pid", "unknown")
+            pid = read_json(run_dir / STATUS).get("pid", "unknown")
             raise RunFolderError(
                 f"run: expected a folder that no other process writes to, received {run_dir}, which process {pid} has. "
                 "Remedy: wait for it, end it, or start a new run."
@@ -141,7 +139,7 @@ def find_resumable(config: RunConfig, given: dict[str, Any]) -> tuple[Path | Non
 
 def is_finished(run_dir: Path) -> bool:
     """Whether the run has come to its end, by its status."""
-    return _read_json(run_dir / STATUS).get("state") == "finished"
+    return read_json(run_dir / STATUS).get("state") == "finished"
 
 
 def _folders_of(config: RunConfig) -> Iterator[Path]:
@@ -154,7 +152,7 @@ def _folders_of(config: RunConfig) -> Iterator[Path]:
 
 def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
     """Why a run cannot be gone on with, or an empty text."""
-    stored = _read_json(run_dir / CONFIG)
+    stored = read_json(run_dir / CONFIG)
     if any(stored.get(name) != getattr(config, name) for name in ("env", "seed")):
         return "its config.json is missing or of another run"
     fixed = [name for name in config.fixed_by_checkpoint if name in given and stored.get(name) != given[name]]
@@ -187,11 +185,3 @@ def _unusable(path: Path, error: OSError) -> RunFolderError:
         f"run: expected a folder that can be written to, received {path}: {error.strerror or error}. Remedy: free "
         "space, the permission, or another run_dir."
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

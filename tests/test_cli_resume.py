@@ -11,7 +11,8 @@ import torch
 from torchrl_perf.cli import main
 from torchrl_perf.cli import train as command
 from torchrl_perf.cli.resume import given_settings
-from torchrl_perf.trainers import PPOConfig
+from torchrl_perf.envs import CartPole
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
 from torchrl_perf.trainers import run as run_module
 from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
 
@@ -173,7 +174,36 @@ class TestEnds:
 
 def test_settings_of_a_run_are_those_it_was_asked_for(runs):
     settings = stored(runs / "ppo-CartPole-0")
-    assert PPOConfig(**settings) == dataclasses.replace(
+    assert settings["algorithm"] == "ppo"
+    assert PPOConfig.from_dict(settings) == dataclasses.replace(
         PPOConfig(num_envs=4, num_steps=8, total_steps=96, log_interval=1, device="cpu", checkpoint_interval=1),
         **{"epochs": 1, "minibatches": 1, "hidden_size": 32, "run_dir": str(runs)},
     )
+
+
+def test_a_run_of_another_algorithm_is_one_problem(runs, capsys):
+    assert main(["train", "dqn", "--resume", str(runs / "ppo-CartPole-0"), "--no-progress"]) == 1
+    assert capsys.readouterr().err == (
+        f"torchrl-perf: {runs / 'ppo-CartPole-0' / 'config.json'}: algorithm: expected settings of dqn, received those "
+        "of ppo. Remedy: torchrl-perf train ppo, or settings of dqn.\n"
+    )
+
+
+def test_a_folder_that_holds_no_run(tmp_path, capsys):
+    assert main(["train", "ppo", "--resume", str(tmp_path), "--no-progress"]) == 1
+    assert "--resume: expected the folder of a run, with its config.json, received" in capsys.readouterr().err
+
+
+def test_an_env_of_another_state_is_told_and_nothing_is_changed(runs, tmp_path):
+    class Counting(CartPole):
+        def __init__(self, num_envs):
+            super().__init__(num_envs, device="cpu")
+            self.register_buffer("calls", torch.zeros(()))
+
+    config = PPOConfig.from_dict(stored(runs / "ppo-CartPole-0"))
+    trainer = PPOTrainer(config, env=Counting(4))
+    before = {name: value.clone() for name, value in trainer.actor.state_dict().items()}
+    _, state = CheckpointFolder(runs / "ppo-CartPole-0" / "checkpoints").load_newest()
+    with pytest.raises(ValueError, match=r"can load, received something else: .*calls.* Nothing was changed. Remedy"):
+        trainer.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.actor.state_dict().items())

@@ -62,6 +62,12 @@ def test_outputs_out_of_tolerance_are_told(monkeypatch):
     assert rows[1]["outputs_off_by"] == pytest.approx(0.1, abs=0.01)
 
 
+def test_quick_writes_nothing_unasked(monkeypatch):
+    monkeypatch.setattr(ablation, "write_results", lambda *args: pytest.fail("written"))
+    monkeypatch.setattr(ablation.Ablation, "rows", lambda self: [])
+    assert ablation.main(["--quick", "--loops", "matmul", "--device", "cpu"]) == 0
+
+
 def test_quick_run_writes_complete_rows(tmp_path, capsys):
     assert ablation.main(["--quick", "--rounds", "1", "--calls", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ablation_cpu.json").read_text())["rows"]

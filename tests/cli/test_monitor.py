@@ -75,7 +75,7 @@ class TestSnapshot:
             file.write("300,3,12,5,100,800,2,1,0.5,301,12\n")
         snapshot = Monitor(run, dict).snapshot()
         alarms = [f"{line.label}: {line.text}" for line in describe(snapshot) if line.is_alarm]
-        assert alarms == ["not finite: 12 in loss", "diverged: in iteration 5"]
+        assert alarms == ["not finite: 12 in loss", "first bad: in iteration 5"]
 
     def test_infinite_numbers_are_left_out(self, run):
         (run / "progress.csv").write_text("step,time/steps_per_second,time/total,time/collect\n1,inf,nan,1\n")

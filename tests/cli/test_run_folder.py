@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.cli import run_folder
-from torchrl_perf.cli.run_folder import ProgressTail, find_run, newest_checkpoint, read_json, read_status
+from torchrl_perf.cli.run_folder import ProgressTail, find_run, newest_checkpoint, read_status
 from torchrl_perf.metrics import ProgressCSVLogger
+from torchrl_perf.run_layout import read_json
 
 NOBODY = 2**22 + 1  # above the kernel's largest process number
 
@@ -197,3 +198,6 @@ def test_the_newest_checkpoint(tmp_path):
     found = newest_checkpoint(tmp_path)
     assert found.name == "000000002.pt"
     assert 19 < found.age < 30
+    (folder / "best.pt").unlink()
+    os.link(folder / "000000002.pt", folder / "best.pt")
+    assert newest_checkpoint(tmp_path).name == "000000002.pt"

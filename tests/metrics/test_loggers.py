@@ -255,3 +255,9 @@ def test_other_loggers_get_bin_centres():
 
     log_row(Other(), {"a": 1.0}, {"h": Histogram([1.0, 0.0, 2.0], [0.0, 2.0, 4.0, 6.0], 0)}, 5)
     assert seen == [({"a": 1.0}, 5), ("h", [1.0, 5.0, 5.0], {"step": 5, "bins": 3})]
+
+
+def test_a_configuration_that_is_there_already_is_not_stored_twice(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    make_loggers("csv", tmp_path, "project", "run", {"gamma": 0.99}).close()
+    assert not (tmp_path / "hparams.json").exists()

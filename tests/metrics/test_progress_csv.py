@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from torchrl_perf.metrics import ProgressCSVLogger
+from torchrl_perf.metrics.progress_csv import read_rows
 
 TEN = {f"loss/m{i}": i + 0.5 for i in range(10)}
 
@@ -196,3 +197,13 @@ def test_lines_that_are_no_rows_are_left_out(tmp_path):
     assert logger.last_step == 3
     logger.log_metrics({"b": 1.0}, step=4)
     assert [row["step"] for row in rows_of(tmp_path)] == ["1", "3", "4"]
+
+
+def test_rows_of_a_file_that_is_being_written(tmp_path):
+    path = tmp_path / "progress.csv"
+    assert list(read_rows(path)) == []
+    path.write_text("step,wall_time,a,b\n1,0.5,2.0,\nno row\n2,1.0,,nan\n3,1.5,4")
+    first, second = read_rows(path)
+    assert first == (1, {"wall_time": 0.5, "a": 2.0})
+    assert second[0] == 2
+    assert math.isnan(second[1]["b"])

@@ -205,13 +205,6 @@ class TestFolder:
         aside = sorted(path.name for path in tmp_path.glob("*.set-aside"))
         assert aside == ["000000004.pt.set-aside", "000000006.pt.set-aside"]
 
-    def test_partial_files_of_a_kill_are_removed(self, tmp_path):
-        folder = CheckpointFolder(tmp_path)
-        kept = folder.write(valid(), 1)
-        (tmp_path / "000000002.pt.partial").write_bytes(b"half")
-        folder.clean()
-        assert os.listdir(tmp_path) == [kept.name]
-
     def test_keep_of_none(self, tmp_path):
         with pytest.raises(ValueError, match="keep: expected a positive number of checkpoints, received 0"):
             CheckpointFolder(tmp_path, keep=0)

@@ -294,3 +294,19 @@ class TestOptimizers:
         flagged = (~adam.grad_checks.isfinite()).tolist()
         assert bool(taken) is (bad is None)
         assert (flagged.index(True) if any(flagged) else None) == bad
+
+
+def test_what_a_loop_of_ones_own_gets_wrong_is_told():
+    with pytest.raises(ValueError, match=r"on_nan: expected one of .*, received 'ignore'"):
+        make_guard(on_nan="ignore")
+    for iteration, received in ((3, r"3 \(int\)"), (torch.zeros(2), r"shape \(2,\) on cpu")):
+        with pytest.raises(ValueError, match=rf"iteration: expected a 0-d tensor on cpu, received {received}. Remedy"):
+            NumericalGuard(DeviceMetrics("cpu"), iteration)
+    guard, _ = make_guard(parameters=["weight"])
+    guard.check(batch_of())
+    with pytest.raises(ValueError, match=r"like the first, \[3, 4\] .* received \[3, 2\] without \[\]"):
+        guard.check(batch_of()[:, :2])
+    with pytest.raises(ValueError, match=r"received \[3, 4\] without \['next/reward'\]"):
+        guard.check(batch_of().exclude(("next", "reward")))
+    with pytest.raises(ValueError, match=r"shapes \(1,\) and \(1,\), .* received \(\) and \(1,\). Remedy"):
+        guard.note(torch.zeros(()), torch.zeros(1), torch.zeros((), dtype=torch.bool))

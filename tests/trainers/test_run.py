@@ -45,7 +45,7 @@ class TestFiles:
         run_dir = result.run_dir
         assert run_dir == tmp_path / "ppo-CartPole-0"
         expected = dataclasses.replace(TINY, run_dir=str(tmp_path), log_interval=3)
-        assert PPOConfig(**json.loads((run_dir / "config.json").read_text())) == expected
+        assert PPOConfig.from_dict(json.loads((run_dir / "config.json").read_text())) == expected
         assert json.loads((run_dir / "machine.json").read_text())["packages"]["torch"] == torch.__version__
         assert status_of(run_dir) == {"pid": os.getpid(), "state": "finished", "step": 640}
         assert (run_dir / "learning_curve.png").stat().st_size > 1000

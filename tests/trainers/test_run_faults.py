@@ -131,7 +131,7 @@ class TestFaults:
 
         with pytest.raises(ZeroDivisionError) as error:
             train(at(make(tmp_path), 1, crash), progress=False)
-        assert "has no checkpoint yet. Remedy: checkpoint_interval" in error.value.__notes__[0]
+        assert "has no checkpoint yet. Remedy: a checkpoint_interval" in error.value.__notes__[0]
 
     def test_a_clock_that_is_set_back_changes_nothing(self, tmp_path, monkeypatch):
         trainer = make(tmp_path, log_interval=1, checkpoint_interval=2)

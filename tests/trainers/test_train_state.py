@@ -212,3 +212,25 @@ def test_random_state_of_all_four(device, tmp_path):
     first = draw()
     load_random_state(torch.load(tmp_path / "random.pt", weights_only=True), device)
     assert draw() == first
+
+
+def test_names_and_counters_that_do_not_fit():
+    net = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"parts of other names than parts, counters, random, notes.*\['random'\]"):
+        TrainState(random=net)
+    saved = TrainState(net=net, counters={"total": torch.zeros(())}).state_dict()
+    other = torch.nn.Linear(1, 1)
+    before = other.weight.detach().clone()
+    state = TrainState(net=other, counters={"total": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"in counters total: \[3\], received \[\]. Nothing was changed"):
+        state.load_state_dict(saved)
+    assert torch.equal(other.weight, before)
+
+
+def test_what_a_part_refuses_is_told_by_its_name():
+    net = torch.nn.Linear(1, 1)
+    adam = torch.optim.Adam(net.parameters())
+    saved = TrainState(net=net, optimizer=adam).state_dict()
+    saved["parts"]["optimizer"] = {"rate": 1.0}
+    with pytest.raises(ValueError, match=r"in optimizer what a Adam can load, .*param_groups.* Nothing was changed"):
+        TrainState(net=net, optimizer=adam).load_state_dict(saved)

@@ -42,7 +42,8 @@ class BenchAblation:
     calls: int = 4
     """Iterations of a turn; one for those above 50 ms."""
     quick: bool = False
-    """Small sizes, and on a CPU only what needs no compiler: a check of the benchmark, not of the machine."""
+    """Small sizes, and on a CPU only what needs no compiler: a check of the benchmark, written only where --out says
+    so."""
     device: str = "auto"
     """Device."""
     out: str | None = None
@@ -214,9 +215,11 @@ def main(argv: list[str] | None = None) -> int:
         ablation = Ablation(loop, options, device)
         rows += ablation.rows()
         ablation.close()
-        path = write_results("ablation" if device.type == "cuda" else "ablation_cpu", rows, options.out)
+        if not options.quick or options.out is not None:
+            path = write_results("ablation" if device.type == "cuda" else "ablation_cpu", rows, options.out)
         print(format_table([row for row in rows if row["loop"] == loop], COLUMNS), flush=True)
-    print(f"written to {path}")
+    if path is not None:
+        print(f"written to {path}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

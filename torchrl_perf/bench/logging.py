@@ -37,7 +37,7 @@ class BenchLogging:
     """Options of ``torchrl-perf bench logging``."""
 
     quick: bool = False
-    """Fewer rounds, under a minute on a CPU."""
+    """Fewer rounds, under a minute on a CPU; written only where --out says so."""
     shape: str | None = None
     """Envs x steps of a PPO iteration; 4096x128 on CUDA, 128x32 on a CPU."""
     rounds: int | None = None
@@ -224,7 +224,8 @@ def main(argv: list[str] | None = None) -> int:
         rows += loop_rows(options, device, Path(folder) / "loop")
     rows = [_compared(row, rows) for row in rows]
     print(format_table(rows, COLUMNS))
-    print(f"written to {write_results('logging' if device.type == 'cuda' else 'logging_cpu', rows, options.out)}")
+    if not options.quick or options.out is not None:
+        print(f"written to {write_results('logging' if device.type == 'cuda' else 'logging_cpu', rows, options.out)}")
     return 0
 
 

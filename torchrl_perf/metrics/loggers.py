@@ -11,7 +11,9 @@ from typing import Any
 
 from torchrl_perf.metrics.log_row import log_row
 from torchrl_perf.metrics.logger_group import LoggerGroup
-from torchrl_perf.metrics.sinks import CSVSink, Sink, TensorboardSink, stored_step
+from torchrl_perf.metrics.progress_csv import read_rows
+from torchrl_perf.metrics.sinks import CSVSink, Sink, TensorboardSink
+from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.machine import machine_card
 from torchrl_perf.runtime.redact import redact
 
@@ -81,7 +83,7 @@ def make_loggers(
     folder = os.fspath(run_dir)
     group = LoggerGroup([_sink(part, folder, project, run_name, stored, resume) for part in names], run_name, folder)
     if resume:
-        group.last_step = stored_step(run_dir)
+        group.last_step = max((step for step, _ in read_rows(Path(run_dir) / PROGRESS)), default=None)
     return group
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,10 +16,10 @@ from torch import Tensor
 from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics.histogram import Histogram
+from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.timing import Stopwatch
 
-FILE_NAME = "progress.csv"
 _FIXED = ["step", "wall_time"]
 
 
@@ -42,7 +42,7 @@ class ProgressCSVLogger(Logger):
     """
 
     def __init__(self, exp_name: str, log_dir: str | os.PathLike[str]) -> None:
-        self.path = Path(log_dir) / FILE_NAME
+        self.path = Path(log_dir) / PROGRESS
         self._columns: list[str] = []
         self._last: dict[str, Any] | None = None
         self._last_start = 0
@@ -225,6 +225,23 @@ class ProgressCSVLogger(Logger):
         write_text(self.path, _lines(columns, [header, *rows]).decode())
         self._columns = columns
         self._remember(rows)
+
+
+def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, float]]]:
+    """The whole rows of a ``progress.csv``, which may be written to meanwhile; none where it cannot be read.
+
+    Args:
+        path: the file.
+
+    Yields:
+        The step of a row, and its other cells that are filled, by name.
+    """
+    with suppress(OSError):
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        for cells in csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])):
+            with suppress(ValueError, TypeError, KeyError):  # a line that is no row
+                step = round(float(cells.pop("step")))
+                yield step, {name: float(cell) for name, cell in cells.items() if cell}
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:

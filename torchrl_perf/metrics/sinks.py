@@ -15,6 +15,7 @@ from torchrl.record.loggers.common import _make_metrics_safe
 from torchrl_perf.metrics.histogram import Histogram
 from torchrl_perf.metrics.log_row import bin_centres, log_row
 from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
+from torchrl_perf.run_layout import CONFIG, PROGRESS
 
 
 class Sink(Protocol):
@@ -98,22 +99,22 @@ class LoggerSink:
 
 
 class CSVSink(LoggerSink):
-    """``progress.csv`` and ``hparams.json`` in a folder; a full disk passes.
+    """``progress.csv`` in a folder, and ``hparams.json`` unless a trainer has left its own there; a full disk passes.
 
     Args:
         run_dir: folder of the run.
         run_name: name of the run.
-        config: what is stored in ``hparams.json``; None stores nothing.
+        config: what is stored in ``hparams.json`` where there is no ``config.json``; None stores nothing.
     """
 
     def __init__(self, run_dir: str, run_name: str, config: Mapping[str, Any] | None) -> None:
-        self.name, self.retries = "progress.csv", True
+        self.name, self.retries = PROGRESS, True
         self._run_dir, self._run_name, self._config = run_dir, run_name, config
 
     def open(self, first_step: int | None) -> Logger:
         """Open or continue the file."""
         logger = ProgressCSVLogger(self._run_name, self._run_dir)
-        if self._config is not None:
+        if self._config is not None and not os.path.exists(os.path.join(self._run_dir, CONFIG)):
             logger.log_hparams(self._config)
         return logger
 
@@ -199,14 +200,3 @@ def _tensorboard_bins(histogram: Histogram) -> dict[str, Any]:
         "bucket_limits": histogram.edges[1:],
         "bucket_counts": histogram.counts,
     }
-
-
-def stored_step(run_dir: str | os.PathLike[str]) -> int | None:
-    """Step of the last whole row of a run's ``progress.csv``; None without one or if it cannot be read."""
-    path = os.path.join(run_dir, "progress.csv")
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().split(b"\n")[1:-1]
-        return round(float(lines[-1].split(b",", 1)[0])) if lines else None
-    except (OSError, ValueError):
-        return None

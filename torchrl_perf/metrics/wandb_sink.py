@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import netrc
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlparse
@@ -19,9 +18,10 @@ import numpy as np
 from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics.histogram import Histogram
-from torchrl_perf.metrics.progress_csv import FILE_NAME
+from torchrl_perf.metrics.progress_csv import read_rows
 from torchrl_perf.metrics.sinks import LoggerSink
 from torchrl_perf.metrics.wandb_file import last_stored_step
+from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.redact import redact, redact_command
 from torchrl_perf.runtime.timing import Stopwatch
@@ -88,8 +88,10 @@ class WandbSink(LoggerSink):
         if self._config is not None:
             logger.log_hparams(dict(self._config))
         if self._resume and first_step is not None:
-            for step, row in _rows_of_csv(Path(self._run_dir) / FILE_NAME, first_step):
-                self.write(logger, row, {}, step)
+            for step, row in read_rows(Path(self._run_dir) / PROGRESS):
+                row.pop("wall_time", None)
+                if step < first_step:
+                    self.write(logger, row, {}, step)
         return logger
 
     def write(self, logger: Any, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
@@ -206,17 +208,6 @@ def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
         name: wandb.Histogram(np_histogram=(np.asarray(h.counts), np.asarray(h.edges)))
         for name, h in histograms.items()
     }
-
-
-def _rows_of_csv(path: Path, end: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Rows of a ``progress.csv`` below a step; a line that cannot be read is left out."""
-    with contextlib.suppress(OSError), path.open(newline="", encoding="utf-8") as file:
-        for cells in csv.DictReader(file):
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                step = round(float(cells.pop("step")))
-                cells.pop("wall_time", None)
-                if step < end and None not in cells.values():  # a cell is missing while its row is being written
-                    yield step, {name: float(text) for name, text in cells.items() if text}
 
 
 def _forget_service(*, kill: bool) -> bool:

@@ -158,7 +158,7 @@ def _header(report: AuditReport) -> list[str]:
         seconds = sum(row.seconds for row in report.rows if row.waits)
         lines = [f"measured on CUDA: the host was blocked for {seconds:.2f} s of {report.seconds:.1f} s"]
     else:
-        lines = ["counted on CPU tensors as a stand-in for CUDA: times and copies between devices need a GPU"]
+        lines = ["counted on CPU tensors as a stand-in for CUDA: times, and copies but by cpu(), need a GPU"]
     counts = report.counts
     lines.append(
         f"{counts.iterations} iterations, {counts.env_steps} env steps, {counts.optimizer_steps} optimizer steps; "

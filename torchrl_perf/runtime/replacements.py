@@ -216,6 +216,12 @@ REPLACEMENTS = (
         "sample with the Device… sampler of the same kind",
         _PERF + "replay.DeviceRandomSampler",
     ),
+    Replacement(
+        "torchrl",
+        "data/replay_buffers/checkpointers.py",
+        (),
+        "write the buffer once in many iterations: a checkpoint copies all of it",
+    ),
     Replacement("torchrl", "data/replay_buffers/", (), _BUFFER, _PERF + "replay.make_replay_buffer"),
     # training and logging
     Replacement(

@@ -88,7 +88,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Settings from plain values, as :meth:`to_dict` gives them or a file holds them; defaults for the others.
+        """Settings from plain values, as :meth:`card` gives them or a file holds them; defaults for the others.
 
         Args:
             values: name to value; a whole float is taken for an integer, and text such as ``"1e-3"`` for a number.
@@ -138,6 +138,10 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
+
+    def card(self) -> dict[str, Any]:
+        """:meth:`to_dict`, headed by the name of the algorithm: what the files and loggers of a run store."""
+        return {"algorithm": self.algorithm, **self.to_dict()}
 
 
 def _names_loggers(names: str) -> bool:

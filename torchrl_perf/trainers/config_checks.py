@@ -98,10 +98,11 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     """Take the fields of a dataclass from plain values, such as those that a file holds.
 
     A whole float becomes an integer where one is expected, and text such as ``1e-3``, which YAML does not take for a
-    number, becomes a float.
+    number, becomes a float. ``algorithm`` may be among them; settings of another algorithm are one problem, whatever
+    else they hold.
 
     Args:
-        kind: the dataclass.
+        kind: the dataclass; where it has an attribute ``algorithm``, that is what it is for.
         values: name to value.
 
     Returns:
@@ -110,7 +111,13 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     hints = _hints(kind)
     good: dict[str, Any] = {}
     problems: dict[str, str] = {}
+    own = getattr(kind, "algorithm", None)
+    if (made_for := values.get("algorithm", own)) != own:
+        problem = f"algorithm: expected settings of {own}, received those of {made_for}."
+        return {}, {"algorithm": f"{problem} Remedy: torchrl-perf train {made_for}, or settings of {own}."}
     for name, value in values.items():
+        if name == "algorithm" and own is not None:
+            continue
         if name not in hints:
             problems[str(name)] = _unknown(str(name), value, list(hints))
             continue

@@ -26,13 +26,14 @@ HYBRID_PPO_PRESETS: dict[str, HybridPPOConfig] = {
     "HybridTarget": HybridPPOConfig(
         num_envs=64,
         num_steps=16,
-        total_steps=61_440,
+        total_steps=122_880,
         gamma=0.8,
         lmbda=0.9,
         epochs=5,
         minibatches=4,
         learning_rate=3e-3,
         entropy_coeff=0.03,
+        entropy_coeff_final=0.0,
     ),
 }
 """Settings for each task, by env name."""

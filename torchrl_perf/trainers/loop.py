@@ -131,6 +131,15 @@ class RunLoop:
         """The newest checkpoint in the folder of the run."""
         return next(iter(self._folder.files()), None)
 
+    @property
+    def way_on(self) -> str:
+        """How to go on after an error, in words."""
+        newest = self.newest_checkpoint
+        if newest is None:
+            return f"The run in {self.run_dir} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
+        command = f"torchrl-perf train {self.trainer.config.algorithm} --resume {self.run_dir}"
+        return f"The last checkpoint is {newest}. To go on from it: {command}"
+
     # -- an iteration -------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -246,7 +255,7 @@ class RunLoop:
             return
         self._snapshot = None  # of a state that is not good
         if verdict.action == "stop":
-            raise TrainingDivergedError(f"{verdict.message} The last good checkpoint is in {self.run_dir}.")
+            raise TrainingDivergedError(f"{verdict.message} {self.way_on}")
         logger.warning("%s", verdict.message)
         guard.rollback()
 

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 import torch
 from tensordict import TensorDictBase
@@ -16,50 +15,10 @@ from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.functional.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
-
-OnNan = Literal["stop", "skip", "rollback"]
+from torchrl_perf.trainers.fault import Fault, OnNan, Verdict, remedy_of, unpack
 
 ROW, UPDATE = "fault/row", "fault/update"  # metrics that carry a place in one number, only where there is one
 _NOT_DATA = ("collector", "index", "index_generation", "priority_weight")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One number that was not finite, the first of an interval."""
-
-    key: str
-    """Entry of the batch (nested keys with slashes), name of the loss, or name of the parameter."""
-    kind: str
-    """``"NaN"``, ``"inf"``, ``"-inf"``; of a gradient ``"not finite"``."""
-    iteration: int
-    """Iteration, from 1."""
-    source: Literal["batch", "loss", "gradient"]
-    """What kind of number it was."""
-    step: int = -1
-    """Step t within the iteration, from 0; of a batch."""
-    env: int = -1
-    """Number n of the env, from 0; of a batch."""
-    update: int = -1
-    """Update within the iteration, from 0; of a loss or gradient."""
-
-    def __str__(self) -> str:
-        if self.source == "batch":
-            return f"{self.kind} in {self.key!r} of env {self.env} at step {self.step} of iteration {self.iteration}"
-        bad = self.kind if self.source == "loss" else f"a gradient that is {self.kind}"
-        what = f"{bad} in {self.key!r}"
-        return f"{what} at update {self.update} of iteration {self.iteration}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a row of metrics says about its interval, and what to do."""
-
-    action: OnNan
-    """``"stop"``: end the run; ``"rollback"``: call :meth:`NumericalGuard.rollback`; ``"skip"``: go on."""
-    message: str
-    """What was found and what to do about it."""
-    fault: Fault | None
-    """The first number that was not finite, None where it cannot be told (the sum of finite numbers overflowed)."""
 
 
 class NumericalGuard:
@@ -101,6 +60,9 @@ class NumericalGuard:
         parts: gives what a rollback restores, by name: objects with ``state_dict`` and ``load_state_dict`` in place.
         max_rollbacks: rollbacks in a row, without a good interval in between.
 
+    Raises:
+        ValueError: for an unknown policy, or an iteration that is no 0-d tensor on the device of the metrics.
+
     Attributes:
         first_bad: first iteration with anything that was not finite, or -1: float32 0-d on the device.
         rollbacks: rollbacks since the last good interval.
@@ -119,6 +81,13 @@ class NumericalGuard:
         parts: Callable[[], Mapping[str, Any]] = dict,
         max_rollbacks: int = 3,
     ) -> None:
+        if on_nan not in get_args(OnNan):
+            raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}.")
+        if not isinstance(iteration, Tensor) or iteration.ndim or iteration.device != metrics.device:
+            raise ValueError(
+                f"iteration: expected a 0-d tensor on {metrics.device}, received {_describe(iteration)}. Remedy: "
+                "torch.zeros((), device=...), raised by 1 in place before each iteration."
+            )
         self.metrics, self.on_nan, self.max_rollbacks = metrics, on_nan, max_rollbacks
         self.losses, self.parameters = list(losses), list(parameters)
         device = metrics.device
@@ -156,12 +125,23 @@ class NumericalGuard:
 
         Args:
             batch: ``[N, T]``, always of the same entries; those of floating point are looked at.
+
+        Raises:
+            ValueError: for a batch of another shape or without an entry of the first one.
         """
         if not self.keys:
             self._prepare(batch)
+        values = [batch.get(key, None) for key in self.keys]
+        if batch.shape != self._shape or any(value is None for value in values):
+            absent = [name_of(key) for key, value in zip(self.keys, values, strict=True) if value is None]
+            raise ValueError(
+                f"NumericalGuard.check: expected batches like the first, {list(self._shape)} with "
+                f"{[name_of(key) for key in self.keys]}, received {list(batch.shape)} without {absent}. Remedy: a "
+                "guard for each kind of batch."
+            )
         self._noted.clear()  # of an iteration that broke off
         with torch.no_grad():
-            self._counts, self._row = self._scan_fn([batch.get(key) for key in self.keys])
+            self._counts, self._row = self._scan_fn(values)
 
     def note(self, losses: Tensor, gradients: Tensor, fault: Tensor) -> None:
         """Keeps what an update was made of, until :meth:`report`; costs the device nothing.
@@ -171,7 +151,17 @@ class NumericalGuard:
             gradients: one number for each of ``parameters`` that is finite where its gradient is, float ``[P]``; as
                 above.
             fault: bool 0-d, whether loss or gradient were not finite and should have been.
+
+        Raises:
+            ValueError: for other numbers of losses or gradients than names.
         """
+        expected = ((len(self.losses),), (len(self.parameters),))
+        if (losses.shape, gradients.shape) != expected:
+            raise ValueError(
+                f"NumericalGuard.note: expected losses and gradients of shapes {expected[0]} and {expected[1]}, one "
+                f"for each of losses={self.losses} and of the parameters, received {tuple(losses.shape)} and "
+                f"{tuple(gradients.shape)}. Remedy: the names at construction, or loss.view(1)."
+            )
         self._noted.append((losses.detach(), gradients.detach(), fault))
 
     def report(self) -> None:
@@ -270,7 +260,7 @@ class NumericalGuard:
         listed = ", ".join(f"{name} {value:,.0f}" for name, value in bad.items())
         message = (
             f"Expected finite numbers, received {place}; counts of the interval: {listed}. {outcome} "
-            f"Remedy: {_remedy(fault)}"
+            f"Remedy: {remedy_of(fault)}"
         )
         return Verdict(action, message, fault)
 
@@ -298,7 +288,7 @@ class NumericalGuard:
     def _batch_fault(self, place: float) -> Fault:
         envs, steps = self._shape
         width = sum(self._widths)
-        iteration, index, kind = _unpack(place, envs * steps * width)
+        iteration, index, kind = unpack(place, envs * steps * width)
         row, column = divmod(index, width)
         ends = [sum(self._widths[: number + 1]) for number in range(len(self.keys))]
         key = next(key for key, end in zip(self.keys, ends, strict=True) if column < end)
@@ -306,7 +296,7 @@ class NumericalGuard:
 
     def _update_fault(self, place: float) -> Fault:
         names = [*self.losses, *self.parameters]
-        iteration, index, kind = _unpack(place, self._updates * len(names))
+        iteration, index, kind = unpack(place, self._updates * len(names))
         update, column = divmod(index, len(names))
         if column < len(self.losses):
             return Fault(names[column], kind, iteration, "loss", update=update)
@@ -350,6 +340,12 @@ class NumericalGuard:
         return self.on_nan == "skip" or float(self.first_bad) < 0
 
 
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)} on {value.device}"
+    return f"{value!r} ({type(value).__name__})"
+
+
 def name_of(key: NestedKey) -> str:
     """A key as the metrics have it: nested ones with slashes."""
     return key if isinstance(key, str) else "/".join(cast("tuple[str, ...]", key))
@@ -364,15 +360,3 @@ def float_keys(td: TensorDictBase) -> list[NestedKey]:
 
     keys = [key for key in td.keys(True, True) if td.get(key).is_floating_point() and td.get(key).numel()]
     return sorted((key for key in keys if (key if isinstance(key, str) else key[0]) not in _NOT_DATA), key=rank)
-
-
-def _unpack(place: float, size: int) -> tuple[int, int, str]:
-    """Iteration, index and kind of a place among ``size`` values."""
-    iteration, code = divmod(int(-place), size * len(KINDS))
-    return iteration, code // len(KINDS), KINDS[code % len(KINDS)]
-
-
-def _remedy(fault: Fault | None) -> str:
-    if fault is not None and fault.source == "batch" and not fault.key.split("/")[-1].startswith("action"):
-        return "look at the env's arithmetic and the size of its actions; on_nan='skip' leaves such rows out."
-    return "a lower learning_rate or max_grad_norm, precision='ieee'."

@@ -146,8 +146,8 @@ class ActorCriticTrainer(OffPolicyTrainer):
         self._critic_micro_fn = self.compiled(self._critic_micro)
         self._actor_micro_fn = self.compiled(self._actor_micro)
         self._trials = 3 * self.actor_interval
-        # one that is not the actor's policy is refused where the collector is checked
-        return policy if policy is not None and self._given[0] is None else self.policy_of(actor)
+        # a collector's that does not act with this actor is refused where the collector is checked
+        return policy if policy is not None and self.actor_of(policy) is actor else self.policy_of(actor)
 
     def _make_optimizers(self) -> None:
         loss, config = self.loss, self.config

@@ -57,10 +57,12 @@ class RainbowConfig(ValueConfig):
 
 
 RAINBOW_PRESETS: dict[str, RainbowConfig] = {
-    # a return of 1 a step is at most 1 / (1 - gamma) = 50
+    # A return of 1 a step is at most 1 / (1 - gamma) = 50. Random actions at the start fill the buffer with failures of
+    # all kinds, without which noise alone takes several times as long.
     "CartPole": RainbowConfig(
         num_envs=64,
         num_steps=4,
+        total_steps=200_000,
         gamma=0.98,
         capacity=300_000,
         updates_per_iteration=16,
@@ -70,6 +72,8 @@ RAINBOW_PRESETS: dict[str, RainbowConfig] = {
         beta_final=1.0,
         anneal_learning_rate=True,
         target_interval=256,
+        eps_start=1.0,
+        eps_frames=40_000,
         hidden_size=128,
         v_max=50.0,
         log_interval=20,

@@ -68,7 +68,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
     run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
     lock = open_run(run_dir, config)
     try:
-        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, config.to_dict(), resume=resumes)
+        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, config.card(), resume=resumes)
         if resumes:
             rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
         trainer.metrics.logger = rows
@@ -101,7 +101,7 @@ def _run(loop: RunLoop) -> RunResult:
             state = "stopped"
         elif not isinstance(error, TrainingDivergedError):
             loop.rescue()
-            error.add_note(_how_to_go_on(loop))
+            error.add_note(loop.way_on)
         raise
     finally:
         loop.write_status(state)
@@ -141,15 +141,6 @@ def _last_step(trainer: Trainer) -> int:
     notes = trainer.train_state.notes
     row = notes.get("row", {}).get("iteration", 0) if notes else trainer.iterations_done
     return row * trainer.config.batch_size
-
-
-def _how_to_go_on(loop: RunLoop) -> str:
-    path = f"{loop.run_dir}"
-    if (newest := loop.newest_checkpoint) is None:
-        return f"The run in {path} has no checkpoint yet. Remedy: checkpoint_interval saves one now and then."
-    return (
-        f"The last checkpoint is {newest}. Remedy: torchrl-perf train {loop.trainer.config.algorithm} --resume {path}"
-    )
 
 
 def _draw(run_dir: Path, title: str, mean_return: float) -> None:

@@ -56,8 +56,8 @@ def run_name(config: RunConfig) -> str:
 
 
 def write_config(run_dir: Path, config: RunConfig) -> None:
-    """Writes the settings of the run to ``config.json``."""
-    write_text(run_dir / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
+    """Writes the settings of the run to ``config.json``, the name of the algorithm among them."""
+    write_text(run_dir / CONFIG, json.dumps(config.card(), indent=2) + "\n")
 
 
 def open_run(run_dir: Path, config: RunConfig) -> FolderLock:

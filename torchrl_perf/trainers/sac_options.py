@@ -165,9 +165,13 @@ class SACOptionsTrainer(SACTrainer):
             temperature=self.config.option_temperature,
         )
 
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """The policy's actor."""
+        return cast("OptionPolicy", policy).actor
+
     def policy_of(self, actor: nn.Module) -> OptionPolicy:
-        """The controller and the actor."""
-        return OptionPolicy(self.controller, actor)
+        """The controller and the actor; the given policy where there is one."""
+        return self._policy or OptionPolicy(self.controller, actor)
 
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> DeviceSACLoss:
         """The losses of soft actor-critic and, as ``loss.option``, that of the controller."""

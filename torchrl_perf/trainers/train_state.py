@@ -115,6 +115,8 @@ class TrainState:
                     f"TrainState: expected {name} to have state_dict and load_state_dict, received "
                     f"{type(part).__name__}. Remedy: pass numbers and tensors as counters={{{name!r}: ...}}."
                 )
+        if taken := sorted(set(parts) & set(ENTRIES)):
+            raise ValueError(f"TrainState: expected parts of other names than {', '.join(ENTRIES)}, received {taken}.")
         self._parts: dict[str, Stateful] = dict(parts)
         self.counters: MutableMapping[str, Any] = {} if counters is None else counters
         self.notes: dict[str, Any] = {}
@@ -156,7 +158,7 @@ class TrainState:
         before = {name: _copied(part, Tensor.clone) for name, part in small.items()}
         try:
             for name in order:
-                parts[name].load_state_dict(saved[name])
+                _load(name, parts[name], saved[name])
         except Exception:
             for name, part in small.items():
                 part.load_state_dict(before[name])
@@ -211,6 +213,8 @@ class TrainState:
                 f"{sorted(received)} and {sorted(state.get('counters', {}))}. Nothing was changed. Remedy: make the "
                 "trainer or the TrainState of the same parts as the one that was saved."
             )
+        if "counters" not in skip:
+            check_shapes("counters", _shapes(self.counters), _shapes(state["counters"]))
         check_modules({name: part for name, part in self._parts.items() if name not in skip}, state.get("parts", {}))
 
     def _load_counters(self, saved: Mapping[str, Any]) -> None:
@@ -328,14 +332,36 @@ def check_modules(parts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
             continue
-        expected, received = _shapes(part.state_dict()), _shapes(saved.get(name, {}))
-        if expected != received:
-            differing = sorted(key for key in expected | received if expected.get(key) != received.get(key))
-            listed = ", ".join(f"{key}: {expected.get(key)}, received {received.get(key)}" for key in differing[:4])
-            raise ValueError(
-                f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. "
-                "Remedy: make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
-            )
+        check_shapes(name, _shapes(part.state_dict()), _shapes(saved.get(name, {})))
+
+
+def check_shapes(name: str, expected: Mapping[str, list[int]], received: Mapping[str, list[int]]) -> None:
+    """That the tensors of a part have the names and shapes that a checkpoint has for it.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    differing = sorted(key for key in {*expected, *received} if expected.get(key) != received.get(key))
+    if differing:
+        listed = ", ".join(f"{key}: {expected.get(key)}, received {received.get(key)}" for key in differing[:4])
+        raise ValueError(
+            f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. "
+            "Remedy: make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
+        )
+
+
+def _load(name: str, part: Stateful, state: Any) -> None:
+    """Load one part; what its class refuses in words of its own is told in those of a checkpoint."""
+    try:
+        part.load_state_dict(state)
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"checkpoint: expected in {name} what a {type(part).__name__} can load, received something else: "
+            f"{reason.rstrip('.')}. Nothing was changed. Remedy: the parts and settings that it was saved with."
+        ) from error
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:

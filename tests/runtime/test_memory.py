@@ -313,7 +313,8 @@ class TestRealLoops:
         for _ in range(150):
             step()
         report = self.slope(step, 1_000)
-        assert report.flat, report
+        # the interval itself is wider where other processes take the cores
+        assert not report.leaks and abs(report.slope_mib_per_1000) <= 0.1, report
 
 
 @pytest.mark.gpu

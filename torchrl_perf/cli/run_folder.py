@@ -105,7 +105,7 @@ def read_status(run: Path) -> RunStatus:
     pid, step, state = (values.get(name) for name in ("pid", "step", "state"))
     pid = pid if isinstance(pid, int) and pid > 0 else None
     step = int(step) if isinstance(step, int | float) else None
-    if state not in get_args(RunState):
+    if not isinstance(state, str) or state not in get_args(RunState):
         return RunStatus("unknown", pid, step)
     if state == "running" and pid is not None and not _is_alive(pid):
         quiet = time.time() - max(_written(run), default=0.0)

@@ -1,7 +1,7 @@
 """Settings of runs that learn the quantiles of action values: IQN and QR-DQN."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torchrl_perf.functional.risk import Risk, check_risk
 from torchrl_perf.trainers.config_checks import Checks, is_count
@@ -89,43 +89,29 @@ class QRDQNConfig(QuantileConfig):
         checks.each(("num_quantiles",), is_count, "a positive integer")
 
 
-IQN_PRESETS: dict[str, IQNConfig] = {
-    "CartPole": IQNConfig(
-        num_envs=64,
-        num_steps=4,
-        total_steps=150_000,
-        gamma=0.98,
-        capacity=300_000,
-        updates_per_iteration=16,
-        minibatch_size=128,
-        learning_starts=1_000,
-        n_step=5,
-        anneal_learning_rate=True,
-        target_interval=256,
-        eps_end=0.03,
-        eps_frames=40_000,
-        hidden_size=64,
-        log_interval=20,
-    ),
+# Long n-step returns reach the end of an episode before it is forgotten how it came about: with 5 steps in place of 20
+# these runs end near 400. Differences up to 10 are averaged, so that rare failures count in the mean of the quantiles.
+_CARTPOLE: dict[str, Any] = {
+    "num_envs": 64,
+    "num_steps": 4,
+    "total_steps": 150_000,
+    "gamma": 0.99,
+    "capacity": 300_000,
+    "updates_per_iteration": 16,
+    "minibatch_size": 128,
+    "learning_starts": 1_000,
+    "n_step": 20,
+    "double": True,
+    "kappa": 10.0,
+    "anneal_learning_rate": True,
+    "target_interval": 256,
+    "eps_end": 0.03,
+    "eps_frames": 40_000,
+    "log_interval": 20,
 }
-"""Settings for each task, by env name."""
 
-QR_DQN_PRESETS: dict[str, QRDQNConfig] = {
-    "CartPole": QRDQNConfig(
-        num_envs=64,
-        num_steps=4,
-        gamma=0.98,
-        capacity=300_000,
-        updates_per_iteration=32,
-        minibatch_size=128,
-        learning_starts=1_000,
-        n_step=5,
-        anneal_learning_rate=True,
-        target_interval=256,
-        eps_end=0.03,
-        eps_frames=40_000,
-        hidden_size=128,
-        log_interval=20,
-    ),
-}
-"""Settings for each task, by env name."""
+IQN_PRESETS: dict[str, IQNConfig] = {"CartPole": IQNConfig(**_CARTPOLE)}
+"""Settings for each task, by env name. They solve it within four minutes on two CPU cores."""
+
+QR_DQN_PRESETS: dict[str, QRDQNConfig] = {"CartPole": QRDQNConfig(**_CARTPOLE, num_quantiles=16, hidden_size=128)}
+"""Settings for each task, by env name. They solve it within two minutes on two CPU cores."""

@@ -27,7 +27,8 @@ TOOLS = ("syncs", "doctor", "monitor")
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
-  train {"|".join(ALGORITHMS)}   train an agent; `torchrl-perf train ppo --help` lists every setting
+  train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
+                      {", ".join(ALGORITHMS)}
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU

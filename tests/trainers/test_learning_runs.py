@@ -59,7 +59,6 @@ def test_the_preset_solves_its_task(name, seed):
 
 
 SHORT = {
-    "qr-dqn": ({"total_steps": 10_240, "eps_frames": 5_000, "n_step": 5}, 40),  # a random policy gets 22
     "sac-options": ({"total_steps": 5_120}, 25),
     "hybrid-ppo": ({"total_steps": 20_480}, -6.5),  # one that does not move gets -8
 }

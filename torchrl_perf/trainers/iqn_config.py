@@ -110,8 +110,11 @@ _CARTPOLE: dict[str, Any] = {
     "log_interval": 20,
 }
 
-IQN_PRESETS: dict[str, IQNConfig] = {"CartPole": IQNConfig(**_CARTPOLE)}
-"""Settings for each task, by env name. They solve it within four minutes on two CPU cores."""
+IQN_PRESETS: dict[str, IQNConfig] = {
+    # with ReLU and the usual step size these runs end between 440 and 485
+    "CartPole": IQNConfig(**_CARTPOLE, learning_rate=2.5e-3, hidden_size=128, activation="tanh"),
+}
+"""Settings for each task, by env name. They solve it in about two minutes on two CPU cores."""
 
 QR_DQN_PRESETS: dict[str, QRDQNConfig] = {"CartPole": QRDQNConfig(**_CARTPOLE, num_quantiles=16, hidden_size=128)}
-"""Settings for each task, by env name. They solve it within two minutes on two CPU cores."""
+"""Settings for each task, by env name. They solve it in about two minutes on two CPU cores."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,7 +104,8 @@ class _TrainerLoop(Loop):
     def keep_start(self) -> None:
         """Keeps the state that :meth:`reset` goes back to: of the trainer, and of the optimisers it has not."""
         self.start = self.trainer.state_dict()
-        self.unfused_start = [optimizer.state_dict() for optimizer in self.optimizers[False]]
+        # copied: a state_dict holds the moments themselves
+        self.unfused_start = [deepcopy(optimizer.state_dict()) for optimizer in self.optimizers[False]]
 
     def reset(self) -> None:
         """Goes back to the state at the start, random numbers included."""

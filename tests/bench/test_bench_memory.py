@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from torchrl_perf.bench import memory
+from torchrl_perf.bench import memory, report
 from torchrl_perf.bench.memory_loops import AGGRESSIVE, LEAKY, OPTIMISED, SETTINGS, ListLoop, native
 from torchrl_perf.cli import main
 
@@ -25,7 +25,7 @@ def small_heap(monkeypatch):
 
 
 def test_rows_and_verdicts(tmp_path, capsys, small_heap):
-    options = ["--seconds", "0.05", "--rounds", "1", "--leak-steps", "400", "--objects", "0", "--intervals", "1", "0"]
+    options = ["--seconds", "0.05", "--rounds", "2", "--leak-steps", "400", "--objects", "0", "--intervals", "1", "0"]
     assert main(["bench", "memory", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "memory_cpu.json").read_text(encoding="utf-8"))["rows"]
     loops = {row["variant"]: row for row in rows if row["part"] == "loop"}
@@ -38,7 +38,30 @@ def test_rows_and_verdicts(tmp_path, capsys, small_heap):
     assert set(verdicts.values()) <= {"confirmed", "partly", "not reproduced", "n/a on this device"}
     assert verdicts["of the aggressive loop copies cost 50%"] == "n/a on this device"
     assert verdicts["leaky leaks"] == verdicts["native does not leak"] == "confirmed"
-    assert "verdict" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "verdict" in printed
+    assert printed.count("loop  leaky  per_second") == 2  # again with the median of both rounds
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, capsys, monkeypatch):
+    def added(bench):
+        bench.add("loop", "leaky", per_second=5.0)
+
+    def cut_off(bench):
+        assert "loop  leaky  per_second 5" in capsys.readouterr().out
+        assert json.loads((tmp_path / "memory_cpu.json").read_text())["rows"] == bench.sheet.rows != []
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory, "loops", added)
+    monkeypatch.setattr(memory, "own_loop", cut_off)
+    assert main(["bench", "memory", "--device", "cpu", "--out", str(tmp_path)]) == 130
+    assert (tmp_path / "memory_cpu.json").is_file()
+
+
+def test_the_list_is_full_behind_the_warm_up():
+    loop = ListLoop(AGGRESSIVE, CPU)
+    loop.warm_up()
+    assert len(loop.memory) == 2_000 and loop.trained > 0
 
 
 def run(setting, steps):
@@ -75,8 +98,9 @@ def test_aggressive_collects_and_optimised_does_not(monkeypatch):
     assert not calls
 
 
-def test_native_makes_as_many_updates_of_as_many_rows_for_each_frame():
-    trainer, step = native(CPU)
+@pytest.mark.parametrize("compiles", [True, False])
+def test_native_makes_as_many_updates_of_as_many_rows_for_each_frame(device, compiles):
+    trainer, step = native(device, compiles=compiles)
     for _ in range(10):
         step()
     config = trainer.config
@@ -91,9 +115,9 @@ def test_verdicts_say_what_was_not_reproduced():
 
 
 def test_quick_writes_nothing_unasked(monkeypatch):
-    parts = ("loops", "cleanup_costs", "frequencies", "trims", "guard_costs")
+    parts = ("loops", "own_loop", "cleanup_costs", "frequencies", "trims", "guard_costs")
     for name in parts:
         monkeypatch.setattr(memory, name, lambda bench: None)
     monkeypatch.setattr(memory, "verdicts", lambda bench: [])
-    monkeypatch.setattr(memory, "write_results", lambda *args: pytest.fail("written"))
+    monkeypatch.setattr(report, "write_results", lambda *args: pytest.fail("written"))
     assert memory.main(["--quick", "--device", "cpu"]) == 0

@@ -119,6 +119,7 @@ def check_against_loop(data, make_env, seed):
     for n in range(data.shape[0]):
         env = make_env()
         observation, _ = env.reset(seed=seed + n)
+        began = True
         for t in range(data.shape[1]):
             row = data[n, t]
             same(row, leaves(env.observation_space, observation), (), (n, t))
@@ -130,8 +131,10 @@ def check_against_loop(data, make_env, seed):
             assert torch.equal(row["next", "reward"], torch.tensor([reward], dtype=torch.float32)), (n, t)
             flags = [row["next", key].item() for key in ("terminated", "truncated", "done")]
             assert flags == [terminated, truncated, terminated or truncated], (n, t)
-            assert not any(row[key].item() for key in ("terminated", "truncated", "done"))
-            if terminated or truncated:
+            assert not any(row[key].item() for key in ("terminated", "truncated", "done", ("next", "is_init")))
+            assert row["is_init"].tolist() == [began], (n, t)
+            began = terminated or truncated
+            if began:
                 observation, _ = env.reset()
                 ids += 1
         env.close()

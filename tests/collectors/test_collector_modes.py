@@ -8,7 +8,7 @@ from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import Compose, InitTracker, ObservationNorm, RewardSum, StepCounter
 
-from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors import DeviceCollector, device_collector
 from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.modules import GumbelCategorical
 from torchrl_perf.runtime import no_host_sync
@@ -257,8 +257,9 @@ class TestCompile:
                 for key in expected.keys(True, True):
                     torch.testing.assert_close(batch[key], expected[key], rtol=1e-5, atol=1e-6, msg=str(key))
 
-    @pytest.mark.parametrize("norm", [True, False])
-    def test_compiled_counting_with_transforms(self, norm, fresh_dynamo):
+    @pytest.mark.parametrize(("norm", "compiles_any_step"), [(True, True), (False, True), (True, False)])
+    def test_compiled_counting_with_transforms(self, norm, compiles_any_step, fresh_dynamo, monkeypatch):
+        monkeypatch.setattr(device_collector, "COMPILES_ANY_STEP", compiles_any_step)
         collector = DeviceCollector(transformed(norm=norm), zero_policy(), frames_per_batch=50, mode="compile")
         batch = collector.collect()
         scale, shift = (2.0, 0.5) if norm else (1.0, 0.0)

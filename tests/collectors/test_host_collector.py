@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from torchrl_perf.collectors import HostCollector
-from torchrl_perf.modules import DeviceActor, GumbelCategorical
+from torchrl_perf.collectors import HostCollector, host_specs
+from torchrl_perf.modules import DeterministicActor, DeviceActor, GumbelCategorical, OUNoise
 
 pytestmark = [
     # mujoco 4: two of gymnasium's models still use an attribute that it retires
@@ -238,6 +238,23 @@ class TestPolicies:
         policy = lambda td: td.set("action", td["state", "step"] % 5)  # noqa: E731
         data = gather(HostCollector(vector("maze", 2, "SameStep"), policy, frames_per_batch=6, seed=0), 3)
         assert torch.equal(data["action"], data["state", "step"] % 5)
+
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize("mode", MODES)
+    def test_noise_with_a_memory_begins_anew_with_each_episode(self, mode, path):
+        """Brownian motion that never began anew would be far from its mean after ten episodes."""
+        device = "cuda" if path == "cuda" else "cpu"
+        envs = vector("Pendulum-v1", 8, mode, max_episode_steps=4)
+        net = nn.Linear(3, 1, device=device)
+        nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+        actor = DeterministicActor(net, spec=host_specs(envs, device).action_spec)
+        noise = OUNoise(actor, theta=0.0, sigma_start=0.01)
+        data = gather(collector(path, envs, noise, frames_per_batch=8 * 5, seed=0), 8)
+        assert torch.equal(data["is_init"].view(8, 10, 4), torch.tensor([True, False, False, False]).expand(8, 10, 4))
+        drawn = data["action"].view(8, 10, 4)
+        step = drawn.diff(dim=-1).std()
+        assert drawn[:, :, 0].abs().max() < 4 * step
+        assert 0.7 < drawn[:, :, 0].std() / step < 1.4
 
     @pytest.mark.parametrize("mode", MODES)
     def test_random_frames_come_first_and_are_counted(self, mode):

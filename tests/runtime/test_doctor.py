@@ -149,20 +149,14 @@ class TestHost:
         monkeypatch.setattr(doctor_host, "cpu_quota", lambda: None)
         assert doctor_host.usable_cores() == 64
 
-    @pytest.mark.parametrize(
-        ("files", "expected"),
-        [({"cpu.max": "max 100000"}, None), ({"cpu.max": "150000 100000"}, 1.5),
-         ({"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"}, 2.0), ({"cpu.cfs_quota_us": "-1"}, None),
-         ({}, None)],
-    )  # fmt: skip
-    def test_quotas_of_both_cgroups(self, monkeypatch, files, expected):
-        def read_text(path):
-            if path.name not in files:
-                raise FileNotFoundError(path)
-            return files[path.name]
-
-        monkeypatch.setattr(doctor_host.Path, "read_text", read_text)
-        assert doctor_host.cpu_quota() == expected
+    @pytest.mark.parametrize(("left", "verdict"), [(None, "ok"), (8, "ok"), (3, "warn")])
+    def test_a_container_that_may_take_less_than_there_is(self, monkeypatch, left, verdict):
+        text = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n"
+        monkeypatch.setattr(doctor_host.Path, "read_text", lambda path: text)
+        monkeypatch.setattr(doctor_host, "memory_left", lambda: None if left is None else left * GIB)
+        check = self.find("memory")
+        assert check.verdict == verdict and "32.0 of 64.0 GiB" in check.found
+        assert ("to this container" in check.found) == (left is not None)
 
     @pytest.mark.parametrize(("free", "expected"), [(100, "ok"), (2, "warn"), (0.1, "fail")])
     def test_space(self, monkeypatch, tmp_path, free, expected):

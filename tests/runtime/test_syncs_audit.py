@@ -94,6 +94,19 @@ def test_a_loop_of_updates_gives_the_same_numbers_and_exact_rows():
     assert report.total + sum(row.before for row in report.rows) == 10
 
 
+def test_what_was_copied_to_the_host_is_read_anew_in_each_step():
+    def script():
+        param = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([param], lr=0.1)
+        for _ in range(5):
+            param.item()
+            param.cpu()
+            (param * 2).backward()
+            optimizer.step()
+
+    assert found(audited(script)) == {"_local_scalar_dense": 5, "cpu": 5}
+
+
 def test_a_branch_over_several_lines_waits_at_the_operand_that_is_read():
     def script():
         mask = torch.ones(3) > 0

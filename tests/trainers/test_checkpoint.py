@@ -95,6 +95,39 @@ class TestFiles:
         with pytest.raises(CheckpointError, match=r"cannot be read.* Remedy"):
             load_checkpoint(tmp_path / "checkpoint.pt")
 
+    @pytest.mark.parametrize(
+        "pickled",
+        [
+            b"",
+            b".",
+            b"\xff\xfe",
+            b"\x80\x02h\x05.",
+            b"\x80\x02X\x02\x00\x00\x00\xff\xff.",
+            b"\x80\x02K\x01Q.",
+            b"\x80\x02(X\x07\x00\x00\x00storageK\x01X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ.",
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01tR.",
+        ],
+        ids=["empty", "no value", "no pickle", "no memo", "no UTF-8", "no id", "no storage", "no arguments"],
+    )
+    def test_whatever_reading_raises_is_told(self, tmp_path, pickled):
+        """Broken in ways that make torch raise IndexError, UnicodeDecodeError, AssertionError, TypeError and more."""
+        with zipfile.ZipFile(tmp_path / "000000002.pt", "w") as file:
+            for name, content in {"data.pkl": pickled, "version": b"3", "byteorder": b"little"}.items():
+                file.writestr(f"archive/{name}", content)
+        with pytest.raises(CheckpointError, match="Remedy"):
+            load_checkpoint(tmp_path / "000000002.pt")
+        folder = CheckpointFolder(tmp_path)
+        folder.write(valid(1.0), 1)
+        assert folder.load_newest()[0].name == "000000001.pt"
+
+    def test_a_damaged_table_of_contents_is_told(self, tmp_path):
+        path = save_checkpoint(STATE, tmp_path / "checkpoint.pt")
+        content = bytearray(path.read_bytes())
+        content[content.rfind(b"PK\x01\x02") + 6] = 251  # a version of zip that nobody reads
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"damaged in its table .* Remedy"):
+            load_checkpoint(path)
+
     @pytest.mark.parametrize("wrap", ["torch", "pickle"])
     def test_code_is_not_executed(self, tmp_path, wrap):
         class Evil:
@@ -204,6 +237,16 @@ class TestFolder:
         assert [path.name for path in folder.files()] == ["000000003.pt", "000000002.pt"]
         aside = sorted(path.name for path in tmp_path.glob("*.set-aside"))
         assert aside == ["000000004.pt.set-aside", "000000006.pt.set-aside"]
+
+    def test_a_save_that_fails_leaves_the_later_ones(self, tmp_path, monkeypatch):
+        """As when a run goes on from its best checkpoint, whose number is gone, and the disk is full."""
+        folder = CheckpointFolder(tmp_path)
+        for iteration in (6, 8):
+            folder.write(valid(), iteration)
+        monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            folder.write(valid(), 3)
+        assert sorted(os.listdir(tmp_path)) == ["000000006.pt", "000000008.pt"]
 
     def test_keep_of_none(self, tmp_path):
         with pytest.raises(ValueError, match="keep: expected a positive number of checkpoints, received 0"):

@@ -27,10 +27,11 @@ from torchrl_perf.bench.memory_loops import (
     TRAIN_EVERY,
     WITHOUT,
     ListLoop,
+    Setting,
     empty_cache,
     native,
 )
-from torchrl_perf.bench.report import format_table, write_results
+from torchrl_perf.bench.report import Sheet, format_table
 from torchrl_perf.replay import BoundedHistory
 from torchrl_perf.runtime import LeakCheck, LeakReport, MemoryGuard, synchronize
 from torchrl_perf.runtime.memory import MIB, heap_bytes, read_cuda, rss_bytes
@@ -39,26 +40,29 @@ COLUMNS = ("part", "variant", "per_second", "us", "ms", "ns", "MiB", "slope_mib_
 VERDICT_COLUMNS = ("claim", "measured", "verdict")
 NO_CUDA = "n/a on this device"
 GC_INTERVAL = 5_000
+NATIVE = "native"
+LEAK_EXPECTED = {LEAKY.name: True, OPTIMISED.name: False, NATIVE: False}
+"""The loops whose memory is followed, and whether it should grow."""
 
 
 @dataclass(frozen=True)
 class BenchMemory:
     """Options of ``torchrl-perf bench memory``."""
 
-    seconds: float = 3.0
+    seconds: float = 1.5
     """Time of each loop and round."""
     rounds: int = 2
     """Rounds of the loops, in turn."""
-    leak_steps: int = 1_200
+    leak_steps: int = 800
     """Env steps in which a leak is looked for."""
-    objects: tuple[int, ...] = (0, 300_000, 3_000_000)
+    objects: tuple[int, ...] = (0, 300_000, 1_000_000)
     """Python objects besides those there are, for the cost of a garbage collection."""
     cached: tuple[int, ...] = (0, 256, 2_048)
     """MiB in PyTorch's cache, for the cost of emptying it."""
-    intervals: tuple[int, ...] = (1, 10, 100, 1_000, 0)
+    intervals: tuple[int, ...] = (1, 10, 100, 0)
     """Training steps from one cleanup to the next; 0 is never."""
     quick: bool = False
-    """A second a loop, one round, small heaps; written only where --out says so."""
+    """Half a second a loop, one round, small heaps, nothing compiled; written only where --out says so."""
     device: str = "auto"
     """Device."""
     out: str | None = None
@@ -71,15 +75,15 @@ class Bench:
 
     options: BenchMemory
     device: torch.device
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    sheet: Sheet = field(default_factory=lambda: Sheet(COLUMNS))
 
-    def add(self, part: str, variant: str, **values: Any) -> None:
-        """Notes a row."""
-        self.rows.append({"part": part, "variant": variant, **values})
+    def add(self, part: str, variant: str, **values: Any) -> dict[str, Any]:
+        """Notes a row, and returns it."""
+        return self.sheet.add({"part": part, "variant": variant, **values})
 
     def value(self, variant: str, column: str = "per_second") -> Any:
         """A column of the row of a variant."""
-        return next(row[column] for row in self.rows if row["variant"] == variant and column in row)
+        return next(row[column] for row in self.sheet.rows if row["variant"] == variant and column in row)
 
     def mib(self) -> float | None:
         """Memory in use: of tensors on CUDA, of the process's heap on a CPU."""
@@ -105,28 +109,42 @@ def microseconds(fn: Callable[[], Any], repeats: int, device: torch.device) -> f
 
 
 def loops(bench: Bench) -> None:
-    """Speed, memory and slope of each memory rule, and of the package's loop."""
-    speeds: dict[str, list[float]] = {}
-    for number in range(bench.options.rounds):
-        last = number == bench.options.rounds - 1
+    """Speed of each memory rule, memory and slope of those that a claim is made of."""
+    rows: dict[str, dict[str, Any]] = {}
+    speeds: dict[str, list[float]] = {setting.name: [] for setting in SETTINGS}
+    for _ in range(bench.options.rounds):
         for setting in SETTINGS:
-            loop = ListLoop(setting, bench.device)
-            speeds.setdefault(setting.name, []).append(_speed(bench, loop.step, NUM_ENVS, warmup=300))
-            if last:
-                _note(bench, setting.name, speeds, loop.step, bench.options.leak_steps)
-            del loop
-            gc.collect()
-        trainer, step = native(bench.device)
-        speeds.setdefault("native", []).append(_speed(bench, step, NUM_ENVS * TRAIN_EVERY, warmup=100))
-        if last:
-            _note(bench, "native", speeds, step, bench.options.leak_steps // TRAIN_EVERY)
-        trainer.close()
+            speeds[setting.name].append(_list_loop(bench, setting, rows))
+            row = rows[setting.name]
+            if len(speeds[setting.name]) > 1:
+                row["per_second"] = statistics.median(speeds[setting.name])
+                bench.sheet.show(row)
 
 
-def _speed(bench: Bench, step: Callable[[], Any], frames: int, warmup: int) -> float:
-    """Experiences a second."""
-    for _ in range(warmup):
+def _list_loop(bench: Bench, setting: Setting, rows: dict[str, dict[str, Any]]) -> float:
+    """Experiences a second of a loop that is made anew, whose row is added in the first round."""
+    loop = ListLoop(setting, bench.device)
+    loop.warm_up()
+    speed = _speed(bench, loop.step, NUM_ENVS)
+    if setting.name not in rows:
+        rows[setting.name] = _note(bench, setting.name, speed, loop.step, bench.options.leak_steps)
+    del loop
+    gc.collect()
+    return speed
+
+
+def own_loop(bench: Bench) -> None:
+    """Speed, memory and slope of the package's loop; behind the others, whose heap its compilation would enlarge."""
+    trainer, step = native(bench.device, compiles=not bench.options.quick)
+    for _ in range(50):
         step()
+    speed = statistics.median(_speed(bench, step, NUM_ENVS * TRAIN_EVERY) for _ in range(bench.options.rounds))
+    _note(bench, NATIVE, speed, step, bench.options.leak_steps // TRAIN_EVERY)
+    trainer.close()
+
+
+def _speed(bench: Bench, step: Callable[[], Any], frames: int) -> float:
+    """Experiences a second."""
     synchronize(bench.device)
     begin, count = time.perf_counter(), 0
     while time.perf_counter() - begin < bench.options.seconds:
@@ -138,10 +156,12 @@ def _speed(bench: Bench, step: Callable[[], Any], frames: int, warmup: int) -> f
     return count * frames / (time.perf_counter() - begin)
 
 
-def _note(bench: Bench, name: str, speeds: dict[str, list[float]], step: Callable[[], Any], count: int) -> None:
+def _note(bench: Bench, name: str, speed: float, step: Callable[[], Any], count: int) -> dict[str, Any]:
+    if name not in LEAK_EXPECTED:
+        return bench.add("loop", name, per_second=speed, MiB=bench.mib())
     report = leak(bench, step, count)
     slopes = {"slope_mib_per_1000": report.slope_mib_per_1000, "low": report.low, "high": report.high}
-    bench.add("loop", name, per_second=statistics.median(speeds[name]), MiB=bench.mib(), **slopes, leaks=report.leaks)
+    return bench.add("loop", name, per_second=speed, MiB=bench.mib(), **slopes, leaks=report.leaks)
 
 
 def leak(bench: Bench, step: Callable[[], Any], count: int) -> LeakReport:
@@ -167,7 +187,7 @@ def cleanup_costs(bench: Bench) -> None:
     """One ``gc.collect()`` by the number of objects, frozen or not, and one ``empty_cache()`` by what is cached."""
     for count in bench.options.objects:
         kept = [[number] for number in range(count)]
-        ms = microseconds(gc.collect, 5, torch.device("cpu")) / 1e3
+        ms = microseconds(gc.collect, 3, torch.device("cpu")) / 1e3
         bench.add("gc.collect", f"{len(gc.get_objects()):,} objects", ms=ms)
         del kept
     gc.collect()
@@ -179,7 +199,7 @@ def cleanup_costs(bench: Bench) -> None:
         return
     for size in bench.options.cached:
         times = []
-        for _ in range(5):
+        for _ in range(3):
             blocks = [torch.empty(16 * MIB, dtype=torch.uint8, device=bench.device) for _ in range(size // 16)]
             del blocks
             times.append(microseconds(torch.cuda.empty_cache, 1, bench.device) / 1e3)
@@ -200,7 +220,7 @@ def frequencies(bench: Bench) -> None:
     for _ in range(20):
         step()
     for interval in bench.options.intervals:
-        count = 20 if interval == 1 else 100 if interval <= 10 else max(300, interval)
+        count = 5 if interval == 1 else max(20, interval) if interval else 100
         synchronize(device)
         begin = time.perf_counter()
         for number in range(1, count + 1):
@@ -284,15 +304,15 @@ def verdicts(bench: Bench) -> list[dict[str, str]]:
 
 def _own(bench: Bench) -> list[dict[str, str]]:
     """The claims of the package itself."""
-    times = bench.value("native") / bench.value(LEAKY.name)
+    times = bench.value(NATIVE) / bench.value(LEAKY.name)
     found = [_verdict("native is faster than leaky", f"{times:.2f} times", times, 1, 0.8)]
-    for name, leaks in ((LEAKY.name, True), (OPTIMISED.name, False), ("native", False)):
+    for name, leaks in LEAK_EXPECTED.items():
         low, high = bench.value(name, "low"), bench.value(name, "high")
         holds = low > 0.1 if leaks else low <= 0.1
         word = "leaks" if leaks else "does not leak"
         text = f"{bench.value(name, 'slope_mib_per_1000'):+.3f} MiB in 1,000 steps ({low:+.3f} to {high:+.3f})"
         found.append(_verdict(f"{name} {word}", text, float(holds), 1, 1))
-    iteration = NUM_ENVS * TRAIN_EVERY / bench.value("native") * 1e6
+    iteration = NUM_ENVS * TRAIN_EVERY / bench.value(NATIVE) * 1e6
     cost = bench.value("after_iteration", "us") + bench.value("after gc.freeze", "ms") * 1e3 / GC_INTERVAL
     share = cost / iteration
     text = f"{share:.4%} of {iteration:,.0f} us"
@@ -311,20 +331,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = tyro.cli(BenchMemory, args=argv, prog="torchrl-perf bench memory")
     if options.quick:
-        small = {"seconds": 1.0, "rounds": 1, "leak_steps": 800, "objects": (0, 300_000), "cached": (0, 256)}
+        small = {"seconds": 0.5, "rounds": 1, "leak_steps": 300, "objects": (0, 300_000), "cached": (0, 256)}
         options = BenchMemory(**small, intervals=(1, 100, 0), quick=True, device=options.device, out=options.out)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    bench = Bench(options, torch.empty(0, device=name).device)
-    for part in (loops, cleanup_costs, frequencies, trims, guard_costs):
+    device = torch.empty(0, device=name).device
+    file = "memory" if device.type == "cuda" else "memory_cpu"
+    writes = not options.quick or options.out is not None
+    bench = Bench(options, device, Sheet(COLUMNS, file if writes else None, options.out))
+    for part in (loops, own_loop, cleanup_costs, frequencies, trims, guard_costs):
         part(bench)
     table = verdicts(bench)
-    print(format_table(bench.rows, COLUMNS))
-    print()
-    print(format_table(table, VERDICT_COLUMNS))
-    if not options.quick or options.out is not None:
-        file = "memory" if bench.device.type == "cuda" else "memory_cpu"
-        rows = [*bench.rows, *({"part": "verdict", **row} for row in table)]
-        print(f"written to {write_results(file, rows, options.out)}")
+    print(f"\n{format_table(bench.sheet.rows, COLUMNS)}\n\n{format_table(table, VERDICT_COLUMNS)}")
+    bench.sheet.rows += [{"part": "verdict", **row} for row in table]
+    bench.sheet.write()
+    if bench.sheet.path is not None:
+        print(f"written to {bench.sheet.path}")
     return 0
 
 

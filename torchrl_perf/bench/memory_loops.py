@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_perf.envs import CartPole
+from torchrl_perf.runtime import capture
 from torchrl_perf.trainers import DQNConfig, DQNTrainer
 
 NUM_ENVS, TRAIN_EVERY, BATCH, CAPACITY, HIDDEN, GAMMA = 8, 4, 32, 2_000, 64, 0.95
@@ -79,7 +80,18 @@ class ListLoop:
         self.count = self.trained = self.finished = 0
 
     def step(self) -> None:
-        """One step of all envs, and a training step every fourth time."""
+        """One step of all envs, a training step every fourth time, and the cleanup that is due."""
+        self.clean_up(self.advance())
+
+    def warm_up(self) -> None:
+        """A few steps without a cleanup, and their last transitions again until the list is full."""
+        for _ in range(5 * TRAIN_EVERY):
+            self.advance()
+        latest = self.memory[-NUM_ENVS:]
+        self.memory += latest * ((CAPACITY - len(self.memory)) // len(latest))
+
+    def advance(self) -> int:
+        """One step of all envs, and a training step every fourth time; returns the episodes that were finished."""
         observation = self.td["observation"]
         values = self.net(observation)
         greedy = values.argmax(-1)
@@ -93,7 +105,7 @@ class ListLoop:
         before, self.finished = self.finished, self.finished + int(done.sum())
         if self.count % TRAIN_EVERY == 0 and len(self.memory) >= BATCH:
             self.train()
-        self.clean_up(before)
+        return before
 
     def remember(self, *transition: Tensor) -> None:
         """Appends a transition, and trims the list."""
@@ -149,8 +161,13 @@ class ListLoop:
                 torch.cuda.empty_cache()
 
 
-def native(device: torch.device) -> tuple[DQNTrainer, Callable[[], None]]:
-    """The package's loop with the same envs, network, updates a frame and batch, and its step with a run's logging."""
+def native(device: torch.device, *, compiles: bool = True) -> tuple[DQNTrainer, Callable[[], None]]:
+    """The package's loop with the same envs, network, updates a frame and batch, and its step with a run's logging.
+
+    Args:
+        device: of envs and network.
+        compiles: whether the graph on CUDA holds compiled functions, which takes half a minute to make.
+    """
     config = DQNConfig(
         num_envs=NUM_ENVS,
         num_steps=TRAIN_EVERY,
@@ -167,12 +184,18 @@ def native(device: torch.device) -> tuple[DQNTrainer, Callable[[], None]]:
         eps_start=0.1,
         eps_end=0.1,
         device=str(device),
+        mode="auto" if compiles else "eager",
         logger="none",
     )
     trainer = DQNTrainer(config)
+    iterate: Callable[[], object] = trainer.step
+    if device.type == "cuda" and not compiles:
+        for _ in range(config.fill_iterations):
+            trainer.step()
+        iterate = capture(trainer.iteration, device=device, audit=False)
 
     def step() -> None:
-        trainer.step()
+        iterate()
         trainer.iterations_done += 1
         if trainer.iterations_done % config.log_interval == 0:
             trainer.metrics.flush(trainer.iterations_done)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_perf.runtime import machine_card
+from torchrl_perf.runtime.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,12 +31,61 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def write_results(name: str, rows: Sequence[dict[str, Any]], out: str | Path | None = None) -> Path:
-    """Writes ``{"machine": card, "rows": rows}`` to ``out/<name>.json``, by default among the package's results."""
+class Sheet:
+    """Rows of a benchmark, printed and written as they come: a run that is cut off keeps those that it has.
+
+    Args:
+        columns: what is printed of a row, in this order.
+        name: of the JSON file; None writes nothing.
+        out: its folder, as for :func:`write_results`.
+
+    Attributes:
+        rows: the rows so far.
+        path: the file, once it is written.
+    """
+
+    def __init__(self, columns: Sequence[str], name: str | None = None, out: str | Path | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.path: Path | None = None
+        self._columns, self._name, self._out = columns, name, out
+        self._card = None if name is None else machine_card()
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Takes a new row; returns it, to be changed."""
+        self.rows.append(row)
+        self.show(row)
+        return row
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Prints a row, new or changed, and writes all of them."""
+        cells = ((column, row.get(column)) for column in self._columns)
+        texts = (f"{column} {_cell(value)}" if not isinstance(value, str) else value
+                 for column, value in cells if value is not None)  # fmt: skip
+        print("  ".join(texts), flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """Writes the rows, if there is a file to write."""
+        if self._name is not None:
+            self.path = write_results(self._name, self.rows, self._out, self._card)
+
+
+def write_results(
+    name: str, rows: Sequence[dict[str, Any]], out: str | Path | None = None, card: dict[str, Any] | None = None
+) -> Path:
+    """Writes ``{"machine": card, "rows": rows}`` to ``out/<name>.json``, whole or not at all.
+
+    Args:
+        name: of the file, without its suffix.
+        rows: what was measured.
+        out: folder; by default that of the package's results.
+        card: the machine card; by default made anew.
+    """
     folder = Path(out) if out is not None else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine_card(), "rows": list(rows)}, indent=1) + "\n")
+    content = {"machine": machine_card() if card is None else card, "rows": list(rows)}
+    write_text(path, json.dumps(content, indent=1) + "\n", lasting=False)
     return path
 
 

@@ -31,7 +31,12 @@ def read_settings(path: Path, kind: type[RunConfig]) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"config: expected a file, found none at {path}.")
-    values = _parse(path)
+    try:
+        values = _parse(path)
+    except RecursionError:
+        raise ValueError(
+            f"{path}: expected a mapping of names to values, received one that is nested too deep."
+        ) from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping of names to values, received {type(values).__name__}.")
     good, problems = settings_from(kind, values)

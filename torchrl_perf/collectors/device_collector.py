@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -16,13 +17,21 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_perf.collectors import validation
 from torchrl_perf.collectors.env_state import ConstantFlags, env_state_dict, honours_reset_mask, load_env_state_dict
 from torchrl_perf.collectors.random_actions import RandomActions
-from torchrl_perf.collectors.stepping import autoreset_step, is_tensor_env, masked_reset, masked_step, unreset_step
+from torchrl_perf.collectors.stepping import (
+    autoreset_step,
+    is_tensor_env,
+    masked_reset,
+    masked_step,
+    resets_inside_step,
+    unreset_step,
+)
 from torchrl_perf.collectors.trajectories import TrajectoryIds
-from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.runtime import Captured, capture, host_syncs
 from torchrl_perf.runtime.compile import CompileMode, compiled
 
 Mode = Literal["auto", "eager", "compile", "graph"]
+COMPILES_ANY_STEP = TorchVersion(torch.__version__) >= "2.13"
+"""Whether the compiler traces the step of TorchRL's base class, whose specs are cached in the env's ``__dict__``."""
 
 
 class DeviceCollector(BaseCollector):
@@ -105,7 +114,7 @@ class DeviceCollector(BaseCollector):
         validation.check_policy(self.policy, self.env, sync_free=capturable)
         self._constant_flags = ConstantFlags(self.env)
         self._masked = self._tensor_env
-        if capturable and not isinstance(self.env, DeviceEnv):
+        if capturable and not resets_inside_step(self.env):
             with self._constant_flags():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
         self._audit_pending = self.mode == "auto"
@@ -151,20 +160,29 @@ class DeviceCollector(BaseCollector):
 
     def _select_step(self) -> None:
         compiles = self.mode in ("graph", "compile")
+        self._act_fn = self._act
         fuse = partial(compiled, mode=self._compile_mode) if compiles else lambda fn: fn
-        if isinstance(self.env, DeviceEnv):
+        if resets_inside_step(self.env):
             self._env_step = autoreset_step
         else:
             self._env_step = masked_step if self._masked else unreset_step
+            if not COMPILES_ANY_STEP:
+                self._act_fn, fuse = fuse(self._act), lambda fn: fn
         self._advance_fn = fuse(self._advance)
         self._step_fn = self._host_reset_step if self._env_step is unreset_step else fuse(self._step)
         self._run = capture(self._rollout, device=self.device, audit=False) if self.mode == "graph" else self._rollout
 
     # -- collection ---------------------------------------------------------------------------------------------------
 
+    def _act(self, td: TensorDictBase) -> TensorDictBase:
+        return self.policy(td)
+
     def _advance(self, root: list[Tensor], out: list[Tensor], random: bool = False) -> TensorDictBase:
         """Act and step from the ``root`` row and write this step's row; returns the next root."""
-        td = TensorDict(dict(zip(self._root_keys, root, strict=True)), self.env.batch_size, device=self.device)
+        # one by one: the compiler cannot trace a constructor that makes nested TensorDicts
+        td = TensorDict({}, self.env.batch_size, device=self.device)
+        for key, row in zip(self._root_keys, root, strict=True):
+            td.set(key, row)
 
         def store(stepped: TensorDictBase) -> None:
             values = [stepped.get(key, None) for key in self._out_keys]
@@ -172,7 +190,7 @@ class DeviceCollector(BaseCollector):
                 values = [torch.zeros_like(row) if v is None else v for row, v in zip(out, values, strict=True)]
             _copy_rows(out, values)
 
-        act = self._random_actions if random else self.policy
+        act = self._random_actions if random else self._act_fn
         return self._env_step(self.env, act(td), store)
 
     def _write_root(self, following: TensorDictBase, next_root: list[Tensor]) -> None:
@@ -194,7 +212,7 @@ class DeviceCollector(BaseCollector):
     def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
         """First step of mode ``"auto"``: takes it, and settles whether anything waits and how to reset."""
         self._audit_pending = False
-        if not isinstance(self.env, DeviceEnv):
+        if not resets_inside_step(self.env):
             self._env_step = unreset_step
         with host_syncs(self.device) as report:
             following = self._advance(root, out)

@@ -22,7 +22,7 @@ from torchrl_perf.collectors.host_groups import HostGroup
 from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.collectors.host_policy import PolicyCall, policy_device
 from torchrl_perf.collectors.host_rows import DirectRows, GroupRows, HostBatch
-from torchrl_perf.collectors.host_spaces import HostSpecs, action_leaf, observation_leaves
+from torchrl_perf.collectors.host_spaces import INIT_KEY, HostSpecs, action_leaf, observation_leaves
 from torchrl_perf.runtime.compile import compiled
 
 Mode = Literal["auto", "eager", "compile", "graph"]
@@ -61,7 +61,8 @@ class HostCollector(BaseCollector):
     Keys written: the observation (``"observation"``, or the keys of a Dict space; a Tuple's entries are
     ``("observation", "0")`` and so on), what the policy writes (``"action"`` among it), the same observation below
     ``"next"``, ``("next", "reward")`` float32, done, terminated and truncated (bool, ``[N, T, 1]``, at the root too,
-    where they are false), ``("collector", "traj_ids")`` int64 ``[N, T]``.
+    where they are false), ``"is_init"`` bool ``[N, T, 1]``, True at the first step of an episode (below ``"next"``
+    always false), ``("collector", "traj_ids")`` int64 ``[N, T]``.
 
     Dtypes are those of the spaces, except float64, which becomes torch's default dtype, and uint16 and uint32, which
     become int32 and int64. Discrete values are stored from 0 on, whatever the space's ``start``, which actions get back
@@ -155,7 +156,7 @@ class HostCollector(BaseCollector):
             validation.check_policy(self.policy, specs, sync_free=self.mode in ("graph", "compile"))
             _, out = validation.probe_keys(self.policy, specs)
             outputs = {key: out.get(key) for key in out.exclude("next").keys(True, True)}
-            call = PolicyCall(self.policy, [leaf.key for leaf in self._leaves], list(outputs))
+            call = PolicyCall(self.policy, [*(leaf.key for leaf in self._leaves), INIT_KEY], list(outputs))
         self._act = compiled(call.__call__) if call is not None and self.mode == "compile" else call
         self._store = HostBatch(self._leaves, outputs, self.num_steps, self.num_envs, self.device)
         self._rows: list[GroupRows] = [self._rows_of(group) for group in self.groups]

@@ -10,6 +10,8 @@ from torchrl_perf.collectors.host_rows import Act, GroupRows, HostBatch
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.transfer import PackedRecord
 
+_INIT = 8  # field of a record: ``is_init``; behind it the observation
+
 
 class PackedRows(GroupRows):
     """Rows on another device, filled from packed records: one copy up and one down a step.
@@ -25,7 +27,7 @@ class PackedRows(GroupRows):
     ) -> None:
         n, device = num_envs, store.device
         observation = [((n, *leaf.shape), leaf.dtype) for leaf in store.leaves]
-        head = [((n,), torch.int64)] * 3 + [((n, 1), torch.float32)] + [((n, 1), torch.bool)] * 4
+        head = [((n,), torch.int64)] * 3 + [((n, 1), torch.float32)] + [((n, 1), torch.bool)] * 5
         action = store.outs[store.action]
         acted = [((n, *action.shape[2:]), action.dtype)]
         self._record = PackedRecord([*head, *observation], device)
@@ -58,7 +60,7 @@ class PackedRows(GroupRows):
 
     def write_next(self, outcome: Outcome) -> None:
         """Pack the outcome; it is sent together with the root that follows."""
-        next_rows, _, _, reward, terminated, truncated, done, use_final, *observation = self._record.write()
+        next_rows, _, _, reward, terminated, truncated, done, use_final, _, *observation = self._record.write()
         next_rows[:] = self._flat_rows()
         reward[:, 0] = outcome.reward
         terminated[:, 0], truncated[:, 0], done[:, 0] = outcome.terminated, outcome.truncated, outcome.done
@@ -81,9 +83,10 @@ class PackedRows(GroupRows):
         fields = self._record.host_fields if after_step else self._record.write()
         next_rows, root_rows, traj_ids, *_ = fields
         root_rows[:], traj_ids[:] = self._flat_rows(), self.traj_ids
+        fields[_INIT][:, 0] = self.began
         if not after_step:  # nothing precedes the first root: what the record says of a step goes to the bin
             next_rows[:] = self.store.bin * self.store.num_envs + self._flat_columns
-        for view, value in zip(fields[8:], observation, strict=True):
+        for view, value in zip(fields[_INIT + 1 :], observation, strict=True):
             view[...] = value
         self._record.upload()
         self._absorb_call()
@@ -124,19 +127,20 @@ class PackedRows(GroupRows):
 
     def _absorb(self) -> None:
         next_rows, root_rows, traj_ids, *rest = self._record.device_fields
-        flags, use_final, observation = rest[:4], rest[4], rest[5:]
+        flags, use_final, began, observation = rest[:4], rest[4], rest[5], rest[6:]
         nexts = []
         for value, final in zip(observation, self._final.device_fields, strict=True):
             nexts.append(torch.where(use_final.view(-1, *(1,) * (value.ndim - 1)), final, value))
         for buffer, value in zip(self.store.nexts, [*nexts, *flags], strict=True):
             buffer.flatten(0, 1).index_copy_(0, next_rows, value)
-        for buffer, value in zip(self.store.roots, [*observation, traj_ids], strict=True):
+        for buffer, value in zip(self.store.roots, [*observation, began, traj_ids], strict=True):
             buffer.flatten(0, 1).index_copy_(0, root_rows, value)
 
     def _act(self) -> None:
         assert self._policy is not None
-        root_rows, observation = self._record.device_fields[1], self._record.device_fields[8:]
-        values = self._policy(observation)
+        fields = self._record.device_fields
+        root_rows, began, observation = fields[1], fields[_INIT], fields[_INIT + 1 :]
+        values = self._policy([*observation, began])
         for buffer, value in zip(self.store.outs, values, strict=True):
             buffer.flatten(0, 1).index_copy_(0, root_rows, value)
         self._action.device_fields[0].copy_(values[self.store.action])

@@ -34,15 +34,15 @@ def policy_device(policy: Policy | None, device: torch.device | str | None) -> t
 
 
 class PolicyCall:
-    """Calls a policy on a list of observation leaves and gives back the listed outputs.
+    """Calls a policy on a list of root entries (observation leaves, ``is_init``) and gives back the listed outputs.
 
     A plain ``TensorDictModule`` is unwrapped: its network is called on the tensors themselves, which on a CPU saves
-    more time than a small network takes. Any other policy gets a TensorDict with the observation and the done flags
+    more time than a small network takes. Any other policy gets a TensorDict with these entries and the done flags
     (false, since a root is never done).
 
     Args:
         policy: a TensorDict module or function.
-        keys: of the observation leaves.
+        keys: of the root entries.
         out_keys: outputs to give back, in this order.
     """
 

@@ -10,10 +10,10 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.collectors.host_groups import Outcome
-from torchrl_perf.collectors.host_spaces import DONE_KEYS, Leaf
+from torchrl_perf.collectors.host_spaces import DONE_KEYS, INIT_KEY, Leaf
 
 Act = Callable[[list[Tensor]], list[Tensor]]
-"""Policy of a collector: observation leaves ``[n, *shape]`` in, one value for each policy output out."""
+"""Policy of a collector: observation leaves ``[n, *shape]`` and ``is_init`` in, a value for each output out."""
 
 
 class HostBatch:
@@ -31,7 +31,7 @@ class HostBatch:
 
     Attributes:
         rows: rows that can be used, the bin left out.
-        roots: observation leaves and trajectory numbers (int64).
+        roots: observation leaves, ``is_init`` (bool ``[*, N, 1]``) and trajectory numbers (int64).
         nexts: next observation leaves, reward (float32), terminated, truncated and done (bool), each ``[*, N, 1]``.
         outs: policy outputs.
         batch: TensorDict ``[N, T]`` over the buffers.
@@ -50,7 +50,8 @@ class HostBatch:
         self.leaves = leaves
         self.out_keys = list(outputs)
         self.action = self.out_keys.index("action")
-        self.roots = [self._zeros(leaf.shape, leaf.dtype) for leaf in leaves] + [self._zeros((), torch.int64)]
+        self.roots = [self._zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        self.roots += [self._zeros((1,), torch.bool), self._zeros((), torch.int64)]
         flags = [self._zeros((1,), torch.bool) for _ in DONE_KEYS]
         self.nexts = [
             *(self._zeros(leaf.shape, leaf.dtype) for leaf in leaves),
@@ -58,7 +59,7 @@ class HostBatch:
             *flags,
         ]
         self.outs = [self._zeros(value.shape[1:], value.dtype) for value in outputs.values()]
-        self._root_flags = torch.zeros((num_steps, num_envs, 1), dtype=torch.bool, device=device)
+        self._no_flags = torch.zeros((num_steps, num_envs, 1), dtype=torch.bool, device=device)
         self.version = 0
         self._view()
 
@@ -70,10 +71,10 @@ class HostBatch:
         batch = TensorDict({}, [self.num_envs, self.num_steps], device=self.device, names=[None, "time"])
         keys = [leaf.key for leaf in self.leaves]
         named = [
-            *zip([*keys, ("collector", "traj_ids")], self.roots, strict=True),
+            *zip([*keys, INIT_KEY, ("collector", "traj_ids")], self.roots, strict=True),
             *zip(self.out_keys, self.outs, strict=True),
             *zip(map(_next, [*keys, "reward", "terminated", "truncated", "done"]), self.nexts, strict=True),
-            *((key, self._root_flags) for key in DONE_KEYS),
+            *((key, self._no_flags) for key in (*DONE_KEYS, ("next", INIT_KEY))),
         ]
         for key, buffer in named:
             batch.set(key, buffer[: self.num_steps].transpose(0, 1))
@@ -91,7 +92,7 @@ class HostBatch:
         return self.rows
 
     def root_row(self, row: int, first: int, last: int) -> list[Tensor]:
-        """Observation leaves ``[n, *shape]`` of one row and the envs from ``first`` to ``last``."""
+        """What a policy reads, ``[n, *shape]``, of one row and the envs from ``first`` to ``last``."""
         key = (row, first, last)
         if key not in self._tables:
             self._tables[key] = [buffer[row, first:last] for buffer in self.roots[:-1]]
@@ -133,6 +134,7 @@ class GroupRows:
     Attributes:
         row: ``[n]``, the row of each env's present root.
         resetting: ``[n]``, whether the next step only resets the env.
+        began: ``[n]``, whether the present root is the first of its episode.
     """
 
     def __init__(self, store: HostBatch, first: int, num_envs: int, *, lockstep: bool) -> None:
@@ -141,6 +143,7 @@ class GroupRows:
         self.lockstep = lockstep
         self.row = np.zeros(num_envs, dtype=np.int64)
         self.resetting = np.zeros(num_envs, dtype=bool)
+        self.began = np.ones(num_envs, dtype=bool)
         self.traj_ids = np.zeros(num_envs, dtype=np.int64)
         self._columns = np.arange(first, self.last)
         self._slice = slice(first, self.last)
@@ -169,6 +172,7 @@ class GroupRows:
         """All envs begin an episode in row 0."""
         self.row[:] = 0
         self.resetting[:] = False
+        self.began = np.ones_like(self.began)
         self._uniform = True
         self.traj_ids[:] = traj_ids
         self._place()
@@ -185,9 +189,11 @@ class GroupRows:
         ended = outcome.done
         if self.lockstep:
             self.row += 1
+            self.began = ended
         else:
             self.row += ~self.resetting
             was_resetting, ended = self.resetting, outcome.done & ~self.resetting
+            self.began = was_resetting
             self.resetting = ended.copy()
             if (was_resetting.any() or ended.any()) and self._uniform:
                 self._uniform = bool((self.row == self.row[0]).all() and (self.resetting == self.resetting[0]).all())
@@ -208,7 +214,7 @@ class GroupRows:
         raise NotImplementedError
 
     def write_root(self, observation: list[Any]) -> None:
-        """Write observation and trajectory numbers into the row of the present root."""
+        """Write observation, ``is_init`` and trajectory numbers into the row of the present root."""
         raise NotImplementedError
 
     def act(self, policy: Act) -> np.ndarray:
@@ -229,7 +235,7 @@ class DirectRows(GroupRows):
     def __init__(self, store: HostBatch, first: int, num_envs: int, *, lockstep: bool) -> None:
         super().__init__(store, first, num_envs, lockstep=lockstep)
         # envs that are not level have no row in common that a policy could read
-        self._present = [torch.zeros((num_envs, *leaf.shape), dtype=leaf.dtype) for leaf in store.leaves]
+        self._present = [buffer.new_zeros((num_envs, *buffer.shape[2:])) for buffer in store.roots[:-1]]
         self._present_views = [np.asarray(each) for each in self._present]
 
     def write_next(self, outcome: Outcome) -> None:
@@ -248,11 +254,12 @@ class DirectRows(GroupRows):
         done[row, columns] = outcome.done
 
     def write_root(self, observation: list[Any]) -> None:
-        """Write observation and trajectory numbers into the row of the present root."""
-        for view, value in zip(self.store.views[0], [*observation, self.traj_ids], strict=True):
+        """Write observation, ``is_init`` and trajectory numbers into the row of the present root."""
+        read = [*observation, self.began[:, None]]
+        for view, value in zip(self.store.views[0], [*read, self.traj_ids], strict=True):
             view[self._index] = value
         if not self._uniform:
-            for view, value in zip(self._present_views, observation, strict=True):
+            for view, value in zip(self._present_views, read, strict=True):
                 view[...] = value
 
     def act(self, policy: Act) -> np.ndarray:

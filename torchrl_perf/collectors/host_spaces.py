@@ -13,7 +13,8 @@ from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
-RESERVED = ("action", "collector", "done", "index", "next", "reward", "terminated", "truncated")
+INIT_KEY = "is_init"
+RESERVED = ("action", "collector", "done", "index", INIT_KEY, "next", "reward", "terminated", "truncated")
 DONE_KEYS = ("done", "terminated", "truncated")
 
 _WIDENED = {"uint16": torch.int32, "uint32": torch.int64}
@@ -188,6 +189,7 @@ class HostSpecs:
     def fake_tensordict(self) -> TensorDict:
         """A step of zeros, ``[N]``, with ``"next"``."""
         root = self.observation_spec.zero().update(self.full_done_spec.zero())
+        root.set(INIT_KEY, torch.zeros_like(root.get("done")))
         following = root.clone().set("reward", self.reward_spec.zero())
         return root.update(self.full_action_spec.zero()).set("next", following)
 

@@ -11,13 +11,12 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
-from torchrl_perf.envs import DeviceEnv
 
 Store = Callable[[TensorDictBase], None]
 
 
-def autoreset_step(env: DeviceEnv, td: TensorDictBase, store: Store) -> TensorDictBase:
-    """A :class:`DeviceEnv` without transforms, which resets inside its step and returns nothing by reference."""
+def autoreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
+    """An env that :func:`resets_inside_step`."""
     stepped, root = env.step_and_maybe_reset(td)
     store(stepped)
     return root
@@ -59,6 +58,15 @@ def masked_reset(env: EnvBase, root: TensorDictBase) -> TensorDictBase:
     return root
 
 
+def resets_inside_step(env: EnvBase) -> bool:
+    """Whether ``env``, such as a :class:`DeviceEnv` without transforms, resets inside its step without a host wait.
+
+    Such an env has a true attribute ``resets_inside_step``, and returns nothing by reference.
+    """
+    # its own attribute: TransformedEnv and SerialEnv hand out those of the envs below, whose step is not theirs
+    return vars(env).get("resets_inside_step", getattr(type(env), "resets_inside_step", False))
+
+
 def is_tensor_env(env: EnvBase) -> bool:
-    """Whether ``env`` is a :class:`DeviceEnv`, or one below transforms."""
-    return isinstance(chain(env)[-1], DeviceEnv)
+    """Whether ``env`` :func:`resets_inside_step`, or one below transforms does."""
+    return resets_inside_step(chain(env)[-1])

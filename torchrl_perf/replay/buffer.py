@@ -203,6 +203,9 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         elif rng is not None:
             rng = (rng[0].to("cpu"), rng[1])
         super().load_state_dict({**state_dict, "_rng": rng if self._rng is None else None})
+        refresh = getattr(self._sampler, "refresh", None)
+        if refresh is not None:  # what the sampler reads from the rows, which it has seen too early
+            refresh(self._storage)
 
     def dumps(self, path: str | Path) -> None:
         """Saves ``state_dict()`` as one file in the folder ``path``, written aside and renamed."""

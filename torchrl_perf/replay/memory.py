@@ -8,22 +8,29 @@ from pathlib import Path
 
 import torch
 
+from torchrl_perf.runtime.cgroup import memory_left
+
 logger = logging.getLogger("torchrl_perf")
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated on ``device`` now: free memory, and what torch's allocator holds unused."""
+    """Bytes that can be allocated on ``device`` now: free memory, and what torch's allocator holds unused.
+
+    On a CPU, no more than the container or job of the process may still take.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                free = int(line.split()[1]) * 1024
+    left = memory_left()
+    return free if left is None else min(free, left)
 
 
 def readable(count: float) -> str:

@@ -40,6 +40,7 @@ class DeviceRandomSampler(Sampler):
     def __init__(self, mask_key: NestedKey | None = None) -> None:
         self.mask_key = mask_key
         self._tree: PriorityTree | None = None
+        self._is_stale = False
         self._beta = torch.zeros(())
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -73,7 +74,8 @@ class DeviceRandomSampler(Sampler):
         """
         if self.mask_key is None or storage is None:
             return
-        tree, slot = self._tree_of(storage), torch.as_tensor(index).reshape(-1)
+        slot = torch.as_tensor(index).reshape(-1)
+        tree = self._tree_of(storage)
         tree.set_(slot, row_mask(storage, slot, self.mask_key).to(torch.float32))
         if getattr(storage, "compact", False):
             tree.forget_(ring_of(storage, "DeviceRandomSampler"))
@@ -86,10 +88,24 @@ class DeviceRandomSampler(Sampler):
             with torch.inference_mode(False):
                 self._tree = PriorityTree(ring.capacity, ring.cursor.device)
                 self._beta = torch.zeros((), device=ring.cursor.device)
+            self._is_stale = True
+        if self._is_stale:
             slot = torch.arange(ring.capacity, device=ring.cursor.device)
             mask = row_mask(storage, slot, self.mask_key) if self.mask_key is not None else slot >= 0
+            self._tree.clear_()
             self._tree.update_(slot, mask.to(torch.float32), ring=ring)
+            self._is_stale = False
         return self._tree
+
+    def refresh(self, storage: Storage) -> None:
+        """Read the mask from the rows again, in place, so that recorded graphs stay valid; after a load.
+
+        Args:
+            storage: the storage that holds the rows.
+        """
+        if self._tree is not None and getattr(storage, "initialized", True):
+            self._is_stale = True
+            self._tree_of(storage)
 
     def _empty(self) -> None:
         if self._tree is not None:
@@ -106,14 +122,14 @@ class DeviceRandomSampler(Sampler):
             ValueError: for the state of another sampler.
         """
         check_state(state_dict, None, "DeviceRandomSampler")
-        self._tree = None
+        self._is_stale = True
 
     def dumps(self, path: str | Path) -> None:
         """Write nothing."""
 
     def loads(self, path: str | Path) -> None:
         """Read the mask from the rows again at the next use."""
-        self._tree = None
+        self._is_stale = True
 
 
 def ring_of(storage: Any, name: str) -> Ring:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from torchrl_perf.runtime.cgroup import cpu_quota, memory_left
 from torchrl_perf.runtime.doctor import Finding
 
 __all__ = ["host_probes"]
@@ -25,18 +26,6 @@ def host_probes(run_dir: str) -> dict[str, Callable[[], Finding]]:
         "disk": partial(_disk, run_dir),
         "W&B": _wandb,
     }
-
-
-def cpu_quota() -> float | None:
-    """Cores that the container's quota allows, by cgroup v2 or v1; None without a quota."""
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup/cpu")
-        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-        return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
-    return None
 
 
 def usable_cores() -> int:
@@ -69,8 +58,12 @@ def _memory() -> Finding:
             fields[name] = float(value.split()[0]) * 1024 / GIB
     if "MemAvailable" not in fields:
         return Finding("n/a", "this system does not say how much memory is free.")
-    found = f"{fields['MemAvailable']:.1f} of {fields.get('MemTotal', math.nan):.1f} GiB available."
-    if fields["MemAvailable"] < LITTLE_RAM_GIB:
+    available, left = fields["MemAvailable"], memory_left()
+    found = f"{available:.1f} of {fields.get('MemTotal', math.nan):.1f} GiB available."
+    if left is not None and left / GIB < available:  # beyond its limit a container's or job's processes are killed
+        available = left / GIB
+        found = f"{found.removesuffix('.')}, {available:.1f} GiB of them to this container or job."
+    if available < LITTLE_RAM_GIB:
         return Finding("warn", found, "end other programs, or a smaller replay buffer and num_envs.")
     return Finding("ok", found)
 

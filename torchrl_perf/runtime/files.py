@@ -76,12 +76,12 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
             f"checkpoint: expected tensors and plain values at {path}, received something that would execute code or "
             f"that is damaged, and executed none of it ({first}). Remedy: only files that this package has saved."
         ) from None
-    except (RuntimeError, KeyError, EOFError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    except Exception as error:  # what damaged bytes raise when they are read as a pickle is as various as they are
+        if isinstance(error, torch.OutOfMemoryError | MemoryError | OSError):
             raise
         raise CheckpointError(
-            f"checkpoint: expected a file of torch.save at {path}, which cannot be read: {error}. Remedy: an earlier "
-            "checkpoint."
+            f"checkpoint: expected a file of torch.save at {path}, which cannot be read: {type(error).__name__}, "
+            f"{error}. Remedy: an earlier checkpoint."
         ) from error
 
 
@@ -193,11 +193,13 @@ def sync_folder(folder: Path) -> None:
 
 def _check_sums(path: Path) -> None:
     """Compare the sums that the file holds of its entries; torch does not."""
-    with zipfile.ZipFile(path) as file:
-        try:
+    try:
+        with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-            damaged = str(error)
+    except OSError:
+        raise
+    except Exception as error:  # as various as damage is
+        damaged = f"its table ({error})"
     if damaged is not None:
         raise CheckpointError(
             f"checkpoint: expected a sound file at {path}, received one that is damaged in {damaged}. Remedy: an "

@@ -77,6 +77,15 @@ class _Local(threading.local):
 
     busy = False
     on_host: Any = None  # weak reference to the tensor that was copied to the host last
+    copied_at = 0  # the moment of that copy
+
+    def is_on_host(self, tensor: Any, moment: int) -> bool:
+        """Whether a tensor is what `cpu` has returned last.
+
+        On a CPU that is the tensor itself, so that the copy and its source are one: with the next step it is taken for
+        the source again.
+        """
+        return self.on_host is not None and self.on_host() is tensor and self.copied_at == moment
 
 
 class Interception:
@@ -86,13 +95,14 @@ class Interception:
         heard: called with what was heard, on the thread and below the frames that caused it.
         cuda: True hears operations on CUDA tensors and copies between devices, with the time the host was blocked.
             False counts operations on CPU tensors as a stand-in.
+        moment: a number that changes with each step of the program.
 
     Raises:
         RuntimeError: on entry, by a version of PyTorch that does not give out its kernels (before 2.10).
     """
 
-    def __init__(self, heard: Callable[[Heard], None], *, cuda: bool) -> None:
-        self._heard, self._cuda = heard, cuda
+    def __init__(self, heard: Callable[[Heard], None], *, cuda: bool, moment: Callable[[], int] = lambda: 0) -> None:
+        self._heard, self._cuda, self._moment = heard, cuda, moment
         self._local = _Local()
         self._stack = ExitStack()
         self._sync_warnings = False
@@ -149,10 +159,10 @@ class Interception:
 
     def _counted_kernel(self, op: str, kernel: Any) -> Callable[..., Any]:
         local, heard, call, what = self._local, self._heard, kernel.call_boxed, Heard(op, True, 0.0)
-        reads = op == "_local_scalar_dense"
+        reads, moment = op == "_local_scalar_dense", self._moment
 
         def counted(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if local.busy or (local.on_host is not None and local.on_host() is args[0]):
+            if local.busy or local.is_on_host(args[0], moment()):
                 return call(keyset, *args, **kwargs)
             if (reads and _is_inside_kernel(keyset)) or (kwargs and kwargs.get("output_size") is not None):
                 return call(keyset, *args, **kwargs)
@@ -236,7 +246,7 @@ class Interception:
 
     def _counted_method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """A method that reads a CPU tensor without a kernel; reads of what `cpu` returned last wait no more."""
-        local, heard, what = self._local, self._heard, Heard(name, True, 0.0)
+        local, heard, what, moment = self._local, self._heard, Heard(name, True, 0.0), self._moment
         copies = name == "cpu"
 
         @wraps(original)
@@ -246,13 +256,13 @@ class Interception:
                 return original(self, *args, **kwargs)
             local.busy = True
             try:
-                if copies or local.on_host is None or local.on_host() is not self:
+                if copies or not local.is_on_host(self, moment()):
                     heard(what)
                 return original(self, *args, **kwargs)
             finally:
                 local.busy = False
                 if copies:
-                    local.on_host = weakref.ref(self)
+                    local.on_host, local.copied_at = weakref.ref(self), moment()
 
         return counted
 

@@ -64,7 +64,7 @@ EXPLORATION = (
         "torchrl",
         _EXPLORATION_FILE,
         ("OrnsteinUhlenbeckProcessModule", "_OrnsteinUhlenbeckProcess"),
-        "explore with OUNoise, whose state is in the TensorDict",
+        "explore with OUNoise, whose state is a buffer on the device",
         _PERF + "modules.OUNoise",
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchrl_perf.runtime.files import (
+    PARTIAL,
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
@@ -73,10 +74,17 @@ class CheckpointFolder:
             CheckpointError: for a state that could not be loaded.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        for later in self.files():
-            if iteration_of(later) > iteration:
-                later.replace(later.with_name(later.name + ASIDE))
-        path = save_checkpoint(state, self.path / f"{iteration:09d}.pt")
+        path = self.path / f"{iteration:09d}.pt"
+        later = [file for file in self.files() if iteration_of(file) > iteration]
+        if later:
+            # written whole before they go: they may be all there is, where the run was taken up from the best one
+            new = save_checkpoint(state, path.with_name(f"{path.name}{PARTIAL}"))
+            for file in later:
+                file.replace(file.with_name(file.name + ASIDE))
+            new.replace(path)
+            sync_folder(self.path)
+        else:
+            save_checkpoint(state, path)
         for old in self.files()[self.keep :]:
             old.unlink(missing_ok=True)
         return path

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map_only
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
-from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.functional.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.trainers.fault import Fault, OnNan, Verdict, remedy_of, unpack
@@ -115,9 +114,12 @@ class NumericalGuard:
     # -- on the device ------------------------------------------------------------------------------------------------
 
     def watch(self, env: EnvBase | None) -> None:
-        """Lets a :class:`DeviceEnv`, also below transforms, reset rows whose state is not finite, if it shall go on."""
-        base = None if env is None else chain(env)[-1]
-        if isinstance(base, DeviceEnv):
+        """Lets a :class:`DeviceEnv`, also below transforms, reset rows whose state is not finite, if it shall go on.
+
+        Any other env that can do so has an attribute ``resets_nonfinite``.
+        """
+        base: Any = None if env is None else chain(env)[-1]
+        if hasattr(type(base), "resets_nonfinite"):
             base.resets_nonfinite = self.repairs
 
     def check(self, batch: TensorDictBase) -> None:

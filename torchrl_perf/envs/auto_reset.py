@@ -1,0 +1,311 @@
+"""The one home of auto-reset bookkeeping: episodes, time limit, masked resets and TensorDicts of batched envs.
+
+Dimension key: ``N`` envs, ``G`` members of a group (such as agents).
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
+
+__all__ = ["AutoResetEnv", "Transition"]
+
+State = dict[str, Tensor]
+Entries = dict[NestedKey, Tensor]
+
+
+class Transition(NamedTuple):
+    """What one step makes of a state.
+
+    Attributes:
+        next_state: each entry of the state after the step, ``[N, ...]``; one that does not change may be returned as
+            it came.
+        entries: what is written under "next" beside observations and done flags, such as rewards; new tensors.
+        terminated: bool ``[N]``.
+    """
+
+    next_state: State
+    entries: Entries
+    terminated: Tensor
+
+
+class AutoResetEnv(EnvBase):
+    """``num_envs`` copies of one task that reset inside the step, without a host wait.
+
+    Users know its two forms, :class:`DeviceEnv` (one state tensor, one observation) and :class:`StructuredEnv` (named
+    state tensors, several keys, groups), whose docstrings say what a step, a reset and a mask do. This class holds what
+    both need and knows a task by three hooks, :meth:`_fresh`, :meth:`_transition` and :meth:`_observation`.
+
+    The state is a dict of tensors ``[N, ...]``. Each lives in a buffer, written in place; what the hooks are given
+    are these buffers, what leaves the env never is.
+
+    Args:
+        num_envs (int): number of envs N, at least 1.
+        device (torch.device or str, optional): where everything lives. Default: torch's default device.
+        dtype (torch.dtype): float type of the env.
+        max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length.
+
+    Raises:
+        ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
+        TypeError: a ``dtype`` that is not a float type.
+        RuntimeError: CUDA asked for where there is none.
+    """
+
+    resets_inside_step: bool = True
+    """Mark for collectors: ``_step_and_maybe_reset`` needs no host and returns nothing by reference."""
+    resets_nonfinite: bool = False
+    """Whether a row whose state has become NaN or infinite is truncated and re-drawn; set it before the first step."""
+
+    elapsed: Tensor
+    """Steps since the reset, int32 ``[N, 1]``."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype = torch.float32,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        """Check the arguments; specs and state follow in :meth:`_begin`."""
+        name = type(self).__name__
+        check_count(name, "num_envs", num_envs)
+        if max_episode_steps is not None:
+            check_count(name, "max_episode_steps", max_episode_steps)
+        check_float(name, dtype)
+        super().__init__(device=resolve_device(name, device), batch_size=(num_envs,))
+        self.dtype = dtype
+        self.num_envs = num_envs
+        self.max_episode_steps = max_episode_steps
+        self._buffer_of: dict[str, str] = {}
+        self._group_shapes: dict[str, torch.Size] = {}
+        self._info_keys: tuple[NestedKey, ...] = ()
+
+    def _begin(self, seed: int | None, prefix: str) -> None:
+        """Draw the first states and make their buffers, named ``prefix`` and their own name. The specs are set."""
+        if seed is not None:
+            self.set_seed(seed)
+        for name, value in self._fresh(None).items():
+            self._buffer_of[name] = prefix + name
+            # a state that is an expanded constant would share its memory between rows
+            self.register_buffer(prefix + name, value.contiguous().clone())
+        self.register_buffer("elapsed", torch.zeros(self.num_envs, 1, dtype=torch.int32, device=self.device))
+
+    # -- what a task is --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _fresh(self, ended: Tensor | None) -> State:
+        """Return initial states ``[N, ...]``, those of the rows of ``ended`` bool ``[N, 1]`` (None: all) to be used."""
+
+    @abc.abstractmethod
+    def _transition(self, state: State, tensordict: TensorDictBase) -> Transition:
+        """Step ``state`` under the action in ``tensordict``; ``state`` must not be written to."""
+
+    @abc.abstractmethod
+    def _observation(self, state: State) -> Entries:
+        """Return what is observed of ``state``, at the root and under "next"; pure."""
+
+    def _group_flags(self, step: Transition, truncated: Tensor) -> Entries:
+        """Return "terminated" and "truncated" of each group, ``[N, G, 1]``; "done" follows from them."""
+        return {}
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def _state(self) -> State:
+        return {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
+
+    def _write(self, state: State) -> None:
+        for name, buffer in self._buffer_of.items():
+            getattr(self, buffer).copy_(state[name])
+
+    def _advance(self, tensordict: TensorDictBase) -> tuple[Entries, State, Tensor]:
+        """Step every row, reset the finished ones, write the state and ``elapsed`` in place.
+
+        Returns:
+            The entries of "next", the state after the auto-reset (new tensors), and done [N, 1].
+        """
+        state, elapsed = self._state(), self.elapsed
+        step = self._transition(state, tensordict)
+        # What did not change is still the buffer, which is about to be overwritten.
+        next_state = {name: value.clone() if value is state[name] else value for name, value in step.next_state.items()}
+        terminated = step.terminated.unsqueeze(-1)
+        next_elapsed = elapsed + 1
+        if self.max_episode_steps is None:
+            truncated = torch.zeros_like(terminated)
+            done = terminated.clone()
+        else:
+            # A row that terminates at its last step is truncated as well: gymnasium's TimeLimit says the same.
+            truncated = next_elapsed >= self.max_episode_steps
+            done = terminated | truncated
+        if self.resets_nonfinite:
+            broken = _any_nonfinite(next_state)
+            truncated, done = truncated | broken, done | broken
+        # States are drawn whether or not a row ends: to look first would be a host read.
+        fresh = self._fresh(done)
+        new_state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+        next_elapsed.masked_fill_(done, 0)
+        partial = tensordict.get("_step", None)
+        if partial is not None:
+            partial = partial.view(self.num_envs, 1)
+            new_state = {name: _select(partial, value, state[name]) for name, value in new_state.items()}
+            next_elapsed = torch.where(partial, next_elapsed, elapsed)
+        self._write(new_state)
+        elapsed.copy_(next_elapsed)
+        entries: Entries = {
+            **self._observation(next_state),
+            "is_init": torch.zeros_like(done),
+            **step.entries,
+            "done": done,
+            "terminated": terminated,
+            "truncated": truncated,
+            **self._group_flags(step, truncated),
+        }
+        for name in self._group_shapes:
+            if (name, "terminated") in entries:
+                entries[name, "done"] = entries[name, "terminated"] | entries[name, "truncated"]
+        return entries, new_state, done
+
+    def _wrap(self, entries: Entries) -> TensorDict:
+        # The entries were made here with the right shape and device; to validate them again doubles the cost of a step.
+        return _nested(entries, {}, self.batch_size, self._group_shapes, self.device)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        return self._wrap(self._advance(tensordict)[0])
+
+    def _root_entries(self, new_state: State, done: Tensor) -> Entries:
+        """Return the root entries of t+1: reset observations where t ended, ``is_init`` = done, done flags False."""
+        entries: Entries = {**self._observation(new_state), "is_init": done.clone()}
+        return {**entries, **self._false_flags()}
+
+    def _root_info(self, entries: Entries, done: Tensor) -> Entries:
+        """Return what the step wrote and the next root repeats, zero in the rows that begin anew."""
+        return {key: _select(done, torch.zeros_like(entries[key]), entries[key]) for key in self._info_keys}
+
+    def _false_flags(self) -> Entries:
+        """Return the done flags of a root, bool [N, 1] and [N, G, 1] of False; those of a level share no memory."""
+        flags: Entries = {}
+        for path, shape in (((), self.batch_size), *(((name,), shape) for name, shape in self._group_shapes.items())):
+            parts = torch.zeros((3, *shape, 1), dtype=torch.bool, device=self.device).unbind(0)
+            for flag, value in zip(("done", "terminated", "truncated"), parts, strict=True):
+                flags[(*path, flag) if path else flag] = value
+        return flags
+
+    def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        # The reset has already happened, so the next root follows from what _advance returns. TorchRL's own asks the
+        # host whether a row ended, and its bookkeeping costs as much as the step.
+        if tensordict.device != self.device:
+            tensordict = tensordict.to(self.device)
+        if not _is_plain(tensordict):
+            return self._step_and_reset_general(tensordict)
+        self._assert_tensordict_shape(tensordict)
+        entries, new_state, done = self._advance(tensordict)
+        # What the policy wrote travels on to the next root, as in step_mdp; a nested entry gets its own shell.
+        kept = {key: value for key, value in tensordict.items() if key not in ("reward", "_reset")}
+        root_entries = {**self._root_entries(new_state, done), **self._root_info(entries, done)}
+        root = _nested(root_entries, kept, self.batch_size, self._group_shapes, self.device)
+        tensordict.set("next", self._wrap(entries))
+        return tensordict, root
+
+    def _step_and_reset_general(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step through TorchRL's own bookkeeping: preset "next" entries, partial steps, other TensorDict classes."""
+        tensordict = self.step(tensordict)
+        root = self._step_mdp(tensordict)
+        done = tensordict.get(("next", "done"))
+        following = tensordict.get("next")
+        info = {key: following.get(key) for key in self._info_keys}
+        state = {name: value.clone() for name, value in self._state().items()}
+        for key, value in {**self._root_entries(state, done), **self._root_info(info, done)}.items():
+            root.set(key, value)
+        root.pop("_step", None)
+        return tensordict, root
+
+    def _reset_on_native_autoreset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        # Only a wrapper that carries the mark calls this; the env's own step does not.
+        raise RuntimeError(
+            f"Expected no '_torchrl_native_autoreset' around {type(self).__name__}, found it on the env that wraps it: "
+            "TorchRL would replace final observations by NaN and leave reset observations untransformed. Remove it "
+            "from the wrapper; masked resets leave the rows that reset themselves unchanged."
+        )
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None:
+            new_state = self._fresh(None)
+            self.elapsed.zero_()
+        else:
+            mask = mask.view(self.num_envs, 1)
+            again = mask & (self.elapsed != 0)
+            fresh = self._fresh(again)
+            new_state = {name: _select(again, fresh[name], value) for name, value in self._state().items()}
+            self.elapsed.masked_fill_(mask, 0)
+        self._write(new_state)
+        return self._root(new_state)
+
+    def _root(self, state: State) -> TensorDict:
+        """Return the root TensorDict of a state that a reset has just written."""
+        entries = self._root_entries(state, self.elapsed == 0)
+        for key in self._info_keys:
+            entries[key] = self.observation_spec[key].zero()
+        return self._wrap(entries)
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Seed the default generator of the env's device, which other code on that device shares."""
+        if seed is None:
+            return
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+
+
+def _select(mask: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``torch.where`` by rows: ``mask`` [N, 1] chooses between tensors [N, ...]."""
+    return torch.where(mask.view(-1, *(1,) * (other.ndim - 1)), one, other)
+
+
+def _any_nonfinite(state: State) -> Tensor:
+    """Bool [N, 1]: whether an entry of the row is NaN or infinite."""
+    broken = [~v.isfinite().flatten(1).all(-1, keepdim=True) for v in state.values() if v.is_floating_point()]
+    return torch.cat(broken, -1).any(-1, keepdim=True)
+
+
+def _nested(
+    entries: Entries,
+    kept: dict[str, Tensor | TensorDictBase],
+    batch_size: torch.Size,
+    group_shapes: dict[str, torch.Size],
+    device: torch.device | None,
+) -> TensorDict:
+    """Return a TensorDict of ``kept``, in shells of its own, overwritten by ``entries`` of at most two levels."""
+    flat: dict[str, Any] = {key: value if isinstance(value, Tensor) else value.copy() for key, value in kept.items()}
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in entries.items():
+        if isinstance(key, str):
+            flat[key] = value
+        else:
+            group, name = cast("tuple[str, str]", key)
+            groups.setdefault(group, {})[name] = value
+    for name, members in groups.items():
+        old = flat.get(name)
+        before = {} if old is None else {key: value for key, value in old.items() if key != "reward"}
+        flat[name] = TensorDict._new_unsafe({**before, **members}, batch_size=group_shapes[name], device=device)
+    return TensorDict._new_unsafe(flat, batch_size=batch_size, device=device)
+
+
+def _is_plain(tensordict: TensorDictBase) -> bool:
+    """Whether the short path may build the next root: tensors and TensorDicts only, no "next" or "_step" preset."""
+    if type(tensordict) is not TensorDict or tensordict.is_locked:
+        return False
+    entries = tensordict.items()
+    return all(isinstance(value, Tensor | TensorDict) and key not in ("next", "_step") for key, value in entries)

@@ -62,15 +62,25 @@ def test_a_policy_that_mixes_its_rows_is_not_timed(monkeypatch):
     assert "us" not in row
 
 
-def test_disagreement_counts_the_actions_that_differ():
-    def draw():
-        return (torch.rand(10), torch.arange(4))
+@pytest.mark.parametrize("name", AGENTS)
+def test_actions_of_one_policy_are_not_apart_and_those_of_other_states_are(name):
+    agent, other = (build(name, 1024, torch.device("cpu")) for _ in range(2))
+    other.td["observation"] = other.td["observation"].roll(1, 0)
+    act, wrong = (policies.chooser(agent.policy, each) for each in (agent, other))
+    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        assert policies.apart(act, act) < policies.MOST_APART < policies.apart(act, wrong)
 
-    def other():
-        return (torch.rand(10) + torch.tensor([1.0] + [0.0] * 9), torch.arange(4))
 
-    assert policies.disagreement(draw, draw) == 0.0
-    assert policies.disagreement(draw, other) == pytest.approx(0.1)
+def test_apart_by_hand():
+    """Draws of variance 1 whose means are 1 apart, by chance 1 / 16 + 1 / 16; and a choice that is always the same."""
+    spread = (1 - 1 / policies.DRAWS) ** 0.5
+
+    def alternating(mean):
+        values = iter([mean - spread, mean + spread] * policies.DRAWS)
+        return lambda: (torch.tensor([next(values)]), torch.tensor([3]))
+
+    assert policies.apart(alternating(0.0), alternating(0.0)) == pytest.approx(0.0)
+    assert policies.apart(alternating(0.0), alternating(1.0)) == pytest.approx(policies.DRAWS / 2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,7 +90,8 @@ def test_loop_torchrl_and_ours_have_one_loss_and_gradients(device):
     for variant in losses.calls:
         assert losses.off_by(variant) <= policies.LOSS_TOLERANCE, variant
     with torch.no_grad():
-        losses.network.head.layers[4].bias[0] += 1.0  # ours alone: the loss of TorchRL has its own copy
+        # ours alone: the loss of TorchRL has its own copy; the first atom of each action, whichever were drawn
+        losses.network.head.layers[4].bias[:: losses.network.num_atoms] += 1.0
     assert losses.off_by("eager") > policies.LOSS_TOLERANCE
 
 
@@ -134,6 +145,18 @@ def test_quick_run_prints_rows_as_they_come_and_writes_the_file(tmp_path, capsys
     assert sum(row.get("part") == "verdict" for row in rows) == 3
     text = capsys.readouterr().out
     assert "4,096 actions in at most 40 us" in text
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, monkeypatch):
+    def cut_off(bench, name, agent, off_by):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(policies, "ours", cut_off)
+    options = ["--agents", "td3", "--losses", "c51", "--sizes", "2", "--repeats", "3", "--device", "cpu", "--quick"]
+    with pytest.raises(KeyboardInterrupt):
+        policies.main([*options, "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "policies_cpu.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["variant"] for row in rows] == [policies.LOOP, policies.HOST_LOOP, "torchrl"]
 
 
 def test_iqn_rows_are_those_of_one_update(monkeypatch):

@@ -54,6 +54,19 @@ def test_off_policy_sentences(tmp_path: Path) -> None:
     )
 
 
+def test_policies_sentences_take_the_fastest_graph(tmp_path: Path) -> None:
+    assert readme.policies_line(tmp_path) == ""
+    timed = [("dqn", 4096, "eager", 400.0), ("dqn", 4096, "graph", 48.0), ("dqn", 4096, "compiled + graph", 31.6)]
+    timed += [("dqn", 16, "graph", 9.0), ("sac", 4096, "graph", 36.0), ("c51 loss", 256, "torchrl", 8000.0)]
+    timed += [("c51 loss", 256, "compiled + graph", 160.0), ("iqn update", 256, "compiled + graph", 125.0)]
+    rows: list[dict[str, object]] = [dict(zip(("agent", "N", "variant", "us"), row, strict=True)) for row in timed]
+    write(tmp_path, "policies", [*rows, {"part": "verdict", "target": "t"}])
+    assert readme.policies_line(tmp_path) == (
+        "In graphs, on a CPU: us to choose 4,096 actions: dqn 32, sac 36. C51 loss and gradients: 50x TorchRL's speed. "
+        "IQN, batch 256, 8 x 32 quantiles: 8,000 updates/s. All else:"
+    )
+
+
 def test_host_sentence_compares_collectors_of_one_vector_env(tmp_path: Path) -> None:
     frames = {"bare": 1000.0, "host": 900.0, "host-groups": 950.0, "host-random": 990.0, "torchrl-vector": 250.0}
     shared = {"N x T": "16x32", "env": "Ant-v5"}

@@ -56,6 +56,12 @@ class TestHandComputed:
         torch.testing.assert_close(target, advantage + args[0])
         return advantage.flatten().cpu()
 
+    def test_constant_rewards(self, device):
+        """``A_t = sum_k (gamma lambda)^k``, of 5 steps with gamma .99 and lambda .95."""
+        zeros, ones, never = (column([value] * 5, device) for value in (0.0, 1.0, False))
+        advantage, _ = generalized_advantage_estimate(0.99, 0.95, zeros, zeros, ones, never)
+        assert advantage.flatten().tolist() == pytest.approx([4.43936, 3.65695, 2.82504, 1.9405, 1.0], abs=1e-5)
+
     def test_truncation_bootstraps(self, device):
         expected = torch.tensor([6.656, 7.3, 6.684, 4.7])
         torch.testing.assert_close(self.estimate(device, column(self.NO_END, device)), expected)

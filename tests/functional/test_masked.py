@@ -14,6 +14,8 @@ from torchrl_perf.functional.masked import (
     masked_expectation,
     masked_kl,
     masked_log_softmax,
+    of_agents,
+    of_rows,
 )
 
 F64 = torch.float64
@@ -104,3 +106,22 @@ def test_a_masked_next_action_is_masked_in_the_target():
 def test_effective_mask():
     mask = torch.tensor([[0, 1, 0], [0, 0, 0]]).bool()
     assert effective_mask(mask).int().tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1), (2,), (2, 1)])
+def test_flags_of_rows_and_of_envs(shape):
+    flag = torch.rand(shape) < 0.5
+    found = of_rows(flag, (2, 3)).expand(2, 3)
+    for n in range(2):
+        for a in range(3):
+            assert found[n, a] == flag.flatten()[n if flag.numel() == 2 else 3 * n + a]
+    assert torch.equal(of_rows(flag, shape), flag)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 4), (2, 1, 4)])
+def test_masks_of_rows_and_of_envs(shape):
+    mask = torch.rand(shape) < 0.5
+    found = of_agents(mask, torch.zeros(2, 3, 4)).expand(2, 3, 4)
+    for n in range(2):
+        for a in range(3):
+            assert torch.equal(found[n, a], mask[n, a] if shape == (2, 3, 4) else mask[n].view(4))

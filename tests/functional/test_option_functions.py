@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.functional import arrival_value, option_segments, smdp_target, time_hazard
-from torchrl_perf.functional.options import masked_mean, masked_standardize, no_option
+from torchrl_perf.functional.options import OpenOption, masked_mean, masked_standardize, no_option
 
 # name: (least duration, hazard's end, steepness, cap, hard maximum)
 OPTIONS = {
@@ -158,9 +158,10 @@ class TestSegments:
         reward = torch.randn(4, 12, device=variant.device)
         state = no_option(reward[:, 0])
         expected, after = option_segments(start, done, reward, 0.9, state)
-        gamma = 0.9  # a constant of the graph
-        run = variant(lambda *tensors: option_segments(*tensors[:3], gamma, tensors[3]))
-        got, following = run(start, done, reward, state)
+        gamma = 0.9  # a constant of the graph, which takes tensors alone
+        run = variant(lambda *tensors: option_segments(*tensors[:3], gamma, OpenOption(*tensors[3:])))
+        for _ in range(4):  # the last one is a replay
+            got, following = run(start, done, reward, *state)
         for one, other in zip((*expected, *after), (*got, *following), strict=True):
             torch.testing.assert_close(one, other)
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.functional import leftmost_k
+from torchrl_perf.functional.selection import rank_by_counting
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.runtime.compile import compiled
 
@@ -39,6 +40,7 @@ def test_is_the_stable_sort(size, values, seed):
     got = leftmost_k(key, alive, k)
     assert torch.equal(got, oracle(key, alive, k))
     assert torch.equal(got.sum(-1), torch.minimum(k.clamp_min(0), alive.sum(-1)))
+    assert torch.equal(alive & (rank_by_counting(key, alive) < k.unsqueeze(-1)), got)
 
 
 def test_all_of_a_tie_by_index():
@@ -51,6 +53,7 @@ def test_infinite_and_nan_keys_of_living_and_dead():
     alive = torch.tensor([[True, True, False, False, True]])
     got = [leftmost_k(key, alive, k).int().tolist()[0] for k in range(4)]
     assert got == [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 1, 0, 0, 1]]
+    assert (rank_by_counting(key, alive) * alive).tolist() == [[1, 2, 0, 0, 0]]
 
 
 def test_none_alive_and_one_entry():

@@ -8,7 +8,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import IndependentNormal, ProbabilisticActor
 
-from torchrl_perf.modules import DeviceActor, GumbelCategorical
+from torchrl_perf.modules import BoundedNormal, DeviceActor, DeviceMaskedCategorical, GumbelCategorical
 from torchrl_perf.runtime import no_host_sync
 
 CASES = {
@@ -69,3 +69,30 @@ def test_sampling_reads_nothing_and_leaves_the_output_dict_to_the_parent(case):
         out = TensorDict({}, [6])
         assert ours(td.copy(), tensordict_out=out) is out
     assert "action" in out.keys()
+
+
+@pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+@pytest.mark.parametrize("trailing", [(), (1,)])
+def test_agents_that_do_not_exist_act_neutrally(mode, trailing, device):
+    valid = torch.tensor([[True, False, True], [False, True, True]])
+    td = TensorDict({"observation": torch.randn(2, 3, 4), "exists": valid.view(2, 3, *trailing)}, [2, 3]).to(device)
+    td["observation"][~td["exists"].view(2, 3)] = torch.nan
+    continuous = nn.Sequential(nn.Linear(4, 4), NormalParamExtractor()).to(device)
+    for network, keys, kind, neutral in (
+        (continuous, ["loc", "scale"], BoundedNormal, 0.0),
+        (nn.Linear(4, 3).to(device), ["logits"], DeviceMaskedCategorical, 0),
+    ):
+        actor = DeviceActor(network, distribution_class=kind, param_keys=keys, valid_key="exists")
+        assert set(actor.in_keys) == {"observation", "exists"}
+        assert "exists" not in actor.out_keys
+        with no_host_sync(device):
+            out = call(actor, td, mode)
+        missing = ~td["exists"].view(2, 3)
+        assert (out["action"][missing] == neutral).all()
+        assert (out["action_log_prob"][missing] == 0).all()
+        assert out["action_log_prob"].isfinite().all() and (out["action_log_prob"][~missing] != 0).all()
+        torch.testing.assert_close(actor.get_dist(td).log_prob(out["action"]), out["action_log_prob"])
+        alone = DeviceActor(network, distribution_class=kind, param_keys=keys)
+        row = call(alone, td[1, 1], ExplorationType.DETERMINISTIC)
+        fixed = call(actor, td, ExplorationType.DETERMINISTIC)
+        torch.testing.assert_close(row["action"], fixed["action"][1, 1])

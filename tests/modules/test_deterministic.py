@@ -55,6 +55,16 @@ def test_agents_that_do_not_exist_get_the_middle():
         assert action[0, 0, 0] == pytest.approx(2 * math.tanh(1.0))
 
 
+@pytest.mark.parametrize("trailing", [(), (1,)])
+def test_a_flag_of_an_env_holds_for_all_its_agents(trailing):
+    actor = make_actor(valid_key="valid")
+    td = TensorDict({"observation": torch.ones(3, 3, 2), "valid": torch.tensor([True, False, True])}, [3])
+    td["valid"] = td["valid"].view(3, *trailing)
+    action = actor(td)["action"]
+    assert (action[1] == torch.tensor([0.0, 5.0])).all()
+    assert (action[::2, :, 0] - 2 * math.tanh(1.0)).abs().max() < 1e-6
+
+
 def test_bounds_are_buffers():
     actor = make_actor(nn.Linear(3, 2))
     assert torch.equal(actor.state_dict()["low"], LOW) and torch.equal(actor.state_dict()["high"], HIGH)

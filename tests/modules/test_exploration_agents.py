@@ -47,6 +47,14 @@ def test_agents_that_do_not_exist_take_action_zero(kind, one_hot, trailing):
         assert torch.equal(index[valid], best[valid])
 
 
+@pytest.mark.parametrize("trailing", [(), (1,)])
+def test_a_flag_of_an_env_holds_for_its_agents(trailing):
+    valid = torch.tensor([True, False, True, False, True])
+    action = act(make(valid_key="valid", eps_start=1.0), rows(valid=valid.view(N, *trailing)))
+    assert (action[~valid] == 0).all()
+    assert (action[valid] != 0).any()
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_without_an_allowed_action_takes_action_zero(kind):
     mask = torch.rand(200, A, D) < 0.4

@@ -118,6 +118,19 @@ class NodesAndWhole(nn.Module):
         return self.nodes(x), self.whole(x.mean(-2))
 
 
+def test_flags_with_a_trailing_dim_and_flags_that_fit_no_part():
+    actor = make_actor(make_spec(4, 5), valid_key="exists")
+    exists = torch.rand(4, 5) < 0.5
+    td = TensorDict({"observation": torch.randn(4, 5, OBS), "exists": exists}, [4])
+    plain = act(actor, td, ExplorationType.DETERMINISTIC)
+    assert (plain["action", "kind_log_prob"][~exists] == 0).all()
+    trailing = act(actor, td.set("exists", exists.unsqueeze(-1)), ExplorationType.DETERMINISTIC)
+    for key in actor.dist_sample_keys:
+        assert torch.equal(trailing[key], plain[key])
+    with pytest.raises(ValueError, match=r"'exists': expected the shape of the nodes of a part.*received \[4\]"):
+        act(actor, td.set("exists", exists[:, 0]))
+
+
 def test_parts_of_different_nodes():
     """A choice for each node and one continuous action for all: the joint log-probability is the sum of both."""
     spec = Composite(
@@ -139,24 +152,36 @@ def test_parts_of_different_nodes():
 
 
 def test_variants_agree(variant):
-    actor = make_actor(make_spec(device=variant.device), variant.device, mask_key="allowed")
-    td = TensorDict({"observation": torch.randn(8, OBS), "allowed": torch.rand(8, 4) < 0.7}, [8], device=variant.device)
+    """Parameters, log-probabilities and deterministic actions are the eager ones; draws have their distribution.
 
-    def step(td):
-        with set_exploration_type(ExplorationType.RANDOM), torch.no_grad():
-            return actor(td.copy())
+    The draws themselves need not be: a compiler may draw the parts in another order.
+    """
+    states, count = 4, 4_000
+    # with large scales actions lie at the bounds, where their log-probability is that of the nearest one inside
+    options = {"mask_key": "allowed", "log_scale_range": (-3.0, 0.0)}
+    actor = make_actor(make_spec(device=variant.device), variant.device, **options)
+    allowed = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0]]).bool()
+    td = TensorDict({"observation": torch.randn(states, OBS), "allowed": allowed}, [states]).to(variant.device)
+    td = td.repeat_interleave(count, dim=0)
+    run = variant(lambda td: (act(actor, td), act(actor, td, ExplorationType.DETERMINISTIC)))
+    for _ in range(4):  # the last one is a replay
+        draws = [part.clone() for part in run(td)]
+    random, fixed = draws
+    expected = act(actor, td, ExplorationType.DETERMINISTIC)
+    for key in expected.keys(True, True):
+        torch.testing.assert_close(fixed[key], expected[key], rtol=1e-5, atol=1e-5, msg=str(key))
+    dist = actor.get_dist(td)
+    torch.testing.assert_close(random["action_log_prob"], dist.joint_log_prob(random), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(run(td)[0]["action", "push"], random["action", "push"])
 
-    torch.manual_seed(3)
-    expected = step(td)
-    fn = variant(step)
-    torch.manual_seed(3)
-    got = fn(td).clone()
-    if variant.name != "graph":  # a graph is captured after runs that have drawn numbers
-        for key in (*actor.dist_sample_keys, "action_log_prob"):
-            torch.testing.assert_close(got[key], expected[key], rtol=1e-5, atol=1e-5)
-    again = fn(td)
-    assert not torch.equal(again["action", "push"], got["action", "push"])
-    torch.testing.assert_close(actor.get_dist(td).joint_log_prob(again), again["action_log_prob"], rtol=1e-4, atol=1e-4)
+    probs = dist.dists["action", "kind"].probs.view(states, count, 4)[:, 0]
+    shares = torch.nn.functional.one_hot(random["action", "kind"], 4).view(states, count, 4).float().mean(1)
+    assert ((shares - probs).abs() < 5 * (probs * (1 - probs) / count).sqrt() + 1e-6).all()
+    for key in (("action", "push"), "shift"):
+        below = (random[key] < fixed[key]).view(states, count, -1).float().mean(1)  # the median is deterministic
+        assert ((below - 0.5).abs() < 5 * 0.5 / count**0.5).all()
+    surprise = (random["action_log_prob"] + dist.joint_entropy()).view(states, count)
+    assert (surprise.mean(1).abs() < 5 * surprise.std(1) / count**0.5).all()
 
 
 def test_no_host_read(device):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrl_perf.modules import DuelingMLP, EnsembleMLP, EnsembleQ, FusedMLP
+from torchrl_perf.modules import CategoricalMLP, DuelingMLP, EnsembleMLP, EnsembleQ, FusedMLP, NoisyLinear
 from torchrl_perf.modules.mixed import MixedSequential
 
 
@@ -60,6 +60,42 @@ def test_the_last_layer_is_float32_within_an_outer_autocast():
     net = MixedSequential(nn.Linear(2, 4), nn.Linear(4, 1), precision="bf16")
     with torch.autocast("cpu", torch.bfloat16):
         assert net(torch.ones(3, 2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("noise", ["shared", "per_row"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_noisy_layers_count_as_linear_ones(noise, precision):
+    net = MixedSequential(
+        NoisyLinear(6, 32, noise=noise), nn.ReLU(), NoisyLinear(32, 1, noise=noise), precision=precision
+    )
+    exact = nn.Sequential(*net)
+    x, dtypes = torch.randn(64, 6), []
+    net[1].register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
+    outputs = []
+    for module in (net, exact):
+        torch.manual_seed(1)
+        outputs.append(module(x))
+    assert dtypes[-1] == torch.float32  # without a precision
+    assert outputs[0].dtype == torch.float32
+    assert not torch.equal(*outputs)
+    torch.testing.assert_close(*outputs, rtol=5e-2, atol=5e-2)
+    with torch.no_grad():
+        net[2].weight_mu.zero_(), net[2].weight_sigma.zero_(), net[2].bias_sigma.zero_(), net[2].bias_mu.fill_(1001.0)
+    assert (net(x) == 1001.0).all()  # in bfloat16 that is 1000
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_precision_of_rainbows_network_has_an_effect(precision):
+    nets = []
+    for name in (precision, "ieee"):
+        torch.manual_seed(0)
+        nets.append(CategoricalMLP(6, 3, noisy="shared", dueling=True, precision=name))
+    x, outputs = torch.randn(64, 6), []
+    for net in nets:
+        torch.manual_seed(1)
+        outputs.append(net.logits(x))
+    assert not torch.equal(*outputs)
+    torch.testing.assert_close(*outputs, rtol=5e-2, atol=5e-2)
 
 
 def test_names_and_copies():

@@ -246,7 +246,9 @@ def test_compiled_and_without_waits(variant, device):
     with no_host_sync():
         expected = loss.losses(td)
         expected[0].backward()
-    got = variant(lambda td: loss.rows(td)[:2])(td)
+    run = variant(lambda td: loss.rows(td)[:2])
+    for _ in range(4):  # the last one is a replay
+        got = run(td)
     torch.testing.assert_close(got[0].mean(), expected[0], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(got[1], expected[1], rtol=1e-3, atol=1e-4)
 

@@ -322,6 +322,8 @@ def test_targets_follow():
         ({"loss_function": "l1"}, "loss_function: expected one of"),
         ({"actor": nn.Linear(1, 1)}, "expected a HybridActor, received Linear.*Remedy"),
         ({"alpha": 0.0}, "expected positive temperatures"),
+        ({"gamma": -0.1}, "gamma: expected a discount factor"),
+        ({"choice_entropy": 1.5}, r"choice_entropy: expected a share in \[0, 1\]"),
         ({"entropy": {"nothing": 1.0}}, r"entropy: expected parts among .*\['nothing'\]"),
         ({"critic": TensorDictModule(nn.Linear(1, 1), ["observation"], ["q"])}, r"critic: expected .*push.*Remedy"),
         (

@@ -36,7 +36,7 @@ def make_critic(members=2, device="cpu"):
 
 def make_loss(device="cpu", **options):
     torch.manual_seed(3)
-    return DeviceSACLoss(make_actor(device), make_critic(device=device), gamma=GAMMA, **options)
+    return DeviceSACLoss(make_actor(device), make_critic(device=device), **{"gamma": GAMMA, **options})
 
 
 def make_batch(dtype=torch.float64, device="cpu", *, weights=False, steps=False):
@@ -251,6 +251,7 @@ def test_one_row():
     [
         ({"loss_function": "l1"}, r"loss_function: expected one of \('l2', 'smooth_l1'\), received 'l1'"),
         ({"alpha": 0.0}, "alpha: expected a positive temperature, received 0.0"),
+        ({"gamma": 1.1}, r"gamma: expected a discount factor in \[0, 1\], received 1.1"),
     ],
 )
 def test_bad_options(options, message):

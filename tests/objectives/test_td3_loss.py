@@ -186,7 +186,10 @@ def test_parts_compiled_as_one_update(variant, device):
 
     with no_host_sync():
         expected = update(td, noise)
-    for one, two in zip(variant(update)(td, noise), expected, strict=True):
+    run = variant(update)
+    for _ in range(4):  # the last one is a replay
+        got = run(td, noise)
+    for one, two in zip(got, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 

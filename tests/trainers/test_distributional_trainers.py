@@ -83,6 +83,24 @@ def test_without_its_parts_rainbow_is_c51():
     assert "priority_weight" not in trainer.buffer.sample().keys()
 
 
+@pytest.mark.parametrize(
+    ("env", "options", "needed"),
+    [
+        ("CartPole", {"v_max": 99.0}, "at most 1 to at least 100"),
+        ("Acrobot", {}, "at most -100 to at least 0"),
+        ("MountainCar", {"gamma": 0.9}, "at most -10 to at least -1"),
+    ],
+)
+def test_atoms_that_cannot_represent_the_returns(env, options, needed):
+    with pytest.raises(ValueError, match=rf"support: expected atoms from {needed}, .*received .*Remedy"):
+        make("rainbow", {"env": env, **options})
+    make("rainbow", {"env": env, **options, "v_min": -100.0, "v_max": 100.0})
+
+
+def test_of_an_own_env_the_rewards_are_not_known():
+    make("rainbow", {"v_max": 1.0}, env=CartPole(4))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_own_network_and_its_keys(name):
     env = CartPole(4)

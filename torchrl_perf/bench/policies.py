@@ -3,8 +3,10 @@
 A policy for one sample, as many programs have it, is called for each row in turn, with the action left on the device or
 taken to the host each time. It acts greedily, in plain PyTorch where that is a simple function, which favours it; all
 others explore and write the rest of what they are to write, such as log-probabilities. That all rows at once get what
-each gets alone is checked before anything is timed. ``us`` is the time of a call among calls that are queued without a
-wait, ``latency_us`` that of a single call until its result is there.
+each gets alone is checked before anything is timed, and that a compiled policy draws from the same distribution. ``us``
+is the time of a call among calls that are queued without a wait, ``latency_us`` that of a single call until its result
+is there. A ``graph x 16`` holds sixteen steps of action selection, as the graph of a rollout does; the time is that of
+one of them, which the host's part of a launch no longer hides.
 """
 
 import gc
@@ -18,11 +20,12 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.bench.policies_agents import AGENTS, Agent, build
+from torchrl_perf.bench.policies_agents import AGENTS, CHOICES, Agent, build
 from torchrl_perf.bench.policies_losses import UPDATES, C51Losses, iqn_updates
-from torchrl_perf.bench.report import format_table, write_results
+from torchrl_perf.bench.report import Sheet, format_table
 from torchrl_perf.bench.transfer import wall
 from torchrl_perf.runtime import (
     Acceleration,
@@ -41,13 +44,15 @@ COLUMNS = ("agent", "N", "variant", "us", "p10_us", "p90_us", "latency_us", "per
 VERDICT_COLUMNS = ("target", "measured", "verdict")
 CUDA_SIZES, CPU_SIZES, QUICK_SIZES = (1, 16, 256, 4096, 65_536), (1, 16, 256, 4096), (1, 64)
 LOOP, HOST_LOOP = "loop", "loop, .cpu().numpy()"
-CAPTURED = ("graph", "compiled + graph")
+ROLLOUT = 16
+"""Steps of action selection in the graph that stands for a rollout."""
+CAPTURED = ("graph", "compiled + graph", f"graph x {ROLLOUT}", f"compiled + graph x {ROLLOUT}")
 BUDGET_S = 0.1
 """Time that the calls of one row take together, beyond the least number of them."""
 TOLERANCE, LOSS_TOLERANCE = 1e-5, 1e-4
 """Largest difference of a row alone from the same among all; of loss and gradients, relative, from TorchRL's."""
-MOST_APART = 0.05
-"""Largest share of actions that a compiled policy draws otherwise, by the rounding of TF32."""
+DRAWS, MOST_APART = 16, 2.5
+"""Calls whose actions are compared, and how far those of a compiled policy may be apart; see :func:`apart`."""
 FRESH_ROWS = 256
 """Rows of which some act otherwise at the next replay."""
 BATCH, QUICK_BATCH = 256, 32
@@ -84,7 +89,12 @@ class Bench:
 
     options: BenchPolicies
     device: torch.device
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    sheet: Sheet = field(default_factory=lambda: Sheet((*COLUMNS, "note")))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows so far."""
+        return self.sheet.rows
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -102,18 +112,15 @@ class Bench:
         """Whether the policies are compiled for this number of rows."""
         return not self.options.quick and num_rows in self.options.compile_sizes
 
-    def add(self, agent: str, num_rows: int, variant: str, **found: Any) -> dict[str, Any]:
-        """Notes a row and prints it."""
-        row = {"agent": agent, "N": num_rows, "variant": variant, **found}
-        self.rows.append(row)
-        more = f"{found['us']:>12,.1f} us" if "us" in found else str(found.get("note", ""))
-        print(f"{agent:<12} {num_rows:>6,} {variant:<24} {more}", flush=True)
-        return row
+    def add(self, agent: str, num_rows: int, variant: str, **found: Any) -> None:
+        """Notes a row, prints and writes it."""
+        self.sheet.add({"agent": agent, "N": num_rows, "variant": variant, **found})
 
     def time(
-        self, agent: str, num_rows: int, variant: str, call: Callable[[], Any], *, updates: int = 0, **found: Any
-    ) -> dict[str, Any]:
-        """Times a call, and notes the row; the times are those of one update where a call makes several."""
+        self, agent: str, num_rows: int, variant: str, call: Callable[[], Any], *, updates: int = 0, steps: int = 1,
+        **found: Any,
+    ) -> None:  # fmt: skip
+        """Times a call, and notes the row; the times are those of one update, or step, where a call makes several."""
         call()
         synchronize(self.device)
         with Stopwatch(self.device) as watch:
@@ -122,9 +129,9 @@ class Bench:
         timing = time_cuda(call, repeats, warmup=min(3, repeats - 2), device=self.device)
         latency = wall(call, min(repeats, 20), self.device)["us"] if repeats > 3 else timing.median
         times = {"us": timing.median, "p10_us": timing.p10, "p90_us": timing.p90, "latency_us": latency}
-        times = {name: us / max(1, updates) for name, us in times.items()}
-        per_second = (updates or num_rows) / timing.median * 1e6
-        return self.add(agent, num_rows, variant, **times, per_second=per_second, repeats=repeats, **found)
+        times = {name: us / max(1, updates, steps) for name, us in times.items()}
+        per_second = (updates or num_rows * steps) / timing.median * 1e6
+        self.add(agent, num_rows, variant, **times, per_second=per_second, repeats=repeats, **found)
 
     def best(self, agent: str, num_rows: int, *variants: str) -> float | None:
         """The least time of some variants in microseconds; None where none of them was measured."""
@@ -174,16 +181,25 @@ def chooser(policy: TensorDictModuleBase, agent: Agent) -> Choose:
     return act
 
 
-def disagreement(call: Choose, other: Choose) -> float:
-    """Share of the actions that differ by more than 0.01 from another's with the same random numbers.
+def apart(call: Choose, other: Choose) -> float:
+    """How far the actions of a policy are from another's, as distributions, for each row.
 
-    Products in TF32 are rounded to 1e-3, and a choice between two nearly equal values goes either way.
+    The squared difference of the mean actions over some calls, summed over rows, as a multiple of what chance makes of
+    it: about 1 for one distribution. Draws are not compared one by one, because a compiled function may draw them in
+    another order, and rounding in TF32 makes a choice between two nearly equal values go either way.
     """
-    results = []
+    means, chance = [], torch.zeros(())
     for fn in (call, other):
-        torch.manual_seed(0)
-        results.append([part.double() for part in fn()])
-    return max(float(((a - b).abs() > 0.01).double().mean()) for a, b in zip(*results, strict=True))
+        draws = torch.stack([_columns(fn()) for _ in range(DRAWS)])
+        means.append(draws.mean(0))
+        chance = chance.to(draws.device) + draws.var(0).sum() / DRAWS
+    return float((means[0] - means[1]).square().sum() / chance.clamp_min(1e-12))
+
+
+def _columns(parts: tuple[Tensor, ...]) -> Tensor:
+    """Actions ``[N, C]`` as numbers that have a mean: those of a choice are whether it was taken."""
+    columns = [part if part.is_floating_point() else one_hot(part, CHOICES) for part in parts]
+    return torch.cat([column.reshape(len(column), -1).double() for column in columns], -1)
 
 
 @torch.no_grad()
@@ -223,10 +239,11 @@ def ours(bench: Bench, name: str, agent: Agent, off_by: float | None) -> None:
     if bench.compiles(num_rows):
         start = Stopwatch("cpu").start()
         calls["compiled"] = compiled(act)
-        apart = disagreement(calls["compiled"], act)
+        calls["compiled"]()
         start.stop()
-        row = bench.time(name, num_rows, "compiled", calls["compiled"], apart=apart, start_s=start.seconds)
-        row["ok"] = apart <= MOST_APART
+        far = apart(calls["compiled"], act)
+        found = {"apart": far, "ok": far <= MOST_APART, "start_s": start.seconds}
+        bench.time(name, num_rows, "compiled", calls["compiled"], **found)
     if bench.device.type == "cuda":
         for variant, call in calls.items():
             _captured(bench, name, num_rows, variant, call)
@@ -239,11 +256,27 @@ def _captured(bench: Bench, name: str, num_rows: int, variant: str, call: Choose
             graph()
         draws = [[part.clone() for part in graph()] for _ in range(2)]
         same = all(torch.equal(a, b) for a, b in zip(*draws, strict=True))
-        row = bench.time(name, num_rows, label, graph, fresh=not same)
         # a few rows may choose the same again
-        row["ok"] = not same or num_rows < FRESH_ROWS
+        bench.time(name, num_rows, label, graph, fresh=not same, ok=not same or num_rows < FRESH_ROWS)
+        if bench.compiles(num_rows):
+            _rollout(bench, name, num_rows, f"{label} x {ROLLOUT}", call)
     except (CaptureError, HostSyncError) as error:  # of this variant alone: the others are worth a figure
         bench.add(name, num_rows, label, ok=False, note=f"not captured: {error}")
+    finally:
+        graph.release()
+
+
+def _rollout(bench: Bench, name: str, num_rows: int, label: str, call: Choose) -> None:
+    """Many steps of action selection in one graph."""
+
+    def steps() -> tuple[tuple[Tensor, ...], ...]:
+        return tuple(call() for _ in range(ROLLOUT))
+
+    graph = capture(steps, device=bench.device, audit=False)
+    try:
+        for _ in range(4):
+            graph()
+        bench.time(name, num_rows, label, graph, steps=ROLLOUT)
     finally:
         graph.release()
 
@@ -347,20 +380,19 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{what}: expected names among {', '.join(known)}, received {', '.join(unknown)}", file=sys.stderr)
             return 2
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    bench = Bench(options, torch.empty(0, device=name).device)
-    file = "policies" if bench.device.type == "cuda" else "policies_cpu"
+    device = torch.empty(0, device=name).device
+    file = "policies" if device.type == "cuda" else "policies_cpu"
     writes = not options.quick or options.out is not None
-    path = None
+    bench = Bench(options, device, Sheet((*COLUMNS, "note"), file if writes else None, options.out))
     for job in _jobs(bench):
         job()
-        path = write_results(file, bench.rows, options.out) if writes else None
     table = verdicts(bench)
-    print(format_table(bench.rows, COLUMNS))
-    print()
-    print(format_table(table, VERDICT_COLUMNS))
+    print("\n" + format_table(bench.rows, COLUMNS))
+    print("\n" + format_table(table, VERDICT_COLUMNS))
+    bench.rows.extend({"part": "verdict", **row} for row in table)
+    bench.sheet.write()
     if writes:
-        path = write_results(file, [*bench.rows, *({"part": "verdict", **row} for row in table)], options.out)
-        print(f"written to {path}")
+        print(f"written to {bench.sheet.path}")
     return 0 if all(row.get("ok", True) for row in bench.rows) else 1
 
 

@@ -53,6 +53,7 @@ def results_table(folder: Path = RESULTS) -> str:
         f"{gae_line()} {collector_line()}",
         "",
         *[line for part in (replay_table(folder), training_line(folder)) if part for line in (part, "")],
+        *[line for line in (policies_line(folder),) if line],
         machine_line(result["machine"]),
     ]
     return "\n".join(lines)
@@ -152,6 +153,28 @@ def host_line(folder: Path = RESULTS) -> str:
     return (
         f"HostCollector on {num_envs} envs of {ours['env']}: {ours['frames_per_second']:,.0f} frames/s{share}{factor}."
     )
+
+
+def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
+    """Sentences on action selection and losses, in graphs; empty where they have not been measured."""
+    rows = [row for row in _rows("policies", folder) if "us" in row]
+    fastest: dict[tuple[str, int], float] = {}
+    for row in rows:
+        if "graph" in row["variant"]:
+            key = row["agent"], row["N"]
+            fastest[key] = min(row["us"], fastest.get(key, math.inf))
+    losses = {agent: us for (agent, _), us in fastest.items() if " " in agent}
+    chosen = ", ".join(f"{agent} {us:.0f}" for (agent, n), us in fastest.items() if n == num_rows)
+    parts = [f"us to choose {num_rows:,} actions: {chosen}."] if chosen else []
+    theirs = [row["us"] for row in rows if (row["agent"], row["variant"]) == ("c51 loss", "torchrl")]
+    if theirs and "c51 loss" in losses:
+        parts.append(f"C51 loss and gradients: {theirs[0] / losses['c51 loss']:.0f}x TorchRL's speed.")
+    if "iqn update" in losses:
+        parts.append(f"IQN, batch 256, 8 x 32 quantiles: {1e6 / losses['iqn update']:,.0f} updates/s.")
+    if not parts:
+        return ""
+    gpu = read_results("policies", folder)["machine"].get("gpu", "a CPU")
+    return f"In graphs, on {gpu}: {' '.join(parts)} All else:"
 
 
 def machine_line(card: dict[str, Any]) -> str:

@@ -4,6 +4,8 @@ A row that allows no action acts as if it allowed action 0 alone: that action ha
 and no gradient reaches the logits. So nothing is ever NaN, and nothing has to be asked of the device first.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,38 @@ def effective_mask(mask: Tensor) -> Tensor:
     """
     first = torch.arange(mask.shape[-1], device=mask.device) == 0
     return mask | (first & ~mask.any(-1, keepdim=True))
+
+
+def of_rows(flag: Tensor, rows: Sequence[int]) -> Tensor:
+    """A flag for each row, as it broadcasts to rows ``[*]``.
+
+    Args:
+        flag: ``[*]`` or ``[*, 1]``; or the same of envs ``[N]``, for all agents of rows ``[N, A]``.
+        rows: the batch shape ``[*]``.
+
+    Returns:
+        ``[*]``, or such that it broadcasts to it; a view.
+    """
+    if flag.ndim > len(rows):
+        flag = flag.squeeze(-1)
+    while flag.ndim < len(rows):
+        flag = flag.unsqueeze(-1)
+    return flag
+
+
+def of_agents(mask: Tensor, values: Tensor) -> Tensor:
+    """A mask of actions, as it broadcasts to values ``[*, D]``.
+
+    Args:
+        mask: ``[*, D]``; or ``[N, D]`` of envs, for all agents of values ``[N, A, D]``.
+        values: ``[*, D]``.
+
+    Returns:
+        A view.
+    """
+    while mask.ndim < values.ndim:
+        mask = mask.unsqueeze(-2)
+    return mask
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -90,7 +124,7 @@ def gumbel_argmax(log_probs: Tensor) -> Tensor:
         ``[*]`` int64.
     """
     limits = torch.finfo(log_probs.dtype)
-    # a draw of exactly 0 or 1 would give an infinite noise, level with the actions that must not be drawn
+    # a draw of exactly 0 (one in 2**24) or 1 would give an infinite noise, level with the actions that are never drawn
     noise = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
     noise = noise.clamp(limits.tiny, 1 - limits.eps / 2)
     return (log_probs.detach() - (-noise.log()).log()).argmax(-1)

@@ -21,7 +21,8 @@ class DeviceActor(ProbabilisticActor):
     there is no difference). Every other call (deterministic actions, losses, ``tensordict_out``) is the parent's.
     Values, keys and random numbers are the parent's throughout.
 
-    Keys read: ``in_keys``. Written: ``param_keys``, ``action`` and ``action_log_prob`` (shaped as the batch).
+    Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``param_keys``, ``action`` and ``action_log_prob``
+    (shaped as the batch).
 
     Args:
         network: maps the inputs to the distribution's parameters, one tensor for each of ``param_keys``.
@@ -29,6 +30,9 @@ class DeviceActor(ProbabilisticActor):
         param_keys: the distribution's arguments and the keys they are written under, such as ``["logits"]``.
         in_keys: what the network reads.
         spec: the action's spec, for TorchRL's checks.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; handed to the distribution, which has to
+            have an argument ``valid``, such as :class:`BoundedNormal`: the others act neutrally, with log-probability
+            0. All do by default.
     """
 
     def __init__(
@@ -39,15 +43,18 @@ class DeviceActor(ProbabilisticActor):
         param_keys: Sequence[str],
         in_keys: Sequence[NestedKey] = ("observation",),
         spec: TensorSpec | None = None,
+        valid_key: NestedKey | None = None,
     ) -> None:
+        arguments = dict(zip(param_keys, param_keys, strict=True))
         super().__init__(
             TensorDictModule(network, in_keys=list(in_keys), out_keys=list(param_keys)),
-            in_keys=list(param_keys),
+            in_keys=list(param_keys) if valid_key is None else arguments | {"valid": valid_key},
             spec=spec,
             distribution_class=distribution_class,
             return_log_prob=True,
         )
         self._distribution_class = distribution_class
+        self.valid_key = valid_key
 
     def forward(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None, **kwargs: Any
@@ -60,7 +67,8 @@ class DeviceActor(ProbabilisticActor):
         params = network(*[tensordict.get(key) for key in head.in_keys])
         params = (params,) if isinstance(params, torch.Tensor) else params
         named = dict(zip(cast("list[str]", head.out_keys), params, strict=True))
-        dist = self._distribution_class(**named)
+        exists = {} if self.valid_key is None else {"valid": tensordict.get(self.valid_key)}
+        dist = self._distribution_class(**named, **exists)
         action = dist.rsample() if dist.has_rsample else dist.sample()
         named |= {self.dist_sample_keys[0]: action, self.log_prob_keys[0]: dist.log_prob(action)}
         for key, value in named.items():

@@ -4,11 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_MULTIPLE = 4  # float32 numbers in 16 bytes, the alignment that TF32 kernels ask of each row
 
-
-def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor, multiple: int = _MULTIPLE) -> Tensor:
-    """``x @ weight + bias`` in matrices padded to multiples of 4 rows and columns; for compiled functions.
+def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x @ weight + bias`` in matrices padded to rows of 16 bytes; for compiled functions.
 
     A row of 17 observations is not aligned to 16 bytes, and such products run on the slow float32 units even where TF32
     is allowed. The first column of padding carries the bias, whose gradient is then a row of the weight's and no
@@ -18,12 +16,12 @@ def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor, multiple: int = _MUL
         x: ``[*, B, IN]``.
         weight: ``[*, IN, OUT]``.
         bias: ``[*, 1, OUT]``.
-        multiple: numbers in 16 bytes: 4 in float32, 8 under autocast.
 
     Returns:
         ``[*, B, OUT]``.
     """
     inputs, outputs = weight.shape[-2:]
+    multiple = _numbers_in_16_bytes(x)
     right = -outputs % multiple
     if inputs % multiple == 0:
         return torch.matmul(x, F.pad(weight, (0, right)) if right else weight)[..., :outputs] + bias
@@ -33,15 +31,32 @@ def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor, multiple: int = _MUL
     return torch.matmul(x, weight)[..., :outputs]
 
 
-class AlignedLinear(nn.Linear):
-    """``nn.Linear`` whose compiled form is :func:`aligned_affine`.
+def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear(x, weight, bias)``, whose compiled form is :func:`aligned_affine` where the sizes are not even.
 
-    Parameters, values and state are those of ``nn.Linear``.
+    Args:
+        x: ``[*, IN]``.
+        weight: ``[OUT, IN]``.
+        bias: ``[OUT]`` or None.
+
+    Returns:
+        ``[*, OUT]``.
     """
+    multiple = _numbers_in_16_bytes(x)
+    even = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
+    if even or bias is None or x.ndim < 2 or not torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    return aligned_affine(x, weight.mT, bias.unsqueeze(0))
+
+
+class AlignedLinear(nn.Linear):
+    """``nn.Linear`` as :func:`aligned_linear`. Parameters, values and state are those of ``nn.Linear``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """``[*, IN]`` -> ``[*, OUT]``."""
-        even = self.in_features % _MULTIPLE == 0 and self.out_features % _MULTIPLE == 0
-        if even or self.bias is None or input.ndim < 2 or not torch.compiler.is_compiling():
-            return super().forward(input)
-        return aligned_affine(input, self.weight.mT, self.bias.unsqueeze(0))
+        return aligned_linear(input, self.weight, self.bias)
+
+
+def _numbers_in_16_bytes(x: Tensor) -> int:
+    """The alignment that kernels ask of each row: 4 numbers of float32, 8 of 16 bits under autocast."""
+    return 8 if torch.is_autocast_enabled(x.device.type) else 4

@@ -5,6 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.functional.atoms import atom_means, fusable, fused_atom_means
 from torchrl_perf.functional.risk import Risk
 from torchrl_perf.modules.risk import make_risk
 from torchrl_perf.modules.value_head import HeadOptions, ValueHead
@@ -71,10 +72,13 @@ class CategoricalMLP(nn.Module):
 
     def action_values(self, *inputs: Tensor) -> Tensor:
         """``[*, D]`` values to act on: means, or risk-sensitive ones."""
-        probs = self.logits(*inputs).softmax(-1)
         if self.risk is not None:
-            probs = self.risk.mass(probs.cumsum(-1))
-        return (probs * self.support).sum(-1)
+            mass = self.risk.mass(self.logits(*inputs).softmax(-1).cumsum(-1))
+            return (mass * self.support).sum(-1)
+        streams = self.head.streams(self.trunk(*inputs))
+        fused = fusable(streams, self.num_actions, self.num_atoms)
+        means = fused_atom_means if fused else atom_means
+        return means(streams, self.support, self.num_actions, self.head.dueling)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """:meth:`action_values`."""

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import TensorSpec
+
+from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.modules.bounds import action_bounds
 
 Squash = Literal["tanh", "atan"]
 
@@ -30,6 +33,7 @@ class DeterministicActor(TensorDictModuleBase):
         in_keys: what the network reads.
         action_key: where the action is written.
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; the others get the middle of the bounds.
+            A flag of an env, ``[N]`` or ``[N, 1]``, holds for all its agents.
 
     Attributes:
         module: the network.
@@ -38,7 +42,7 @@ class DeterministicActor(TensorDictModuleBase):
         high: buffer ``[D]``.
 
     Raises:
-        ValueError: for another kind of spec, infinite bounds, and an unknown squash.
+        ValueError: for another kind of spec, bounds that are infinite or differ between rows, and an unknown squash.
     """
 
     low: Tensor
@@ -55,18 +59,9 @@ class DeterministicActor(TensorDictModuleBase):
         valid_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
-            raise ValueError(
-                f"spec: expected continuous actions with bounds (Bounded, floating point), received "
-                f"{type(spec).__name__} of {spec.dtype}. Remedy: EpsilonGreedy for discrete actions; a transform that "
-                "bounds unbounded ones."
-            )
         if squash not in ("tanh", "atan"):
             raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}.")
-        space = cast("Any", spec.space)
-        low, high = (bound.reshape(-1, spec.shape[-1])[0].clone() for bound in (space.low, space.high))
-        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):  # once, at construction
-            raise ValueError(f"spec: expected finite bounds with low < high, received low {low} and high {high}.")
+        low, high = action_bounds(spec)
         self.module, self.spec, self.squash = network, spec, squash
         self.network_keys, self.action_key, self.valid_key = list(in_keys), action_key, valid_key
         self.in_keys = [*in_keys] if valid_key is None else [*in_keys, valid_key]  # pyright: ignore
@@ -89,9 +84,8 @@ class DeterministicActor(TensorDictModuleBase):
         """Writes the action."""
         action = self.action(*[cast("Tensor", tensordict.get(key)) for key in self.network_keys])
         if self.valid_key is not None:
-            valid = cast("Tensor", tensordict.get(self.valid_key))
-            valid = valid if valid.ndim == action.ndim else valid.unsqueeze(-1)
+            valid = of_rows(cast("Tensor", tensordict.get(self.valid_key)), action.shape[:-1])
             # not a product: what the network says of an agent that does not exist may be NaN
-            action = torch.where(valid, action, (self.high + self.low) / 2)
+            action = torch.where(valid.unsqueeze(-1), action, (self.high + self.low) / 2)
         tensordict.set(self.action_key, action)
         return tensordict

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from torchrl_perf.functional.masked import gumbel_argmax
+
 
 class GumbelCategorical(Categorical):
     """``torch.distributions.Categorical`` that samples by the Gumbel-max trick.
@@ -26,10 +28,4 @@ class GumbelCategorical(Categorical):
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """``[*sample_shape, *]`` int64 indices."""
-        with torch.no_grad():
-            logits = self.logits.expand(*sample_shape, *self.logits.shape)
-            noise = torch.rand(logits.shape, dtype=logits.dtype, device=logits.device)
-            # a draw of exactly 0 (one in 2**24) would give -inf, level with the actions that must not be drawn
-            limits = torch.finfo(logits.dtype)
-            noise = noise.clamp(limits.tiny, 1 - limits.eps / 2)
-            return (logits - (-noise.log()).log()).argmax(-1)
+        return gumbel_argmax(self.logits.expand(*sample_shape, *self.logits.shape))

@@ -119,8 +119,7 @@ def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     if weight.shape[-1] == 1:
         return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
-    # whether the product is of 16 bits: the rows of 16 bytes then hold 8 numbers
-    return aligned_affine(x, weight, bias, 8 if torch.is_autocast_enabled(x.device.type) else 4)
+    return aligned_affine(x, weight, bias)
 
 
 class EnsembleQ(nn.Module):

@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Categorical, OneHot, TensorSpec
 
-from torchrl_perf.functional.masked import effective_mask
+from torchrl_perf.functional.masked import effective_mask, of_agents, of_rows
 from torchrl_perf.functional.schedules import linear
 
 
@@ -34,7 +34,8 @@ class EpsilonGreedy(TensorDictModuleBase):
         action_key: where the action is written.
         mask_key: bool ``[*, D]``, True for the actions that are allowed; all are by default. A mask of an env,
             ``[N, D]`` or ``[N, 1, D]``, holds for all its agents.
-        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default. A flag of an env,
+            ``[N]`` or ``[N, 1]``, holds for all its agents.
         eps_start: epsilon at frame 0.
         eps_end: epsilon from ``decay_frames`` on.
         decay_frames: frames in which epsilon falls.
@@ -106,14 +107,13 @@ class EpsilonGreedy(TensorDictModuleBase):
         values = self.action_values(tensordict)
         mask = None
         if self.mask_key is not None:
-            mask = effective_mask(_of_agents(tensordict.get(self.mask_key), values))
+            mask = effective_mask(of_agents(tensordict.get(self.mask_key), values).expand(values.shape))
             values = values.masked_fill(~mask, -torch.inf)
         action = values.argmax(-1)
         if interaction_type() is InteractionType.RANDOM:
             action = self._explore(action, mask)
         if self.valid_key is not None:
-            valid = tensordict.get(self.valid_key)
-            action = torch.where(valid if valid.ndim == action.ndim else valid.squeeze(-1), action, 0)
+            action = torch.where(of_rows(tensordict.get(self.valid_key), action.shape), action, 0)
         if self.one_hot:
             hot = action.unsqueeze(-1) == torch.arange(self.num_actions, device=action.device)
             tensordict.set(self.action_key, hot.to(self.dtype))
@@ -131,10 +131,3 @@ class EpsilonGreedy(TensorDictModuleBase):
             noise = torch.rand((self.num_actions + 1, *greedy.shape), device=greedy.device)
             chance, choice = noise[0], noise[1:].movedim(0, -1).masked_fill(~mask, -1.0).argmax(-1)
         return torch.where(chance < self.epsilon, choice, greedy)
-
-
-def _of_agents(mask: Tensor, values: Tensor) -> Tensor:
-    """A mask ``[*, D]``, or one of an env for all its agents, as it is for values ``[*, D]``."""
-    while mask.ndim < values.ndim:
-        mask = mask.unsqueeze(-2)
-    return mask.expand(values.shape)

@@ -27,14 +27,14 @@ class DeviceMaskedCategorical(GumbelCategorical):
     Args:
         logits: ``[*, D]`` unnormalised log-probabilities.
         mask: bool ``[*, D]``, True for the allowed choices; all by default.
-        valid: bool ``[*]``, True for the rows that exist; all by default.
+        valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
     """
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None, valid: Tensor | None = None) -> None:
+        self.valid = valid = None if valid is None else masked.of_rows(valid, logits.shape[:-1])
         if valid is not None:
             exists = valid.unsqueeze(-1)
             mask = exists.expand(logits.shape) if mask is None else mask & exists
-        self.valid = valid
         self._param = masked.masked_log_softmax(logits, mask)
         self.logits = self._param  # pyright: ignore[reportAttributeAccessIssue]  (torch declares a lazy property)
         self._num_events = logits.shape[-1]
@@ -75,7 +75,7 @@ class _NormalPart:
     valid: Tensor | None
 
     def _present(self, loc: Tensor, scale: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        self.valid = valid
+        self.valid = valid = None if valid is None else masked.of_rows(valid, loc.shape[:-1])
         if valid is None:
             return loc, scale
         missing = ~valid.unsqueeze(-1)
@@ -98,7 +98,7 @@ class BoundedNormal(_NormalPart, SquashedNormal):
         scale: ``[*, D]`` standard deviation before squashing, positive.
         low: least action, a number or broadcastable to ``[*, D]``.
         high: greatest action, likewise.
-        valid: bool ``[*]``, True for the rows that exist; all by default.
+        valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class DiagonalNormal(_NormalPart, Distribution):
     Args:
         loc: ``[*, D]``.
         scale: ``[*, D]``, positive.
-        valid: bool ``[*]``, True for the rows that exist; all by default.
+        valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"loc": constraints.real_vector, "scale": constraints.positive}

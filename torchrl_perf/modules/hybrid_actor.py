@@ -96,10 +96,15 @@ class HybridParameters(TensorDictModuleBase):
             if key in self.mask_keys:
                 params[key]["mask"] = tensordict.get(self.mask_keys[key])
             # one that covers all nodes says nothing about a part that the whole row has in common
-            if valid is not None and valid.shape == part.shape[:-1]:
-                params[key]["valid"] = valid
+            if valid is not None and valid.shape in (part.shape[:-1], (*part.shape[:-1], 1)):
+                params[key]["valid"] = valid.view(part.shape[:-1])
             if not self.joint:
                 rows = part.shape[:-1]
+        if valid is not None and not any("valid" in values for values in params.values()):
+            raise ValueError(
+                f"{self.valid_key!r}: expected the shape of the nodes of a part, one of "
+                f"{[list(part.shape[:-1]) for part in features]}, received {list(valid.shape)}."
+            )
         return params, rows
 
     def write(self, tensordict: TensorDictBase, params: Mapping[NestedKey, Mapping[str, Tensor]]) -> TensorDictBase:
@@ -144,14 +149,15 @@ class HybridActor(ProbabilisticActor):
         in_keys: what the network reads.
         mask_key: bool ``[*, D]``, True for the allowed choices: one key for the only discrete part, or a mapping from
             parts to keys. A row that allows none takes choice 0.
-        valid_key: bool ``[*batch, *nodes]``, True for the nodes that exist; applied to the parts of that shape.
+        valid_key: bool ``[*batch, *nodes]`` (or with a trailing 1), True for the nodes that exist; applied to the parts
+            of that shape.
         joint: False to keep the nodes apart as independent agents, with log-probabilities ``[*batch, *nodes]``.
         log_prob_key: where the joint log-probability is written.
         log_scale_range: range of the logarithm of the scales, before squashing.
 
     Raises:
         ValueError: for a kind of spec that no part serves, bounds that differ between nodes, and masks for parts that
-            are not discrete.
+            are not discrete; when it acts, for a ``valid_key`` whose shape is that of no part.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.modules.noisy import NoisyLinear
 from torchrl_perf.runtime.precision import PRECISIONS, autocast, widened
 
 
@@ -18,7 +19,7 @@ def check_precision(precision: str) -> str:
 
 
 class MixedSequential(nn.Sequential):
-    """``nn.Sequential`` whose hidden layers run in ``precision`` and whose last linear layer runs in float32.
+    """``nn.Sequential`` whose hidden layers run in ``precision`` and whose last linear (or noisy) layer is in float32.
 
     With ``"bf16"`` and ``"fp16"`` the layers before the last linear one run under autocast. The last layer, and what
     follows it, costs little in float32, and a value of 16 bits would be coarse: next to 1,000 there are 996 and 1,004.
@@ -35,7 +36,7 @@ class MixedSequential(nn.Sequential):
     def __init__(self, *layers: nn.Module, precision: str = "tf32") -> None:
         super().__init__(*layers)
         self.precision = check_precision(precision)
-        linear = [number for number, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        linear = [number for number, layer in enumerate(layers) if isinstance(layer, nn.Linear | NoisyLinear)]
         self._first_float32 = linear[-1] if linear else len(layers)
 
     def forward(self, input: Tensor) -> Tensor:

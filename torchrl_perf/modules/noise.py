@@ -9,10 +9,12 @@ from tensordict.nn import InteractionType, TensorDictModuleBase
 from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.exploration import bounded_gaussian, ou_step
+from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.functional.schedules import linear
+from torchrl_perf.modules.bounds import action_bounds
 
 
 class _ActionNoise(TensorDictModuleBase):
@@ -57,7 +59,7 @@ class _ActionNoise(TensorDictModuleBase):
         # an agent that does not exist keeps its neutral action: its policy knows which those are
         self.valid_key = getattr(policy, "valid_key", None) if valid_key is None else valid_key
         self.out_keys = list(policy.out_keys)  # pyright: ignore
-        low, high = _bounds(spec)
+        low, high = action_bounds(spec, finite=False)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
         for name, value in (("sigma", sigma_start), ("sigma_start", sigma_start), ("sigma_end", sigma_end)):
@@ -122,8 +124,8 @@ class GaussianNoise(_ActionNoise):
         sigma: buffer, 0-d, the current standard deviation.
 
     Raises:
-        ValueError: without a spec of continuous actions, for an action key that the policy does not write, a negative
-            or infinite sigma.
+        ValueError: without a spec of continuous actions, for bounds that differ between rows, an action key that the
+            policy does not write, a negative or infinite sigma.
     """
 
     def __init__(
@@ -233,19 +235,4 @@ class OUNoise(_ActionNoise):
 
 def _column(flag: Any, action: Tensor) -> Tensor:
     """A flag ``[*]`` or ``[*, 1]``, also one of all agents of an env, as it broadcasts to the action ``[*, D]``."""
-    flag = cast("Tensor", flag)
-    if flag.shape == action.shape[:-1]:
-        return flag.unsqueeze(-1)
-    while flag.ndim < action.ndim:
-        flag = flag.unsqueeze(-1)
-    return flag
-
-
-def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """``[D]`` bounds, infinite where there are none."""
-    if not isinstance(spec, Bounded):
-        limit = torch.full((spec.shape[-1],), math.inf, dtype=spec.dtype, device=spec.device)
-        return -limit, limit
-    space = cast("Any", spec.space)
-    low, high = (bound.reshape(-1, spec.shape[-1])[0].clone() for bound in (space.low, space.high))
-    return low, high
+    return of_rows(cast("Tensor", flag), action.shape[:-1]).unsqueeze(-1)

@@ -7,13 +7,11 @@ import torch
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchrl_perf.functional.exploration import factor_noise
-from torchrl_perf.modules.aligned import aligned_affine
+from torchrl_perf.modules.aligned import aligned_linear
 
 Noise = Literal["shared", "per_row"]
-_ALIGNED = 4  # float32 numbers in 16 bytes
 
 
 class NoisyLinear(nn.Module):
@@ -93,25 +91,17 @@ class NoisyLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """``[*, IN]`` -> ``[*, OUT]``."""
         if not self.is_noisy:
-            return _affine(input, self.weight_mu, self.bias_mu)
+            return aligned_linear(input, self.weight_mu, self.bias_mu)
         rows = () if self.noise == "shared" else input.shape[:-1]
         like = self.weight_mu
         draws = torch.randn(*rows, self.in_features + self.out_features, device=like.device, dtype=like.dtype)
         into, out = factor_noise(draws).split([self.in_features, self.out_features], -1)
         if self.noise == "shared":
             weight = torch.addcmul(like, self.weight_sigma, torch.outer(out, into))
-            return _affine(input, weight, torch.addcmul(self.bias_mu, self.bias_sigma, out))
-        mean = _affine(input, like, self.bias_mu)
-        return mean + out * _affine(input * into, self.weight_sigma, self.bias_sigma)
+            return aligned_linear(input, weight, torch.addcmul(self.bias_mu, self.bias_sigma, out))
+        mean = aligned_linear(input, like, self.bias_mu)
+        return mean + out * aligned_linear(input * into, self.weight_sigma, self.bias_sigma)
 
     def extra_repr(self) -> str:
         """Sizes, scale and kind of noise."""
         return f"{self.in_features}, {self.out_features}, sigma={self.sigma}, noise={self.noise!r}"
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``x @ weight.T + bias``; for a compiler in sizes that tensor cores take."""
-    even = weight.shape[0] % _ALIGNED == 0 and weight.shape[1] % _ALIGNED == 0
-    if even or x.ndim < 2 or not torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)
-    return aligned_affine(x, weight.mT, bias.unsqueeze(0))

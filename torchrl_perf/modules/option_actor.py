@@ -8,12 +8,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import TensorSpec
 
+from torchrl_perf.functional.hybrid import present, squashed_normal_entropy
 from torchrl_perf.modules.actor import DeviceActor
+from torchrl_perf.modules.bounds import action_bounds
+from torchrl_perf.modules.hybrid import BoundedNormal
 from torchrl_perf.modules.option_set import ACTIVE_KEY, OptionSet, one_hot
 from torchrl_perf.modules.options import OptionController
-from torchrl_perf.modules.squashed_normal import SquashedNormal
 
 
 class OptionConditioned(nn.Module):
@@ -37,14 +39,14 @@ class OptionConditioned(nn.Module):
         return self.network(torch.cat([*features, hot], -1))
 
 
-class OptionNormal(SquashedNormal):
-    """A :class:`~torchrl_perf.modules.SquashedNormal` in the range of an option, its density in units of the full one.
+class OptionNormal(BoundedNormal):
+    """A :class:`~torchrl_perf.modules.BoundedNormal` in the range of an option, its density in units of the full one.
 
-    The action lies between ``low`` and ``high``, the option's. Log-probabilities are those of the action as it would be
-    if the option's range were stretched to all of the bounds. The reason is soft actor-critic: with the density of the
-    action itself, an option with a small range would have a low entropy whatever it does, be pushed to noise by the
-    temperature, and be avoided by the entropy term of the targets. Ratios of probabilities are the same either way; the
-    log-density of the action itself is ``log_prob + sum(log(2 unit / (high - low)))``.
+    The action lies between ``low`` and ``high``, the option's. Log-probabilities and entropy are those of the action as
+    it would be if the option's range were stretched to all of the bounds. The reason is soft actor-critic: with the
+    density of the action itself, an option with a small range would have a low entropy whatever it does, be pushed to
+    noise by the temperature, and be avoided by the entropy term of the targets. Ratios of probabilities are the same
+    either way; the log-density of the action itself is ``log_prob + sum(log(2 unit / (high - low)))``.
 
     Args:
         loc: ``[*, D]`` mean before squashing.
@@ -52,17 +54,26 @@ class OptionNormal(SquashedNormal):
         low: ``[*, D]`` least action of the option.
         high: ``[*, D]`` greatest action of the option.
         unit: ``[*, D]`` half the width of the full bounds.
+        valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist, all by default; the others act in the middle of
+            the option's range, with log-probability, entropy and divergence 0.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, unit: Tensor) -> None:
-        super().__init__(loc, scale, low, high)
+    def __init__(
+        self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, unit: Tensor, valid: Tensor | None = None
+    ) -> None:
+        super().__init__(loc, scale, low, high, valid)
         self.unit = unit
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "OptionNormal":
         """The same distribution for ``batch_shape`` rows."""
-        shape = torch.Size(batch_shape) + self.event_shape
+        rows = torch.Size(batch_shape)
         params = (self.loc, self.scale, cast("Tensor", self.low), cast("Tensor", self.high), self.unit)
-        return OptionNormal(*(value.expand(shape) for value in params))
+        valid = None if self.valid is None else self.valid.expand(rows)
+        return OptionNormal(*(value.expand(rows + self.event_shape) for value in params), valid=valid)
+
+    def entropy(self) -> Tensor:
+        """``[*]`` nats, of the stretched action."""
+        return present(squashed_normal_entropy(self.loc, self.scale, -self.unit, self.unit), self.valid)
 
     def _log_jacobian(self, x: Tensor) -> Tensor:
         """``log |da/dx|`` of the stretched action, ``[*, D]``."""
@@ -115,8 +126,9 @@ class OptionNormalHead(nn.Module):
 class OptionActor(DeviceActor):
     """A squashed normal policy that is told the option and acts within the option's range.
 
-    Keys read: ``in_keys`` and "active_option" int64 ``[*]``. Written: "loc", "scale", "low", "high", "unit" and
-    "action" ``[*, D]``, "action_log_prob" ``[*]`` (in units of the full bounds, see :class:`OptionNormal`).
+    Keys read: ``in_keys``, "active_option" int64 ``[*]``, and ``valid_key`` if given. Written: "loc", "scale", "low",
+    "high", "unit" and "action" ``[*, D]``, "action_log_prob" ``[*]`` (in units of the full bounds, see
+    :class:`OptionNormal`).
 
     With :class:`~torchrl_perf.objectives.DeviceSACLoss` the option is a part of the state: actor and critic read it,
     and :meth:`OptionController.write_following` gives that of the next state.
@@ -127,9 +139,11 @@ class OptionActor(DeviceActor):
         spec: the action's spec ``[*, D]``, continuous with finite bounds.
         in_keys: what the network reads besides the option.
         log_scale_range: of the logarithm of the scale, before squashing.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; the others act in the middle of their
+            option's range, with log-probability 0. All do by default.
 
     Raises:
-        ValueError: for another kind of spec, infinite bounds, or bounds that differ between rows.
+        ValueError: as :func:`~torchrl_perf.modules.bounds.action_bounds`.
     """
 
     def __init__(
@@ -140,14 +154,16 @@ class OptionActor(DeviceActor):
         spec: TensorSpec,
         in_keys: Sequence[NestedKey] = ("observation",),
         log_scale_range: tuple[float, float] = (-5.0, 2.0),
+        valid_key: NestedKey | None = None,
     ) -> None:
-        low, high = _bounds(spec)
+        low, high = action_bounds(spec)
         super().__init__(
             OptionNormalHead(network, low, high, options.action_ranges, log_scale_range),
             distribution_class=OptionNormal,
             param_keys=OptionNormalHead.param_keys,
             in_keys=[*in_keys, ACTIVE_KEY],
             spec=spec,
+            valid_key=valid_key,
         )
 
 
@@ -181,20 +197,3 @@ class OptionPolicy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the option of the step and its action."""
         return self.actor(self.controller(tensordict))
-
-
-def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Least and greatest actions ``[D]`` of a spec ``[*, D]``."""
-    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point or not spec.shape:
-        raise ValueError(
-            f"spec: expected a Bounded spec [*, D] of floats, received {type(spec).__name__} {list(spec.shape)} of "
-            f"{spec.dtype}. Remedy: env.action_spec of an env with continuous actions."
-        )
-    space = cast("Any", spec.space)
-    low, high = (bound.reshape(-1, spec.shape[-1]) for bound in (space.low, space.high))
-    if not bool((low.isfinite() & high.isfinite() & (low == low[0]) & (high == high[0])).all()):
-        raise ValueError(
-            f"spec: expected finite bounds, the same for all rows, received low {low} and high {high}. Remedy: bound "
-            "the action spec, for example by a transform of the env."
-        )
-    return low[0], high[0]

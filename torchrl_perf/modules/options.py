@@ -10,7 +10,7 @@ from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from torchrl_perf.functional.masked import gumbel_argmax, masked_log_softmax
+from torchrl_perf.functional.masked import gumbel_argmax, masked_log_softmax, of_rows
 from torchrl_perf.functional.schedules import exponential
 from torchrl_perf.modules.option_set import (
     ACTIVE_KEY,
@@ -54,9 +54,12 @@ class OptionController(TensorDictModuleBase):
     :class:`~torchrl_perf.transforms.OptionState` transform, which adds them to its specs and sets them to 0 at a reset.
     An age of 0 means that no option runs; "is_init", where there is one, means the same.
 
-    Keys read: ``in_keys``, "option" and "option_age" (int64 ``[*]``), "is_init" (where present), what the rules read.
-    Written: "active_option" int64 ``[*]``, "option_start" bool ``[*]``, "option_log_prob" ``[*]``, "option_available"
-    bool ``[*, O]``, and ("next", "option") and ("next", "option_age") int64 ``[*]``.
+    An agent that does not exist has the fallback, which it has not chosen: "option_start" is False, the age after the
+    step 0. Nothing that is observed of it is looked at, NaN included.
+
+    Keys read: ``in_keys``, "option" and "option_age" (int64 ``[*]``), "is_init" (where present), ``valid_key`` if
+    given, what the rules read. Written: "active_option" int64 ``[*]``, "option_start" bool ``[*]``, "option_log_prob"
+    ``[*]``, "option_available" bool ``[*, O]``, and ("next", "option") and ("next", "option_age") int64 ``[*]``.
 
     Args:
         selector: maps the inputs to logits ``[*, O]``.
@@ -67,6 +70,7 @@ class OptionController(TensorDictModuleBase):
         temperature: of the choice, at the start.
         temperature_end: from ``temperature_steps`` on; None is ``temperature``.
         temperature_steps: :meth:`step` s in which it falls, by the same factor in each.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default.
 
     Attributes:
         temperature: 0-d buffer, the present one.
@@ -94,6 +98,7 @@ class OptionController(TensorDictModuleBase):
         temperature: float = 1.0,
         temperature_end: float | None = None,
         temperature_steps: int = 0,
+        valid_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
         last = temperature if temperature_end is None else temperature_end
@@ -103,7 +108,8 @@ class OptionController(TensorDictModuleBase):
         self.initiation, self.termination = options.initiation, options.termination  # modules become submodules
         self.num_options = options.num_options
         self.network_keys = list(in_keys)
-        self.in_keys = [*in_keys, OPTION_KEY, AGE_KEY]  # pyright: ignore
+        self.valid_key = valid_key
+        self.in_keys = [*in_keys, OPTION_KEY, AGE_KEY, *([] if valid_key is None else [valid_key])]  # pyright: ignore
         written = [ACTIVE_KEY, START_KEY, LOG_PROB_KEY, AVAILABLE_KEY, ("next", OPTION_KEY), ("next", AGE_KEY)]
         self.out_keys = written  # pyright: ignore
         device = next((p.device for p in selector.parameters()), example.device)
@@ -148,6 +154,12 @@ class OptionController(TensorDictModuleBase):
         logits = self.selector(*[tensordict.get(key) for key in self.network_keys])
         return masked_log_softmax(logits / self.temperature, available)
 
+    def exists(self, tensordict: TensorDictBase) -> Tensor | None:
+        """Bool ``[*]``, the agents that exist; None where all do."""
+        if self.valid_key is None:
+            return None
+        return of_rows(tensordict.get(self.valid_key), tensordict.get(AGE_KEY).shape)
+
     def choose(self, tensordict: TensorDictBase, *, explore: bool) -> OptionChoice:
         """The option of this step, given the one that runs; writes nothing.
 
@@ -165,7 +177,11 @@ class OptionController(TensorDictModuleBase):
         log_probs = self.log_probs(tensordict, available)
         following = gumbel_argmax(log_probs) if explore else log_probs.argmax(-1)
         log_prob = log_probs.gather(-1, following.unsqueeze(-1)).squeeze(-1)
-        return OptionChoice(torch.where(start, following, option), start, torch.where(start, log_prob, 0.0), available)
+        chosen = torch.where(start, following, option)
+        if (exists := self.exists(tensordict)) is not None:
+            start = start & exists
+            chosen = torch.where(exists, chosen, self.options.fallback_index)
+        return OptionChoice(chosen, start, torch.where(start, log_prob, 0.0), available)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the option of the step and the state after it; explore or not as TorchRL's exploration type says."""
@@ -175,7 +191,9 @@ class OptionController(TensorDictModuleBase):
         tensordict.set(LOG_PROB_KEY, choice.log_prob)
         tensordict.set(AVAILABLE_KEY, choice.available)
         tensordict.set(("next", OPTION_KEY), choice.option)
-        tensordict.set(("next", AGE_KEY), torch.where(choice.start, 0, tensordict.get(AGE_KEY)) + 1)
+        age = torch.where(choice.start, 0, tensordict.get(AGE_KEY)) + 1
+        exists = self.exists(tensordict)
+        tensordict.set(("next", AGE_KEY), age if exists is None else torch.where(exists, age, 0))
         return tensordict
 
     @torch.no_grad()
@@ -204,12 +222,13 @@ class OptionController(TensorDictModuleBase):
         for key in (OPTION_KEY, AGE_KEY):
             td.set(key, torch.zeros(rows, dtype=torch.int64, device=self.fallback.device))
         shape = [rows, self.num_options]
-        inputs = [td.get(key, None) for key in self.network_keys]
-        if absent := [key for key, value in zip(self.network_keys, inputs, strict=True) if value is None]:
+        needed = self.network_keys if self.valid_key is None else [*self.network_keys, self.valid_key]
+        if absent := [key for key in needed if td.get(key, None) is None]:
             raise ValueError(
                 f"in_keys: expected keys among {_names(td)}, which the example holds, received {absent}. Remedy: set "
-                "in_keys, or the transforms of the env that the example comes from."
+                "in_keys and valid_key, or the transforms of the env that the example comes from."
             )
+        inputs = [td.get(key) for key in self.network_keys]
         _check_output("selector", lambda _: self.selector(*inputs), td, shape, "float")
         if self.initiation is not None:
             _check_output("initiation", self.initiation, td, shape, "bool")

@@ -7,12 +7,13 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.functional.atoms import duel
 from torchrl_perf.functional.distributional import midpoints
 from torchrl_perf.functional.implicit import fusable, fused_implicit_mean
 from torchrl_perf.functional.risk import Risk
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.risk import make_risk
-from torchrl_perf.modules.value_head import HeadOptions, HeadSettings, ValueHead, activation, complete, duel, linear
+from torchrl_perf.modules.value_head import HeadOptions, HeadSettings, ValueHead, activation, complete, linear
 from torchrl_perf.runtime.precision import autocast, widened
 
 TauKind = Literal["random", "midpoints"]

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.functional.atoms import duel
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.mixed import MixedSequential, check_precision
 from torchrl_perf.modules.mlp import FusedMLP
@@ -117,13 +118,6 @@ def perceptron(sizes: Sequence[int], options: HeadSettings, *, first_plain: bool
     return MixedSequential(*parts[:-1], precision=options.precision)
 
 
-def duel(streams: Tensor, num_actions: int) -> Tensor:
-    """``V + A - mean(A)`` over the actions, for each of M numbers: ``[*, (1 + D) M]`` -> ``[*, D, M]``."""
-    streams = streams.unflatten(-1, (1 + num_actions, -1))
-    value, advantage = streams[..., :1, :], streams[..., 1:, :]
-    return value + advantage - advantage.mean(-2, keepdim=True)
-
-
 class ValueHead(nn.Module):
     """M numbers for each of D actions, from features: ``[*, F]`` -> ``[*, D, M]``.
 
@@ -162,7 +156,11 @@ class ValueHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[*, F]`` -> ``[*, D, M]``."""
-        numbers = self.layers(features)
+        numbers = self.streams(features)
         if self.dueling:
             return duel(numbers, self.num_actions)
         return numbers.unflatten(-1, (self.num_actions, self.size))
+
+    def streams(self, features: Tensor) -> Tensor:
+        """``[*, F]`` -> ``[*, D M]``; with ``dueling`` ``[*, (1 + D) M]``, a value and then the advantages."""
+        return self.layers(features)

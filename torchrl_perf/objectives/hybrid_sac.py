@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torchrl.data import Categorical
 
 from torchrl_perf.functional.hybrid import expected_soft_value
@@ -17,7 +16,8 @@ from torchrl_perf.functional.masked import masked_entropy
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.sac import critic_loss, weighted_mean
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
-from torchrl_perf.objectives.sac import LOSS_FUNCTIONS
+from torchrl_perf.objectives.sac import LOSS_FUNCTIONS, scored_sample, without_gradient
+from torchrl_perf.objectives.value_loss import checked_gamma, step_of
 
 
 class HybridDraw(NamedTuple):
@@ -69,8 +69,8 @@ class HybridSACLoss(nn.Module):
 
     Raises:
         ValueError: for another actor, two discrete parts, a critic that does not read the continuous parts or reads the
-            discrete one, a temperature that is not positive, unknown parts or loss function; at a call, for an action
-            with nodes and for values of another shape.
+            discrete one, a temperature that is not positive, unknown parts or loss function, a gamma or a
+            ``choice_entropy`` outside of [0, 1]; at a call, for an action with nodes and for values of another shape.
     """
 
     def __init__(
@@ -88,6 +88,8 @@ class HybridSACLoss(nn.Module):
         super().__init__()
         if loss_function not in LOSS_FUNCTIONS:
             raise ValueError(f"loss_function: expected one of {LOSS_FUNCTIONS}, received {loss_function!r}.")
+        if not 0.0 <= choice_entropy <= 1.0:
+            raise ValueError(f"choice_entropy: expected a share in [0, 1] of the greatest, received {choice_entropy}.")
         if not isinstance(actor, HybridActor):
             raise ValueError(f"actor: expected a HybridActor, received {type(actor).__name__}. Remedy: DeviceSACLoss.")
         self.discrete_key, self.continuous_keys, targets = _parts(actor, critic)
@@ -98,7 +100,7 @@ class HybridSACLoss(nn.Module):
         self.actor, self.critic = actor, critic
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self.value_key = cast("list[NestedKey]", critic.out_keys)[0]
-        self.gamma, self.loss_function, self.choice_entropy = gamma, loss_function, choice_entropy
+        self.gamma, self.loss_function, self.choice_entropy = checked_gamma(gamma), loss_function, choice_entropy
         initial = (
             dict.fromkeys(self.part_keys, alpha) if isinstance(alpha, int | float) else self._by_part("alpha", alpha)
         )
@@ -135,7 +137,7 @@ class HybridSACLoss(nn.Module):
                 f"actor: expected one action for each row, received nodes in {nodes}. Remedy: make the nodes rows of "
                 "the batch, or PPO."
             )
-        draws = [_score(dist.dists[key]) for key in self.continuous_keys]
+        draws = [scored_sample(dist.dists[key]) for key in self.continuous_keys]
         policy = None if self.discrete_key is None else cast("Any", dist.dists[self.discrete_key]).logits
         here = HybridDraw(
             tuple(action[:rows] for action, _ in draws),
@@ -180,11 +182,8 @@ class HybridSACLoss(nn.Module):
         """The critics' loss 0-d, the priority of each row ``[B]`` and the mean value 0-d, the last two detached."""
         with torch.no_grad():
             value = self.values(self.target_critic, td, following.actions, following=True)
-            steps = td.get("steps_to_next_obs", None)
-            discount = self.gamma if steps is None else self.gamma ** steps.squeeze(-1)
-            bootstrap = discount * self.soft_value(following, value)
-            terminated = td.get(("next", "terminated")).squeeze(-1)
-            target = td.get(("next", "reward")).squeeze(-1) + bootstrap.masked_fill(terminated, 0.0)
+            reward, discount, terminated = step_of(td, self.gamma)
+            target = reward + discount * self.soft_value(following, value).masked_fill(terminated, 0.0)
         value = self.values(self.critic, td, tuple(td.get(key) for key in self.continuous_keys))
         if self.discrete_key is not None:
             choice = td.get(self.discrete_key).long()[:, None, None].expand(*value.shape[:2], 1)
@@ -203,7 +202,7 @@ class HybridSACLoss(nn.Module):
             detached: let no gradient reach the critic's parameters.
         """
         weights = td.get("priority_weight", None)
-        critic = self._detached_critic if detached else self.critic
+        critic = without_gradient(self.critic) if detached else self.critic
         loss = -weighted_mean(self.soft_value(draw, self.values(critic, td, draw.actions)), weights)
         entropies = [-log_prob.detach() for log_prob in draw.log_probs]
         if draw.log_policy is not None:
@@ -220,10 +219,6 @@ class HybridSACLoss(nn.Module):
             allowed = (draw.log_policy != -torch.inf).sum(-1)
             targets[0] = self.choice_entropy * allowed.to(draw.log_policy.dtype).log()
         return targets
-
-    def _detached_critic(self, td: TensorDictBase) -> TensorDictBase:
-        params = {name: param.detach() for name, param in self.critic.named_parameters()}
-        return cast("TensorDictBase", torch.func.functional_call(self.critic, params, (td,)))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[B]`` from the same parameters; writes ``td_error [B]`` into it.
@@ -280,10 +275,3 @@ def _gathered(entries: Mapping[NestedKey, Tensor], rows: int, device: torch.devi
     for key, value in entries.items():
         td.set(key, value)
     return td
-
-
-def _score(dist: Distribution) -> tuple[Tensor, Tensor]:
-    if hasattr(dist, "rsample_and_log_prob"):
-        return cast("Any", dist).rsample_and_log_prob()
-    action = dist.rsample()
-    return action, dist.log_prob(action)

@@ -25,6 +25,8 @@ class _DevicePPO:
 
     UNSUPPORTED = UNSUPPORTED
     """Options of the parent that this loss does not have."""
+    entropy_floor: float | None = None
+    entropy_floor_coeff: float = 1.0
 
     def __init__(self, actor_network: nn.Module, critic_network: nn.Module | None = None, **kwargs: Any) -> None:
         parent = super().__init__.__qualname__.partition(".")[0]
@@ -105,10 +107,15 @@ class _DevicePPO:
     def _add_entropy(self, out: TensorDict, dist: distributions.Distribution) -> None:
         loss = cast("Any", self)
         entropy, parts = self._part_entropies(dist)
-        out.set("entropy", entropy.detach().mean())
+        mean = entropy.mean()
+        out.set("entropy", mean.detach())
         weights = loss._entropy_coeff_map
         if weights is None:
-            out.set("loss_entropy", -loss.entropy_coeff * entropy.mean())
+            bonus = -loss.entropy_coeff * mean
+            floor = self.entropy_floor
+            out.set(
+                "loss_entropy", bonus if floor is None else bonus + self.entropy_floor_coeff * (floor - mean).relu()
+            )
             return
         if absent := [name for name in parts if name not in weights]:
             raise KeyError(
@@ -184,11 +191,14 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
         critic_network: a TensorDict module that writes ``state_value``; None for a policy loss alone.
         closed_form_kl: return ``kl``, the mean divergence of the new policy from the old, computed from the parameters
             that the actor wrote into the batch.
+        entropy_floor: mean entropy in nats below which the shortfall, times ``entropy_floor_coeff``, is added to
+            ``loss_entropy``; None for no floor. It needs an entropy bonus with one weight, which may be 0.
+        entropy_floor_coeff: its weight.
         **kwargs: as for the parent; ``reduction`` has to be ``"mean"``, and the options in ``UNSUPPORTED`` unset.
 
     Raises:
-        ValueError: at construction, for another reduction or an unsupported option; at a call, for an advantage that is
-            not shaped as the log-probability.
+        ValueError: at construction, for another reduction or an unsupported option, a floor without an entropy bonus;
+            at a call, for an advantage that is not shaped as the log-probability.
         KeyError: when the batch has no advantage, log-probability or, where needed, parameters.
     """
 
@@ -198,10 +208,18 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
         critic_network: nn.Module | None = None,
         *,
         closed_form_kl: bool = False,
+        entropy_floor: float | None = None,
+        entropy_floor_coeff: float = 1.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(actor_network, critic_network, **kwargs)
         self.closed_form_kl = closed_form_kl
+        self.entropy_floor, self.entropy_floor_coeff = entropy_floor, entropy_floor_coeff
+        if entropy_floor is not None and (not self.entropy_bonus or self._entropy_coeff_map is not None):
+            raise ValueError(
+                f"entropy_floor: expected None without an entropy bonus of one weight, received {entropy_floor}. "
+                "Remedy: entropy_bonus=True and one number for entropy_coeff."
+            )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Losses and diagnostics of a minibatch ``[B]``."""

@@ -2,16 +2,19 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.sac import actor_loss, critic_loss, soft_target, temperature_loss
+from torchrl_perf.objectives.value_loss import checked_gamma
 
 VALUE_KEY = "state_action_value"
 LOSS_FUNCTIONS = ("l2", "smooth_l1")
@@ -48,8 +51,9 @@ class DeviceSACLoss(nn.Module):
         target_critic: the critic whose values the targets are made of; no gradient reaches it.
 
     Raises:
-        ValueError: for an unknown loss function, an alpha that is not positive, a critic without the action among its
-            ``in_keys``, an actor without a distribution, or without a spec where the target entropy is read from it.
+        ValueError: for a gamma outside of [0, 1], an unknown loss function, an alpha that is not positive, a critic
+            without the action among its ``in_keys``, an actor without a distribution, or without a spec where the
+            target entropy is read from it.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class DeviceSACLoss(nn.Module):
             )
         self.actor, self.critic = actor, critic
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self.gamma, self.loss_function = gamma, loss_function
+        self.gamma, self.loss_function = checked_gamma(gamma), loss_function
         self.target_entropy = self._entropy_of_spec() if entropy is None else float(entropy)
         device = next(critic.parameters()).device
         log_alpha = torch.tensor(math.log(alpha), device=device)
@@ -124,15 +128,8 @@ class DeviceSACLoss(nn.Module):
         keys = cast("list[NestedKey]", self.actor.in_keys)
         both = {key: torch.cat([td.get(key), td.get(("next", key))]) for key in keys}
         dist = cast("Any", self.actor).get_dist(TensorDict(both, [2 * rows], device=td.device))
-        if noise is not None:
-            action, log_prob = dist.rsample_and_log_prob(noise=noise)
-        else:
-            action, log_prob = dist.rsample_and_log_prob() if hasattr(dist, "rsample_and_log_prob") else _score(dist)
+        action, log_prob = scored_sample(dist) if noise is None else dist.rsample_and_log_prob(noise=noise)
         return action[:rows], log_prob[:rows], action[rows:].detach(), log_prob[rows:].detach()
-
-    def _detached_critic(self, td: TensorDictBase) -> TensorDictBase:
-        params = {name: param.detach() for name, param in self.critic.named_parameters()}
-        return cast("TensorDictBase", torch.func.functional_call(self.critic, params, (td,)))
 
     def values(self, critic: Any, td: TensorDictBase, action: Tensor, *, following: bool = False) -> Tensor:
         """``[B, K]`` values of ``action [B, D]`` in the batch's states, or with ``following`` its next states."""
@@ -174,7 +171,7 @@ class DeviceSACLoss(nn.Module):
                 compiled function, which cannot do that.
         """
         weights = td.get("priority_weight", None)
-        critic = self._detached_critic if detached else self.critic
+        critic = without_gradient(self.critic) if detached else self.critic
         value = self.values(critic, td, action)
         loss = actor_loss(log_prob, value, self.log_alpha.detach().exp(), weights)
         return loss, temperature_loss(self.log_alpha, log_prob, self.target_entropy, weights)
@@ -220,6 +217,19 @@ class frozen:  # noqa: N801  (a context manager, used as a function)
             param.requires_grad_(True)
 
 
-def _score(dist: torch.distributions.Distribution) -> tuple[Tensor, Tensor]:
+def without_gradient(module: nn.Module) -> Callable[..., Any]:
+    """The module as a function of its inputs alone: no gradient reaches its parameters."""
+    params = {name: param.detach() for name, param in module.named_parameters()}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(module, params, args, kwargs)
+
+    return call
+
+
+def scored_sample(dist: Distribution) -> tuple[Tensor, Tensor]:
+    """Reparametrised actions ``[*, D]`` and their log-probabilities ``[*]``, at the bounds, too."""
+    if hasattr(dist, "rsample_and_log_prob"):
+        return cast("Any", dist).rsample_and_log_prob()
     action = dist.rsample()
     return action, dist.log_prob(action)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.sac import critic_loss, weighted_mean
-from torchrl_perf.objectives.sac import LOSS_FUNCTIONS, VALUE_KEY
+from torchrl_perf.objectives.sac import LOSS_FUNCTIONS, VALUE_KEY, without_gradient
 from torchrl_perf.objectives.value_loss import checked_gamma, step_of, weights_of
 
 
@@ -74,12 +74,9 @@ class DeterministicPolicyLoss(nn.Module):
             detached: let no gradient reach the critic's parameters. Freezing them, or differentiating the actor's
                 alone, is the cheaper way.
         """
-        value = self.policy_value(self._detached_critic if detached else self.critic, td, self.act(self.actor, td))
+        critic = without_gradient(self.critic) if detached else self.critic
+        value = self.policy_value(critic, td, self.act(self.actor, td))
         return -weighted_mean(value, weights_of(td, value))
-
-    def _detached_critic(self, *args: Any, **kwargs: Any) -> Any:
-        params = {name: param.detach() for name, param in self.critic.named_parameters()}
-        return torch.func.functional_call(self.critic, params, args, kwargs)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from torchrl_perf.functional.masked import effective_mask
+from torchrl_perf.functional.masked import effective_mask, of_agents
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.sac import weighted_mean
 
@@ -76,9 +76,7 @@ def allowed(mask: Tensor, values: Tensor) -> Tensor:
         mask: bool ``[*, D]``, or ``[N, D]`` of an env for all its agents, ``values [N, A, D]``.
         values: ``[*, D]``.
     """
-    while mask.ndim < values.ndim:
-        mask = mask.unsqueeze(-2)
-    return effective_mask(mask)
+    return effective_mask(of_agents(mask, values))
 
 
 def best_action(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,21 +6,41 @@ from typing import Any
 from torch import nn
 from torchrl.envs import EnvBase
 
+from torchrl_perf.functional.distributional import check_support
 from torchrl_perf.modules.categorical_q import CategoricalMLP
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.c51 import DeviceC51Loss
 from torchrl_perf.trainers.rainbow_config import RainbowConfig
 from torchrl_perf.trainers.value_based import DistributionalTrainer, epsilon_greedy
 
+REWARD_BOUNDS: dict[str, tuple[float, float]] = {
+    "CartPole": (1.0, 1.0),
+    "Acrobot": (-1.0, 0.0),
+    "MountainCar": (-1.0, -1.0),
+}
+"""Least and greatest reward of a step, of the package's tasks with discrete actions."""
+
 
 class RainbowTrainer(DistributionalTrainer):
     """C51 with double Q-learning, duelling and noisy networks, n-step returns and prioritised replay, as configured.
 
     Arguments, attributes and errors are those of :class:`ValueTrainer`; the default policy is
-    :func:`make_rainbow_policy`. The priority of a row is its cross-entropy.
+    :func:`make_rainbow_policy`. The priority of a row is its cross-entropy. Atoms that cannot represent the returns of
+    the package's task that the config names are refused.
     """
 
     config: RainbowConfig
+
+    def make_env(self) -> EnvBase:
+        """The task that the config names.
+
+        Raises:
+            ValueError: where the atoms cannot represent the task's returns.
+        """
+        config = self.config
+        if config.env in REWARD_BOUNDS:
+            check_support(config.v_min, config.v_max, REWARD_BOUNDS[config.env], config.gamma)
+        return super().make_env()
 
     def make_policy(self, env: EnvBase) -> EpsilonGreedy:
         """:func:`make_rainbow_policy`."""

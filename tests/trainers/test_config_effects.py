@@ -47,11 +47,16 @@ PPO = {
     "lmbda": ({}, 0.5),
     "clip_epsilon": ({}, 0.001),
     "clip_value": ({"clip_epsilon": 0.001}, True),
+    "value_clip_epsilon": ({"clip_value": True}, 0.001),
     "normalize_advantage": ({}, False),
     "entropy_coeff": ({}, 0.5),
     "entropy_coeff_final": ({}, 0.5),
+    "entropy_frames": ({"entropy_coeff_final": 0.5}, 32),
+    "entropy_floor": ({}, 10.0),
+    "entropy_floor_coeff": ({"entropy_floor": 10.0}, 5.0),
     "critic_coeff": ({}, 5.0),
     "target_kl": ({}, 0.0),
+    "kl_estimate": ({"target_kl": 1e-3}, "closed_form"),
 }
 VALUE = {
     **LEARNING,
@@ -114,6 +119,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "iqn": {**QUANTILE, **TAUS, "num_action_taus": ({}, 4)},
     "rainbow": {
         **VALUE,
+        "env": ({"v_min": -100.0}, "MountainCar"),
         "sampler": ({}, "random"),
         "alpha": ({}, 0.9),
         "beta": ({}, 0.9),
@@ -121,10 +127,10 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "n_step": ({}, 1),
         "eps_end": ({"eps_start": 1.0}, 1.0),
         "noisy": ({}, "per_row"),
-        "precision": ({"noisy": "none"}, "bf16"),
+        "precision": ({}, "bf16"),
         "num_atoms": ({}, 5),
         "v_min": ({}, -1.0),
-        "v_max": ({}, 20.0),
+        "v_max": ({}, 200.0),
     },
     "ddpg": DDPG,
     "td3": {

@@ -62,20 +62,25 @@ class EpisodeStatistics:
         """Sum of their returns, float64 ``[]``."""
         self._slots = torch.arange(window, device=self.device)
 
-    def update(self, reward: Tensor, done: Tensor) -> None:
+    def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None) -> None:
         """Take in one batch, on the device and without a host read.
 
         Args:
             reward: ``("next", "reward")``, real ``[N, T, 1]``; time-major memory (a transposed ``[T, N, 1]``) is best.
             done: ``("next", "done")``, bool ``[N, T, 1]``: the step ended the episode, by termination or truncation.
+            valid: bool ``[N, T, 1]``, the steps that count, such as those of agents that were active; the others add
+                neither reward, NaN included, nor length, and end nothing. All count by default.
 
         Raises:
             ValueError: if a shape, dtype or device is wrong.
         """
-        self._check(reward, done)
+        self._check(reward, done, valid)
+        if valid is not None:
+            reward, done = torch.where(valid, reward, 0), done & valid
+            valid = valid.squeeze(-1).t()
         # [T, N]: rows are time steps, so flattening gives the order "time, then env", without a copy if time-major.
         reward, done = reward.detach().squeeze(-1).t(), done.squeeze(-1).t()
-        totals = self._running_totals(reward, done)
+        totals = self._running_totals(reward, done, valid)
         last = totals[-1]
         self.running.copy_(torch.where(done[-1].unsqueeze(-1), 0, last))
 
@@ -133,9 +138,10 @@ class EpisodeStatistics:
         for name in _STATE:
             getattr(self, name).copy_(state_dict[name])
 
-    def _running_totals(self, reward: Tensor, done: Tensor) -> Tensor:
+    def _running_totals(self, reward: Tensor, done: Tensor, valid: Tensor | None) -> Tensor:
         """Return and length so far at each step, ``[T, N, 2]`` contiguous."""
-        increments = torch.stack([reward.to(self.dtype), torch.ones_like(reward, dtype=self.dtype)], dim=-1)
+        steps = torch.ones_like(reward, dtype=self.dtype) if valid is None else valid.to(self.dtype)
+        increments = torch.stack([reward.to(self.dtype), steps], dim=-1)
         # The running sums already start from zero where the last batch ended an episode.
         keep = torch.ones_like(increments)
         keep[1:] = (~done[:-1]).unsqueeze(-1)
@@ -166,14 +172,19 @@ class EpisodeStatistics:
         total = torch.where(written, self.ring[:, column], 0).sum(dtype=torch.float64)
         return total / written.sum(dtype=torch.float64)
 
-    def _check(self, reward: Tensor, done: Tensor) -> None:
+    def _check(self, reward: Tensor, done: Tensor, valid: Tensor | None) -> None:
         """Refuse a batch of another shape, dtype or device."""
         shapes_fit = (
             reward.ndim == 3 and reward.shape == done.shape and (reward.shape[0], reward.shape[2]) == (self.num_envs, 1)
         )
         devices_fit = reward.device == self.device and done.device == self.device
         if shapes_fit and devices_fit and done.dtype == torch.bool and reward.shape[1] > 0:
-            return
+            if valid is None or (valid.shape, valid.dtype, valid.device) == (done.shape, done.dtype, done.device):
+                return
+            raise ValueError(
+                f"EpisodeStatistics.update: expected bool valid of shape {tuple(done.shape)} on {self.device}, got "
+                f"{tuple(valid.shape)} {valid.dtype} on {valid.device}. Pass 'valid' of the same [N, T] batch."
+            )
         raise ValueError(
             f"EpisodeStatistics.update: expected reward and bool done of shape [{self.num_envs}, T, 1] on "
             f"{self.device}, got reward {tuple(reward.shape)} {reward.dtype} on {reward.device} and done "

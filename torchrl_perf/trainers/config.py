@@ -182,19 +182,30 @@ class PPOConfig(RunConfig):
     clip_epsilon: float = 0.2
     """Clipping range of the probability ratio."""
     clip_value: bool = False
-    """Clip the change of the value estimate as well, by clip_epsilon."""
+    """Clip the change of the value estimate as well."""
+    value_clip_epsilon: float | None = None
+    """Range of that change, in the units of the return; None is clip_epsilon."""
     normalize_advantage: bool = True
     """Normalise the advantages of each minibatch."""
     entropy_coeff: float = 0.01
     """Weight of the entropy bonus at the start."""
     entropy_coeff_final: float | None = None
     """Weight of the entropy bonus at the end, reached linearly; None keeps it constant."""
+    entropy_frames: int | None = None
+    """Env steps after which that weight is reached; None is the whole run."""
+    entropy_floor: float | None = None
+    """Entropy of the policy, in nats, below which the shortfall is a loss of its own; None is no floor."""
+    entropy_floor_coeff: float = 1.0
+    """Weight of that loss."""
     critic_coeff: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
     target_kl: float | None = None
-    """Skip the rest of an iteration's updates once a minibatch's KL estimate exceeds this; None never."""
+    """Skip the rest of an iteration's updates once a minibatch's KL divergence exceeds this; None never."""
+    kl_estimate: Literal["samples", "closed_form"] = "samples"
+    """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
+    and never negative."""
     hidden_size: int = 64
     """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -208,13 +219,26 @@ class PPOConfig(RunConfig):
         checks.each(("lmbda",), is_share, "a number in [0, 1]")
         checks.each(("learning_rate", "max_grad_norm", "critic_coeff"), is_positive, "a positive number")
         checks.each(("clip_epsilon",), lambda value: 0 < value < 1, "a number in (0, 1)")
+        checks.each(("value_clip_epsilon", "entropy_floor_coeff"), is_positive, "a positive number")
+        checks.each(("entropy_frames",), is_count, "a positive integer")
         checks.each(("target_kl",), lambda value: value >= 0, "a number of at least 0")
+        self._check_loss(checks)
         if checks.sound("num_envs", "num_steps", "minibatches") and self.batch_size % self.minibatches:
             checks.add(
                 "minibatches",
                 f"minibatches: expected a divisor of num_envs * num_steps = {self.batch_size}, received "
                 f"{self.minibatches}. Remedy: a power of two, with num_envs and num_steps powers of two.",
             )
+
+    def _check_loss(self, checks: Checks) -> None:
+        """What TorchRL's own loss does not have."""
+        if not checks.sound("loss") or self.loss == "device":
+            return
+        for name, usual in (("kl_estimate", "samples"), ("entropy_floor", None)):
+            if checks.sound(name) and (value := getattr(self, name)) != usual:
+                checks.add(
+                    name, f"{name}: expected {usual!r} with loss='torchrl', received {value!r}. Remedy: loss='device'."
+                )
 
     @property
     def experiences_per_iteration(self) -> int:

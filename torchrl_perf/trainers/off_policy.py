@@ -25,7 +25,8 @@ from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful
 
 LEAST_PRIORITY = 1e-6  # of a row that is never to be learnt from
 # no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
-NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next", "is_init"))
+NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next", "is_init"), ("next", "valid"))
+VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams
 
 
 class OffPolicyTrainer(Checkpointed, ABC):
@@ -37,6 +38,9 @@ class OffPolicyTrainer(Checkpointed, ABC):
     same code runs eagerly, or compiled.
 
     An algorithm writes four methods: :meth:`build`, :meth:`parts`, :meth:`schedule`, :meth:`update`.
+
+    Of an env that observes ``"valid"``, such as :class:`~torchrl_perf.envs.AgentStreams`, the rows where it is False
+    are stored, but never drawn, and no statistic counts them.
 
     Args:
         config: every choice of the run.
@@ -50,6 +54,8 @@ class OffPolicyTrainer(Checkpointed, ABC):
         parameter_names: names of the parameters whose gradients it hands there; :meth:`build` sets them.
         guard: finds what is not finite, and judges the flushed rows.
         excluded_keys: outputs of the policy that are not stored.
+        not_stored: entries of a batch that are not stored.
+        valid_key: ``"valid"``, or None where all rows count.
         fills_at_random: whether actions are random until learning starts, or the policy's.
         policy: acts in the envs; what :meth:`build` returned.
         buffer: the replay buffer.
@@ -68,6 +74,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     parameter_names: Sequence[str] = ()
     excluded_keys: ClassVar[tuple[NestedKey, ...]] = ()
+    not_stored: ClassVar[tuple[NestedKey, ...]] = NOT_STORED
     fills_at_random: ClassVar[bool] = True
 
     def __init__(
@@ -98,7 +105,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         part = graph and not self.collects_on_device
         self._digest = capture(self.digest, device=self.device, audit=False) if part else self.digest
         modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
-        sizes = {"minibatch_size": config.minibatch_size, "capacity": config.capacity, "not_stored": NOT_STORED}
+        sizes = {"minibatch_size": config.minibatch_size, "capacity": config.capacity, "not_stored": self.not_stored}
         self.memory_estimate = announce_memory(self, modules, **sizes)
 
     # -- what an algorithm writes -------------------------------------------------------------------------------------
@@ -180,8 +187,8 @@ class OffPolicyTrainer(Checkpointed, ABC):
         """Writes the transitions to the buffer, and counts them."""
         self._iteration += 1
         self.guard.check(batch)
-        self.frames += batch.numel()
-        self.buffer.extend(batch.exclude(*NOT_STORED))
+        self.frames += self.config.batch_size
+        self.buffer.extend(batch.exclude(*self.not_stored))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
 
@@ -228,7 +235,8 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
-        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")))
+        valid = None if self.valid_key is None else batch.get(self.valid_key)
+        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         finished = self.episodes.count > 0
         self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
         self.metrics.add("episode/mean_length", self.episodes.mean_length, reduce="last", mask=finished)
@@ -280,7 +288,8 @@ class OffPolicyTrainer(Checkpointed, ABC):
         self.iterations_done = 0
         self._fill_left = config.fill_iterations
         self.metrics = DeviceMetrics(device)
-        self.episodes = EpisodeStatistics(config.num_envs, device)
+        self.episodes = EpisodeStatistics(config.num_streams, device)
+        self.valid_key = VALID if self.env is not None and VALID in self.env.observation_spec.keys() else None
         self.phases = PhaseTimer(device)
         self.micro = MicroBatches(device, enabled=config.split_on_oom)
         self.update_number = 0
@@ -308,8 +317,8 @@ class OffPolicyTrainer(Checkpointed, ABC):
         return DeviceCollector(
             cast("EnvBase", self.env),
             self.policy,
-            frames_per_batch=config.batch_size,
-            init_random_frames=config.fill_iterations * config.batch_size * self.fills_at_random,
+            frames_per_batch=config.rows_per_iteration,
+            init_random_frames=config.fill_iterations * config.rows_per_iteration * self.fills_at_random,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=config.compile_mode,
             exclude_keys=self.excluded_keys,
@@ -318,7 +327,9 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config
         self._anneals_beta = config.beta_final is not None
-        schedule = {"beta_end": config.beta_final, "anneal_steps": config.iterations} if self._anneals_beta else {}
+        options = {"beta_end": config.beta_final, "anneal_steps": config.iterations} if self._anneals_beta else {}
+        if self.valid_key is not None:
+            options["mask_key"] = self.valid_key
         return make_replay_buffer(
             config.capacity,
             batch_size=config.minibatch_size,
@@ -329,23 +340,23 @@ class OffPolicyTrainer(Checkpointed, ABC):
             n_step=config.n_step,
             gamma=config.gamma,
             compact=config.compact,
-            **schedule,
+            **options,
         )
 
     def _check_parts(self) -> None:
         """Refuse an env or a collector that does not fit the config or the policy."""
         config, collector = self.config, self.collector
-        if self.env is not None and self.env.batch_size != (config.num_envs,):
+        streams, rows, words = config.num_streams, config.rows_per_iteration, config.rows_in_words
+        if self.env is not None and self.env.batch_size != (streams,):
             raise ValueError(
-                f"env: expected batch_size [{config.num_envs}], the config's num_envs, received "
+                f"env: expected batch_size [{streams}], the config's {words.removesuffix(' * num_steps')}, received "
                 f"{list(self.env.batch_size)}. Remedy: make both the same."
             )
         frames = collector.requested_frames_per_batch
-        if frames != config.batch_size or getattr(collector, "num_envs", config.num_envs) != config.num_envs:
+        if frames != rows or getattr(collector, "num_envs", streams) != streams:
             raise ValueError(
-                f"collector: expected {config.num_envs} envs and frames_per_batch={config.batch_size}, the config's "
-                f"num_envs * num_steps, received {getattr(collector, 'num_envs', 'other')} envs and {frames}. Remedy: "
-                "make both the same."
+                f"collector: expected {streams} envs and frames_per_batch={rows}, the config's {words}, received "
+                f"{getattr(collector, 'num_envs', 'other')} envs and {frames}. Remedy: make both the same."
             )
         if collector.policy is not self.policy:
             raise ValueError(

@@ -14,6 +14,9 @@ LARGEST_DRAW = 65_536
 class OffPolicyConfig(RunConfig):
     """A run that learns from a replay buffer: each iteration collects N * T frames and makes a fixed number of updates.
 
+    Attributes:
+        sizes: fields that say how many rows there are; they have to be sound before these are judged.
+
     Raises:
         ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
@@ -24,6 +27,11 @@ class OffPolicyConfig(RunConfig):
         "sampler",
         "n_step",
         "compact",
+    )
+
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("num_envs", "num_steps", "total_steps"),
+        *("capacity", "minibatch_size", "learning_starts"),
     )
 
     env: str = "CartPole"
@@ -62,15 +70,15 @@ class OffPolicyConfig(RunConfig):
                 f"beta_final: expected None unless sampler is 'prioritized', received {self.beta_final!r}. Remedy: "
                 "sampler='prioritized', or leave it out.",
             )
-        if checks.sound("num_envs", "num_steps", "total_steps", "capacity", "minibatch_size", "learning_starts"):
+        if checks.sound(*self.sizes):
             self._check_rows(checks)
 
     def _check_rows(self, checks: Checks) -> None:
         """The first update needs a whole minibatch of rows, and the buffer has to hold one."""
-        if self.capacity < self.batch_size:
+        if self.capacity < self.rows_per_iteration:
             checks.add(
                 "capacity",
-                f"capacity: expected at least num_envs * num_steps = {self.batch_size} rows, the frames of one "
+                f"capacity: expected at least {self.rows_in_words} = {self.rows_per_iteration} rows, the frames of one "
                 f"iteration, received {self.capacity}. Remedy: a larger capacity, or fewer envs or steps.",
             )
         if self.fill_iterations >= self.iterations:
@@ -81,12 +89,27 @@ class OffPolicyConfig(RunConfig):
                 "total_steps, or fewer learning_starts.",
             )
         rows = self.rows_at_first_update
-        if self.capacity >= self.batch_size and rows < self.minibatch_size:
+        if self.capacity >= self.rows_per_iteration and rows < self.minibatch_size:
             checks.add(
                 "minibatch_size",
                 f"minibatch_size: expected at most {rows}, the rows that are filled at the first update, received "
                 f"{self.minibatch_size}. Remedy: learning_starts={self.minibatch_size} or more, within the capacity.",
             )
+
+    @property
+    def num_streams(self) -> int:
+        """Rows that one step of all envs gives (N of the batches): one for each env, or for each agent of each env."""
+        return self.num_envs
+
+    @property
+    def rows_in_words(self) -> str:
+        """What :attr:`rows_per_iteration` is the product of."""
+        return "num_envs * num_steps"
+
+    @property
+    def rows_per_iteration(self) -> int:
+        """Rows of one collected batch."""
+        return self.num_streams * self.num_steps
 
     @property
     def fill_iterations(self) -> int:
@@ -96,7 +119,8 @@ class OffPolicyConfig(RunConfig):
     @property
     def rows_at_first_update(self) -> int:
         """Rows that the buffer holds when learning starts."""
-        return min((self.fill_iterations + 1) * self.batch_size, self.capacity // self.num_envs * self.num_envs)
+        whole = self.capacity // self.num_streams * self.num_streams
+        return min((self.fill_iterations + 1) * self.rows_per_iteration, whole)
 
     @property
     def experiences_per_iteration(self) -> int:
@@ -111,5 +135,5 @@ class OffPolicyConfig(RunConfig):
 
     @property
     def utd_ratio(self) -> float:
-        """Updates to data: rows learnt from for each frame collected, ``updates * minibatch_size / (N * T)``."""
-        return self.experiences_per_iteration / self.batch_size
+        """Updates to data: rows learnt from for each one collected, ``updates * minibatch_size / (N * T)``."""
+        return self.experiences_per_iteration / self.rows_per_iteration

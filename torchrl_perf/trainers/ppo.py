@@ -1,7 +1,7 @@
 """Proximal policy optimisation (arXiv:1707.06347) with every step of the loop on the device."""
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -13,6 +13,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.ppo import normalized_advantage
+from torchrl_perf.functional.schedules import linear
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime import Captured, capture
@@ -25,7 +26,7 @@ from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.tasks import make_env
-from torchrl_perf.trainers.train_state import Attributes, Checkpointed, TrainState
+from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
@@ -50,10 +51,14 @@ class PPOTrainer(Checkpointed):
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
         guard: finds what is not finite, and judges the flushed rows.
+        statistics: names of what the loss says of each minibatch; their means over the applied updates are metrics.
+        value_size: numbers that the critic gives for a state, 1 unless a subclass has components.
 
     Raises:
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
+
+    value_size: int = 1
 
     def __init__(
         self,
@@ -68,24 +73,27 @@ class PPOTrainer(Checkpointed):
         self.mode = resolve_mode(config.mode, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = env or make_env(config, self.device)
+        self.env = env or self.make_env()
         self.actor = self.acceleration.policy(actor or self.make_actor(self.env))
-        self.critic = self.acceleration.policy(critic or make_critic(self.env, config))
+        self.critic = self.acceleration.policy(critic or self.make_critic(self.env))
         self._check_parts()
+        # the old policy's parameters, from which the divergence is computed
+        closed_form = config.kl_estimate == "closed_form"
+        self.statistics = (*STATISTICS, "kl") if closed_form else STATISTICS
         self.collector = DeviceCollector(
             self.env,
             self.actor,
             frames_per_batch=config.batch_size,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=config.compile_mode,
-            exclude_keys=getattr(self.actor, "param_keys", ("logits", "loc", "scale")),
+            exclude_keys=() if closed_form else getattr(self.actor, "param_keys", ("logits", "loc", "scale")),
         )
         if self.mode == "graph" and self.collector.waits_for_host:
             raise ValueError(
                 f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
                 f"{type(self.env).__name__}. Remedy: a DeviceEnv, or mode='compile'."
             )
-        self.gae = GAETransform(gamma=config.gamma, lmbda=config.lmbda, value_network=self.critic)
+        self.gae = self.make_gae()
         self.loss = self._make_loss()
         self.optimizer = GuardedAdam(
             self.loss.parameters(),
@@ -110,9 +118,21 @@ class PPOTrainer(Checkpointed):
         rows = config.batch_size // config.minibatches
         self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
 
+    def make_env(self) -> EnvBase:
+        """The default env: the package's task that the config names."""
+        return make_env(self.config, self.device)
+
     def make_actor(self, env: EnvBase) -> torch.nn.Module:
         """The default actor, :func:`make_actor`."""
         return make_actor(env, self.config)
+
+    def make_critic(self, env: EnvBase) -> torch.nn.Module:
+        """The default critic, :func:`make_critic`."""
+        return make_critic(env, self.config)
+
+    def make_gae(self) -> GAETransform:
+        """What computes advantages; writes ``advantage``, ``value_target`` and ``state_value`` into a batch."""
+        return GAETransform(gamma=self.config.gamma, lmbda=self.config.lmbda, value_network=self.critic)
 
     def _check_parts(self) -> None:
         """Refuse an env or a critic that does not fit; the collector checks the actor."""
@@ -131,11 +151,19 @@ class PPOTrainer(Checkpointed):
 
     def _make_loss(self) -> ClipPPOLoss:
         config = self.config
-        loss = (DeviceClipPPOLoss if config.loss == "device" else ClipPPOLoss)(
+        value_range = config.clip_epsilon if config.value_clip_epsilon is None else config.value_clip_epsilon
+        own: dict[str, Any] = {
+            "closed_form_kl": "kl" in self.statistics,
+            "entropy_floor": config.entropy_floor,
+            "entropy_floor_coeff": config.entropy_floor_coeff,
+        }
+        kind, own = (DeviceClipPPOLoss, own) if config.loss == "device" else (ClipPPOLoss, {})
+        loss = kind(
             self.actor,
             self.critic,
+            **own,
             clip_epsilon=config.clip_epsilon,
-            clip_value=config.clip_value,
+            clip_value=value_range if config.clip_value else False,
             normalize_advantage=config.normalize_advantage,
             entropy_coeff=config.entropy_coeff,
             critic_coeff=config.critic_coeff,
@@ -145,7 +173,7 @@ class PPOTrainer(Checkpointed):
         if config.loss == "torchrl" and config.clip_value:
             # it asks at each call whether this is set: of a buffer, that is a host read
             del loss.clip_value
-            loss.clip_value = config.clip_epsilon
+            loss.clip_value = value_range
         keys = loss.tensor_keys
         read = [
             *cast("list[NestedKey]", self.actor.in_keys),
@@ -154,6 +182,7 @@ class PPOTrainer(Checkpointed):
         ]
         for key in (keys.action, keys.sample_log_prob):  # a list of them where the action has several parts
             read += [key] if isinstance(key, str | tuple) else cast("list[NestedKey]", key)
+        read += cast("Any", self.actor)[-1].in_keys if "kl" in self.statistics else []
         self._loss_keys = list(dict.fromkeys(read))
         return loss
 
@@ -163,7 +192,7 @@ class PPOTrainer(Checkpointed):
         self._entropy_coeff = cast("Tensor", self.loss.entropy_coeff)
         self._iteration = torch.zeros((), device=device)
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
-        self._sums = torch.zeros(len(STATISTICS) + 1, device=device)
+        self._sums = torch.zeros(len(self.statistics) + 1, device=device)
         self._applied = torch.zeros((), device=device)
         self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
         self.guard = NumericalGuard(
@@ -194,7 +223,7 @@ class PPOTrainer(Checkpointed):
         self.schedule()
         with self.phases.phase("collect"):
             batch = self.collect()
-            self.guard.check(batch)
+            self.guard.check(self.watched(batch))
         with self.phases.phase("advantage"):
             batch = self.advantage(batch)
         with self.phases.phase("update"):
@@ -209,8 +238,9 @@ class PPOTrainer(Checkpointed):
         if config.anneal_learning_rate:
             self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         if config.entropy_coeff_final is not None:
-            change = config.entropy_coeff_final - config.entropy_coeff
-            self._entropy_coeff.copy_(config.entropy_coeff + done * change)
+            length = config.iterations if config.entropy_frames is None else config.entropy_frames / config.batch_size
+            ends = config.entropy_coeff, config.entropy_coeff_final
+            self._entropy_coeff.copy_(linear(self._iteration, *ends, length))
         self._iteration += 1
 
     @accelerated
@@ -218,6 +248,10 @@ class PPOTrainer(Checkpointed):
         """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
         with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
             return self.collector.collect().copy()
+
+    def watched(self, batch: TensorDictBase) -> TensorDictBase:
+        """The part of a batch in which the guard looks for what is not finite: all of it."""
+        return batch
 
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
@@ -251,7 +285,7 @@ class PPOTrainer(Checkpointed):
         self.guard.report()
         self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")))
         means = (self._sums / self._applied).unbind()
-        names = (*(f"train/{name}" for name in STATISTICS), "train/grad_norm")
+        names = (*(f"train/{name}" for name in self.statistics), "train/grad_norm")
         self.metrics.add_all(dict(zip(names, means, strict=True)))
         self.metrics.add("train/updates_applied", self._applied)
         self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
@@ -290,9 +324,9 @@ class PPOTrainer(Checkpointed):
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on ``rows [b]``, eagerly, to see how much memory they take."""
         keys = self.loss.tensor_keys
-        column = torch.zeros(len(rows), 1, device=self.device)
-        for key in (keys.advantage, keys.value_target, keys.value):
-            rows.set(key, column)
+        rows.set(keys.advantage, torch.zeros(len(rows), 1, device=self.device))
+        for key in (keys.value_target, keys.value):
+            rows.set(key, torch.zeros(len(rows), self.value_size, device=self.device))
         self._losses(rows, torch.arange(len(rows), device=self.device))[0].backward()
 
     def probe_batch(self, batch: TensorDictBase) -> None:
@@ -311,7 +345,7 @@ class PPOTrainer(Checkpointed):
     def _sum_losses(self, minibatch: TensorDictBase) -> tuple[Tensor, Tensor]:
         losses = self.loss(minibatch)
         total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-        return total, torch.stack([losses[name].detach() for name in STATISTICS])
+        return total, torch.stack([losses[name].detach() for name in self.statistics])
 
     def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
@@ -320,7 +354,8 @@ class PPOTrainer(Checkpointed):
         """
         finite = total.isfinite() & grad_norm.isfinite()
         if self.config.target_kl is not None:
-            self._stopped.logical_or_(statistics[STATISTICS.index("kl_approx")] > self.config.target_kl)
+            kl = statistics[self.statistics.index("kl" if "kl" in self.statistics else "kl_approx")]
+            self._stopped.logical_or_(kl > self.config.target_kl)
         apply = finite & ~self._stopped
         row = torch.cat([statistics, grad_norm.view(1)])
         self._sums += torch.where(apply, row, 0.0)
@@ -333,18 +368,20 @@ class PPOTrainer(Checkpointed):
 
     def _make_train_state(self) -> TrainState:
         """Everything that changes between two iterations."""
-        return TrainState(
-            made_by=self.config.algorithm,
-            device=self.device,
-            counters=Attributes(self, ("iterations_done", "_iteration", "_first_bad", "_entropy_coeff")),
-            actor=self.actor,
-            critic=self.critic,
-            optimizer=self.optimizer,
-            collector=self.collector,
-            episodes=self.episodes,
-            metrics=self.metrics,
-            micro_batches=self.micro,
-        )
+        counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "_entropy_coeff"))
+        return TrainState(made_by=self.config.algorithm, device=self.device, counters=counters, **self.parts())
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by name, beside the counters."""
+        return {
+            "actor": self.actor,
+            "critic": self.critic,
+            "optimizer": self.optimizer,
+            "collector": self.collector,
+            "episodes": self.episodes,
+            "metrics": self.metrics,
+            "micro_batches": self.micro,
+        }
 
     def close(self) -> None:
         """Releases the graph and the env."""

@@ -1,0 +1,280 @@
+"""The agents of a multi-agent env as the rows of one batch, for a policy that all of them share.
+
+Dimension key: ``E`` envs, ``R`` agents of an env, ``N = E * R`` streams.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import Binary, Composite, TensorSpec
+from torchrl.envs import EnvBase
+
+__all__ = ["AgentStreams"]
+
+Path = tuple[str, ...]
+FLAGS = ("done", "terminated", "truncated")
+NO_STREAM = ("reward", "_reset", *FLAGS)
+
+
+class AgentStreams(EnvBase):
+    """Each agent of a multi-agent env as a stream of its own: a TorchRL env with ``batch_size [E * R]``.
+
+    Collectors, replay buffers, losses and trainers for one agent then train one policy that all agents share, each row
+    being agent ``n % R`` of env ``n // R``. Nothing is copied where the env's tensors are contiguous: the entries are
+    views ``[E, R, *] -> [E * R, *]``.
+
+    **Keys.** Every entry below ``group`` loses that part of its key: ``("agents", "observation")`` is ``"observation"``
+    here. ``is_init`` of the env holds for all its agents; other entries of the env as a whole are left out.
+
+    **Validity.** ``"valid"`` (bool ``[N, 1]``, root) says whether the agent takes part in the coming step: the env's
+    ``active_key``, or True for all agents of an env that has none. A transition is worth learning from exactly where
+    its root says so, the one that ends the agent included: give ``mask_key="valid"`` to a sampler, and ``valid`` to
+    statistics. In the rows of an agent that is gone, ``terminated`` is False, and ``done`` is True only in the step in
+    which its env ends, so that these rows are an episode of their own and no n-step return crosses them.
+
+    **Ends.** An agent's own flags below ``group`` count where there are some, else those of the env. The step that ends
+    an agent has its ``done``, whether or not its env goes on; the env is reset when all of its streams are done.
+
+    **Steps and resets** are the env's own. One that resets inside its step without a host wait
+    (:class:`~torchrl_perf.envs.DeviceEnv` and its like) does so here; any other is stepped and reset by mask.
+
+    Args:
+        env: a TorchRL env with ``batch_size [E]`` and agents along the first dim below ``group``, such as
+            ``MarineNavigation`` or a ``VmasEnv``.
+        group: key of the group of agents.
+        active_key: key below ``group`` of the agents' activity, bool ``[E, R, 1]``.
+
+    Attributes:
+        base_env: the env.
+        resets_inside_step: whether the env resets inside its step without a host wait, and so do its streams.
+        num_agents: R.
+
+    Raises:
+        ValueError: for an env with another batch size, without that group, with another number of actions than one
+            below it, or without a reward below it.
+    """
+
+    def __init__(self, env: EnvBase, group: str = "agents", *, active_key: str = "active") -> None:
+        self._rows = _shape_of_group(env, group)
+        super().__init__(device=env.device, batch_size=(self._rows.numel(),))
+        self.base_env, self.group, self.active_key = env, group, active_key
+        self.num_agents = self._rows[1]
+        # that of a wrapper is not its own
+        self.resets_inside_step = bool(getattr(type(env), "resets_inside_step", False))
+        self._make_specs()
+
+    # -- specs --------------------------------------------------------------------------------------------------------
+
+    def _make_specs(self) -> None:
+        env, device, batch = self.base_env, self.device, self.batch_size
+        flag = Binary(shape=torch.Size((*batch, 1)), dtype=torch.bool, device=device)
+        spec = env.full_observation_spec
+        self._root_paths = [path for path in self._paths(spec) if path[-1] not in NO_STREAM]
+        self._has_active = (self.active_key,) in self._root_paths
+        self._has_init = "is_init" in spec.keys()
+        observation = {self._name(path): self._flat(spec, path) for path in self._root_paths}
+        observation["valid"] = flag.clone()
+        if self._has_init:
+            observation["is_init"] = flag.clone()
+        reward = env.full_reward_spec
+        self._reward_paths = [path for path in self._paths(reward) if path not in self._root_paths]
+        if ("reward",) not in self._reward_paths:
+            raise ValueError(
+                f"env: expected a reward ({self.group!r}, 'reward') for each agent, received reward keys "
+                f"{list(reward.keys(True, True))}. Remedy: an env that rewards its agents one by one."
+            )
+        actions = list(self._paths(env.full_action_spec))
+        if len(actions) != 1 or len(list(env.full_action_spec.keys(True, True))) != 1:
+            raise ValueError(
+                f"env: expected one action below {self.group!r} and no other, received action keys "
+                f"{list(env.full_action_spec.keys(True, True))}. Remedy: one action for each agent."
+            )
+        self._action_path = actions[0]
+        self._done_paths = {path[-1]: path for path in self._paths(env.full_done_spec)}
+        self.observation_spec = _composite(observation, batch, device)
+        self.reward_spec = _composite({self._name(p): self._flat(reward, p) for p in self._reward_paths}, batch, device)
+        self.action_spec = _composite(
+            {self._name(self._action_path): self._flat(env.full_action_spec, self._action_path)}, batch, device
+        )
+        self.full_done_spec = _composite({name: flag.clone() for name in FLAGS}, batch, device)
+
+    def _paths(self, spec: Composite) -> Iterator[Path]:
+        """Keys below the group, without its name."""
+        for key in spec.keys(True, True):
+            path = (key,) if isinstance(key, str) else cast("Path", key)
+            if path[0] == self.group and len(path) > 1:
+                yield path[1:]
+
+    def _name(self, path: Path) -> NestedKey:
+        """The key of an entry of the streams."""
+        if path == (self.active_key,):
+            return "valid"
+        return path[0] if len(path) == 1 else path
+
+    def _flat(self, spec: Composite, path: Path) -> TensorSpec:
+        return spec[(self.group, *path)].flatten(0, 1)
+
+    # -- from the env to its streams ----------------------------------------------------------------------------------
+
+    def _streams(self, td: TensorDictBase, paths: list[Path]) -> dict[NestedKey, Tensor]:
+        """Entries ``[N, *]`` of the agents."""
+        return {self._name(path): td.get((self.group, *path)).flatten(0, 1) for path in paths}
+
+    def _of_env(self, values: Tensor) -> Tensor:
+        """``[N, 1]`` of what holds for all agents of an env, ``[E, 1]``."""
+        return values.repeat_interleave(self.num_agents, 0, output_size=self._rows.numel())
+
+    def _observed(self, td: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """What the observation spec names."""
+        entries = self._streams(td, self._root_paths)
+        if not self._has_active:
+            entries["valid"] = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        if self._has_init:
+            entries["is_init"] = self._of_env(td.get("is_init"))
+        return entries
+
+    def _flags(self, following: TensorDictBase, valid: Tensor) -> dict[NestedKey, Tensor]:
+        """Ends of the streams; in the rows of agents that were gone before, that of their env."""
+        env_done = self._of_env(following.get("done"))
+        agents = {name: following.get((self.group, *path)).flatten(0, 1) for name, path in self._done_paths.items()}
+        if "done" not in agents:
+            present = [name for name in FLAGS if name in following.keys()]
+            agents = {name: self._of_env(following.get(name)) for name in present}
+        done = agents["done"]
+        if "terminated" in agents:
+            terminated = agents["terminated"] & valid
+        else:
+            terminated = done & valid & ~agents.get("truncated", torch.zeros_like(done))
+        truncated = agents["truncated"] if "truncated" in agents else done & ~terminated
+        return {
+            "done": torch.where(valid, done, env_done),
+            "terminated": terminated,
+            "truncated": torch.where(valid, truncated, env_done),
+        }
+
+    def _following(self, following: TensorDictBase, valid: Tensor) -> TensorDict:
+        """The entries of "next"."""
+        entries = self._observed(following)
+        entries.update(self._streams(following, self._reward_paths))
+        return self._wrap({**entries, **self._flags(following, valid)})
+
+    def root_of(self, root: TensorDictBase) -> TensorDict:
+        """The root of the streams ``[E * R]`` for a root of the env ``[E]``: what is observed, and flags of False.
+
+        Args:
+            root: what the env's own reset gives, or another way to start it.
+        """
+        return self._wrap(self._root(root))
+
+    def _root(self, root: TensorDictBase) -> dict[NestedKey, Tensor]:
+        flags = torch.zeros(3, *self.batch_size, 1, dtype=torch.bool, device=self.device).unbind(0)
+        return {**self._observed(root), **dict(zip(FLAGS, flags, strict=True))}
+
+    def _wrap(self, entries: dict[Any, Tensor]) -> TensorDict:
+        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _acting(self, tensordict: TensorDictBase) -> TensorDict:
+        """What the env is stepped with."""
+        name = self._name(self._action_path)
+        action = tensordict.get(name, None)
+        if action is None:
+            raise KeyError(
+                f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}; run a "
+                "policy that writes it."
+            )
+        env = self.base_env
+        td = TensorDict({}, batch_size=env.batch_size, device=env.device)
+        return td.set((self.group, *self._action_path), action.unflatten(0, self._rows))
+
+    @property
+    def resets_nonfinite(self) -> bool:
+        """Whether the env truncates and re-draws a row whose state is no longer finite; where it can."""
+        return bool(getattr(self.base_env, "resets_nonfinite", False))
+
+    @resets_nonfinite.setter
+    def resets_nonfinite(self, value: bool) -> None:
+        if hasattr(type(self.base_env), "resets_nonfinite"):
+            self.base_env.resets_nonfinite = value
+
+    # -- TorchRL's interface ------------------------------------------------------------------------------------------
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        following = self.base_env.step(self._acting(tensordict)).get("next")
+        return self._following(following, self._valid_of(tensordict))
+
+    def _valid_of(self, tensordict: TensorDictBase) -> Tensor:
+        """Which agents are active before the step."""
+        valid = tensordict.get("valid", None)
+        if valid is None:
+            raise KeyError(
+                f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}; step "
+                "from what reset or the last step gave."
+            )
+        return valid
+
+    def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        plain = type(tensordict) is TensorDict and "next" not in tensordict.keys() and "_step" not in tensordict.keys()
+        if not (self.resets_inside_step and plain):
+            return super()._step_and_maybe_reset(tensordict)
+        stepped, root = self.base_env._step_and_maybe_reset(self._acting(tensordict))
+        following = self._following(stepped.get("next"), self._valid_of(tensordict))
+        # what the policy wrote travels on to the next root, as in step_mdp
+        later = tensordict.exclude("_reset", "reward")
+        tensordict.set("next", following)
+        return tensordict, later.update(self.root_of(root))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
+        """Reset the envs whose streams are all in the mask ``"_reset"``, ``[N, 1]``; without one, all."""
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        env = self.base_env
+        if mask is None:
+            return self.root_of(env._reset(None, **kwargs))  # pyright: ignore[reportArgumentType]
+        # an agent that has ended while its env goes on comes back with the env
+        whole = mask.view(*self._rows, -1).flatten(1).all(-1, keepdim=True)
+        asked = TensorDict({"_reset": whole}, batch_size=env.batch_size, device=env.device)
+        return self.root_of(env._reset(asked, **kwargs))
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.base_env.set_seed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the env too."""
+        if not self.base_env.is_closed:
+            self.base_env.close(raise_if_closed=raise_if_closed)
+        super().close(raise_if_closed=raise_if_closed)
+
+
+def _composite(entries: dict[Any, TensorSpec], batch: torch.Size, device: torch.device | None) -> Composite:
+    made = Composite(shape=batch, device=device)
+    for key, spec in entries.items():
+        made[key] = spec
+    return made
+
+
+def _shape_of_group(env: EnvBase, group: str) -> torch.Size:
+    """``[E, R]`` of a group of agents.
+
+    Raises:
+        ValueError: where there is none, or the env is not one batch.
+    """
+    if len(env.batch_size) != 1:
+        raise ValueError(
+            f"env: expected batch_size [E], received {list(env.batch_size)}. Remedy: an env that is one batch of envs."
+        )
+    found = env.full_observation_spec.get(group, None)
+    if not isinstance(found, Composite):
+        raise ValueError(
+            f"group: expected a group of agents in the env's observation_spec, received {group!r}; there are "
+            f"{sorted(map(str, env.full_observation_spec.keys()))}. Remedy: the key that the agents' entries are below."
+        )
+    shape = found.shape if len(found.shape) > 1 else next(iter(found.values(True, True))).shape[:2]
+    if len(shape) != 2:
+        raise ValueError(
+            f"group: expected entries [E, R, ...] below {group!r}, received {list(shape)}. Remedy: a dim of agents "
+            "behind that of the envs."
+        )
+    return torch.Size(shape)

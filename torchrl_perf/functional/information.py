@@ -1,0 +1,156 @@
+"""How much an experiment would say about a model: rewards for choosing inputs, all to be maximised.
+
+Dimension key: ``T`` steps of a trajectory, ``S`` predicted numbers, ``F`` parameters, ``E`` numbers of an embedding,
+``K`` members of an ensemble. Leading dims ``*`` are experiments, such as envs and candidates of a planner.
+
+A measurement ``y ~ N(m(theta), variance)`` has the Fisher information ``J^T J / variance`` about theta, with
+``J = dm / dtheta`` its sensitivity; that of independent measurements adds up (Fedorov, "Theory of Optimal
+Experiments", 1972; Pukelsheim, "Optimal Design of Experiments", 1993).
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "a_optimality",
+    "d_optimality",
+    "discount_weights",
+    "discounted_return",
+    "embedding_information_gain",
+    "ensemble_disagreement",
+    "fisher_diagonal",
+    "fisher_matrix",
+]
+
+
+def discount_weights(
+    steps: int, discount: float, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``discount^t`` for t = 0 to T - 1: ``[T]``."""
+    return discount ** torch.arange(steps, device=device, dtype=dtype)
+
+
+def discounted_return(reward: Tensor, discount: float = 1.0) -> Tensor:
+    """``sum_t discount^t r_t`` of rewards ``[*, T]``: ``[*]``."""
+    if discount == 1.0:
+        return reward.sum(-1)
+    return (reward * discount_weights(reward.shape[-1], discount, device=reward.device, dtype=reward.dtype)).sum(-1)
+
+
+def fisher_diagonal(sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0) -> Tensor:
+    """Diagonal of the Fisher information that trajectories hold about the parameters of a model.
+
+    ``I_f = sum_t discount^t sum_s J_tsf^2 / variance_ts``. Predictions that are linear in their parameters, such as
+    those by radial basis functions, have their features as sensitivities.
+
+    Args:
+        sensitivity: J, ``[*, T, S, F]``.
+        variance: of the predictions, a number or a tensor that broadcasts to ``[*, T, S]``.
+        discount: weight of a step in relation to the one before it.
+
+    Returns:
+        ``[*, F]``, at least 0.
+    """
+    _check_sensitivity(sensitivity)
+    weighted = sensitivity.square() * _weights(sensitivity, variance, discount).unsqueeze(-1)
+    return weighted.sum((-3, -2))
+
+
+def fisher_matrix(sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0) -> Tensor:
+    """The Fisher information whose diagonal :func:`fisher_diagonal` returns.
+
+    Args:
+        sensitivity: J, ``[*, T, S, F]``.
+        variance: of the predictions, a number or a tensor that broadcasts to ``[*, T, S]``.
+        discount: weight of a step in relation to the one before it.
+
+    Returns:
+        ``[*, F, F]``, symmetric and positive semidefinite.
+    """
+    _check_sensitivity(sensitivity)
+    scaled = sensitivity * _weights(sensitivity, variance, discount).sqrt().unsqueeze(-1)
+    rows = scaled.flatten(-3, -2)
+    return rows.mT @ rows
+
+
+def a_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
+    """Minus the sum of the parameters' variances after the experiment: ``-sum_f 1 / (prior_f + I_f)``.
+
+    Args:
+        information: I, diagonal of the Fisher information, ``[*, F]``.
+        prior: information before the experiment, broadcasts to ``[*, F]``. With 0 it is the textbook's ``-sum 1 / I``,
+            which is minus infinity where an experiment says nothing about some parameter.
+
+    Returns:
+        ``[*]``, negative.
+    """
+    return -(information + prior).reciprocal().sum(-1)
+
+
+def d_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
+    """Twice the entropy that the parameters lose by the experiment: ``sum_f log(1 + I_f / prior_f)``.
+
+    Args:
+        information: I, diagonal of the Fisher information, ``[*, F]``.
+        prior: information before the experiment, positive, broadcasts to ``[*, F]``.
+
+    Returns:
+        ``[*]``, at least 0, in nats.
+    """
+    return torch.log1p(information / prior).sum(-1)
+
+
+def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tensor:
+    """``logdet(I + P J)``: twice the entropy that a Gaussian belief about an embedding loses by an experiment.
+
+    With ``P = L L^T`` it is ``logdet(I + L^T J L)``, of a symmetric matrix, by two Cholesky factors that the host does
+    not check.
+
+    Args:
+        covariance: P, of the belief, ``[*, E, E]``, symmetric and positive definite.
+        information: J, Fisher information about the embedding, ``[*, E, E]``, symmetric and positive semidefinite, such
+            as that of :func:`fisher_matrix`; the leading dims of the two broadcast.
+
+    Returns:
+        ``[*]``, at least 0, in nats; NaN where P is not positive definite.
+
+    Raises:
+        ValueError: for matrices that are not square, or not of one size.
+    """
+    size = covariance.shape[-1]
+    if covariance.shape[-2:] != (size, size) or information.shape[-2:] != (size, size):
+        raise ValueError(
+            f"embedding_information_gain: expected covariance [*, E, E] and information [*, E, E], received "
+            f"{list(covariance.shape)} and {list(information.shape)}."
+        )
+    factor, broken = torch.linalg.cholesky_ex(covariance)
+    inner = factor.mT @ information @ factor + torch.eye(size, dtype=factor.dtype, device=factor.device)
+    root, singular = torch.linalg.cholesky_ex(inner)
+    gain = 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where((broken == 0) & (singular == 0), gain, torch.nan)
+
+
+def ensemble_disagreement(prediction: Tensor) -> Tensor:
+    """Variance of a prediction between the members of an ensemble, summed over its numbers (arXiv:1906.04161).
+
+    Args:
+        prediction: ``[K, *, S]``, members first.
+
+    Returns:
+        ``[*]``, at least 0; 0 for one member.
+    """
+    return prediction.var(0, correction=0).sum(-1)
+
+
+def _weights(sensitivity: Tensor, variance: Tensor | float, discount: float) -> Tensor:
+    """``discount^t / variance_ts``, broadcasts to ``[*, T, S]``."""
+    steps, device, dtype = sensitivity.shape[-3], sensitivity.device, sensitivity.dtype
+    return discount_weights(steps, discount, device=device, dtype=dtype).unsqueeze(-1) / variance
+
+
+def _check_sensitivity(sensitivity: Tensor) -> None:
+    if sensitivity.ndim < 3:
+        raise ValueError(
+            f"sensitivity: expected [*, T, S, F] (steps, predicted numbers, parameters), received "
+            f"{list(sensitivity.shape)}. Remedy: unsqueeze the dim that is 1."
+        )

@@ -168,6 +168,8 @@ class TestSettings:
             ("a.yaml", "seed: 1\ngamma: 1\nseed: 2", "expected each setting once, received seed more often"),
             ("a.json", "{", "expected JSON"),
             ("a.json", "[1]", "expected a mapping of names to values, received list"),
+            ("a.json", "[" * 100_000, "a.json: expected a mapping of names to values, received one that is nested"),
+            ("a.yaml", "[" * 2_000, "a.yaml: expected a mapping of names to values, received one that is nested"),
             ("a.yaml", "a: [", "expected YAML"),
             ("a.toml", "", "expected a .json, .yaml or .yml file"),
             ("a.json", '{"num_envs": "four"}', "num_envs: expected an integer, received 'four' (str)"),

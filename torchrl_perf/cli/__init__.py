@@ -9,6 +9,8 @@ from torchrl_perf import __version__
 __all__ = ["main"]
 
 ALGORITHMS = ("ppo", "dqn", "sac", "qr-dqn", "iqn", "rainbow", "ddpg", "td3", "ac-iqn", "sac-options", "hybrid-ppo")
+SYSTEMS = ("active-dynamics", "marine", "durotaxis", "fuel-breaks", "options-market")
+MARINE = tuple(f"marine-{agent}" for agent in ("iqn", "ac-iqn", "dqn", "rainbow", "ddpg", "sac"))
 BENCHMARKS = (
     "ppo",
     "gae",
@@ -21,6 +23,7 @@ BENCHMARKS = (
     "logging",
     "transfer",
     "policies",
+    "claims",
 )
 TOOLS = ("syncs", "doctor", "monitor")
 
@@ -28,7 +31,8 @@ USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
-                      {", ".join(ALGORITHMS)}
+                      {", ".join(ALGORITHMS)};
+                      or a whole system: {", ".join(SYSTEMS)} (`train marine --agent iqn`)
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU
@@ -64,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if arguments else 2
     command, *rest = arguments
-    commands = {"train": (ALGORITHMS, _train), "bench": (BENCHMARKS, _bench)}
+    commands = {"train": ((*ALGORITHMS, *SYSTEMS, *MARINE), _train), "bench": (BENCHMARKS, _bench)}
     try:
         if command in TOOLS:
             return _tool(command, rest)

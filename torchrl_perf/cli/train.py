@@ -13,11 +13,11 @@ import torch
 
 from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
 from torchrl_perf.cli.stored_settings import read_settings
-from torchrl_perf.run_layout import CONFIG
+from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
 
-__all__ = ["ALGORITHMS", "main"]
+__all__ = ["ALGORITHMS", "SYSTEMS", "main"]
 
 
 class Algorithm(NamedTuple):
@@ -56,6 +56,39 @@ ALGORITHMS = {
     ),
 }
 
+MARINE = "marine"
+MARINE_AGENTS = {"iqn": "IQN", "ac-iqn": "ACIQN", "dqn": "DQN", "rainbow": "Rainbow", "ddpg": "DDPG", "sac": "SAC"}
+"""Agents of ``train marine``, and what the names of their parts begin with."""
+
+SYSTEMS = {
+    "active-dynamics": Algorithm(
+        "active_dynamics_config:ActiveDynamicsConfig",
+        "active_dynamics_config:ACTIVE_DYNAMICS_PRESETS",
+        "active_dynamics:ActiveDynamicsTrainer",
+    ),
+    "durotaxis": Algorithm(
+        "durotaxis_config:DurotaxisConfig", "durotaxis_config:DUROTAXIS_PRESETS", "durotaxis:DurotaxisTrainer"
+    ),
+    "fuel-breaks": Algorithm(
+        "fuel_breaks_config:FuelBreaksConfig",
+        "fuel_breaks_config:FUEL_BREAKS_PRESETS",
+        "fuel_breaks:FuelBreaksTrainer",
+    ),
+    "options-market": Algorithm(
+        "options_market_config:OptionsMarketConfig",
+        "options_market_config:OPTIONS_MARKET_PRESETS",
+        "options_market:OptionsMarketTrainer",
+    ),
+    **{
+        f"{MARINE}-{agent}": Algorithm(
+            f"marine_config:Marine{name}Config", f"marine_presets:MARINE_{name.upper()}_PRESETS",
+            f"marine:Marine{name}Trainer",
+        )
+        for agent, name in MARINE_AGENTS.items()
+    },
+}  # fmt: skip
+"""Whole systems with a task of their own; ``train marine --agent iqn`` is ``marine-iqn``."""
+
 Settings = TypeVar("Settings")
 
 
@@ -86,7 +119,7 @@ def main(name: str, argv: list[str]) -> int:
     """Train; see ``torchrl-perf train <name> --help``.
 
     Args:
-        name: one of ``ALGORITHMS``.
+        name: one of ``ALGORITHMS`` or ``SYSTEMS``, or ``marine``.
         argv: the arguments behind it.
 
     Returns:
@@ -101,7 +134,7 @@ def main(name: str, argv: list[str]) -> int:
         torch.set_num_threads(1)
     try:
         arguments, start = parse(name, argv)
-        config = ALGORITHMS[name].load("config")(**dataclasses.asdict(arguments.settings))
+        config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
         trainer = make_trainer(config, start)
     except (ValueError, FileNotFoundError, ImportError) as error:
         return _failed(error)
@@ -121,11 +154,43 @@ def main(name: str, argv: list[str]) -> int:
     return result.exit_code
 
 
+def algorithm_of(name: str, argv: list[str]) -> Algorithm:
+    """The parts that a command line asks for; those of ``marine`` are its agent's.
+
+    The agent is that of ``--agent``, or of the run or file that settings are read from, or the first there is.
+
+    Args:
+        name: as for :func:`main`.
+        argv: the arguments behind it.
+
+    Raises:
+        ValueError: for an agent that does not exist.
+    """
+    known = {**ALGORITHMS, **SYSTEMS}
+    if name != MARINE:
+        return known[name]
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--agent", "--config", "--resume"):
+        first.add_argument(option)
+    early = first.parse_known_args(argv)[0]
+    stored = {}
+    if early.resume not in (None, AUTO):
+        stored = read_json(Path(early.resume) / CONFIG) or read_json(Path(early.resume).parent.parent / CONFIG)
+    elif early.config:
+        stored = read_json(Path(early.config))
+    # a run keeps its agent: another one is refused with the other settings that cannot change
+    agent = stored.get("agent") if early.resume else None
+    agent = str(agent or early.agent or stored.get("agent") or next(iter(MARINE_AGENTS)))
+    if agent not in MARINE_AGENTS:
+        raise ValueError(f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}.")
+    return known[f"{MARINE}-{agent}"]
+
+
 def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     """Settings and options of a command line; stops the process for ``--help`` and for unknown options.
 
     Args:
-        name: one of ``ALGORITHMS``.
+        name: as for :func:`main`.
         argv: the arguments behind it.
 
     Returns:
@@ -137,7 +202,8 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     """
     import tyro
 
-    kind, presets = ALGORITHMS[name].load("config"), ALGORITHMS[name].load("presets")
+    algorithm = algorithm_of(name, argv)
+    kind, presets = algorithm.load("config"), algorithm.load("presets")
     program = f"torchrl-perf train {name}"
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for option in ("--env", "--config", "--resume"):
@@ -177,7 +243,7 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
         ValueError: for settings that do not fit each other or the machine, checkpoints that cannot be read, or a run
             that is complete.
     """
-    trainer = ALGORITHMS[config.algorithm].load("trainer")(config)
+    trainer = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")(config)
     try:
         load_start(trainer, start or Start())
     except Exception:

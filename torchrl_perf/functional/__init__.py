@@ -5,7 +5,16 @@ from torchrl_perf.functional.advantages import (
     td_lambda_targets,
     vtrace_advantage_estimate,
 )
+from torchrl_perf.functional.coloured_noise import coloured_noise
 from torchrl_perf.functional.distributional import categorical_projection, quantile_huber_loss
+from torchrl_perf.functional.elbo import beta_at, decayed_weights, gaussian_kl
+from torchrl_perf.functional.information import (
+    a_optimality,
+    d_optimality,
+    embedding_information_gain,
+    ensemble_disagreement,
+    fisher_diagonal,
+)
 from torchrl_perf.functional.n_step import n_step_targets, n_step_window
 from torchrl_perf.functional.options import arrival_value, option_segments, smdp_target, time_hazard
 from torchrl_perf.functional.polyak import polyak_update_
@@ -15,9 +24,18 @@ from torchrl_perf.functional.selection import leftmost_k
 
 __all__ = [
     "Risk",
+    "a_optimality",
     "arrival_value",
+    "beta_at",
     "categorical_projection",
+    "coloured_noise",
+    "d_optimality",
+    "decayed_weights",
     "distort",
+    "embedding_information_gain",
+    "ensemble_disagreement",
+    "fisher_diagonal",
+    "gaussian_kl",
     "generalized_advantage_estimate",
     "leftmost_k",
     "linear_recurrence",

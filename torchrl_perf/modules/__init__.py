@@ -4,15 +4,21 @@ from torchrl_perf.modules.actor import DeviceActor
 from torchrl_perf.modules.categorical_q import CategoricalMLP
 from torchrl_perf.modules.cnn import ConvLayer, ConvNet
 from torchrl_perf.modules.component_values import ComponentValues
+from torchrl_perf.modules.conv_q import ConvQMap
 from torchrl_perf.modules.deterministic import DeterministicActor
 from torchrl_perf.modules.distributions import GumbelCategorical
 from torchrl_perf.modules.ensemble import EnsembleMLP, EnsembleQ
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, DiagonalNormal, HybridDistribution
 from torchrl_perf.modules.hybrid_actor import EnsembleHybridQ, HybridActor, hybrid_features
+from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings, PlanState
 from torchrl_perf.modules.icm import ICM
+from torchrl_perf.modules.information_reward import InformationReward
+from torchrl_perf.modules.latent_dynamics import LatentDynamics
+from torchrl_perf.modules.latent_maps import LatentDecoder, ObservationEncoder
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.node_encoder import NodeEncoder
 from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.modules.noisy import NoisyLinear
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned, OptionNormal, OptionPolicy
@@ -20,16 +26,19 @@ from torchrl_perf.modules.option_set import OptionSet, TimeHazard
 from torchrl_perf.modules.options import OptionChoice, OptionController
 from torchrl_perf.modules.q_networks import DuelingMLP
 from torchrl_perf.modules.quantile import ImplicitQuantileCritic, ImplicitQuantileMLP, QuantileMLP
+from torchrl_perf.modules.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.modules.set_encoder import SetEncoder
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 
 __all__ = [
     "ICM",
+    "BeliefFilter",
     "BoundedNormal",
     "CategoricalMLP",
     "ComponentValues",
     "ConvLayer",
     "ConvNet",
+    "ConvQMap",
     "DeterministicActor",
     "DeviceActor",
     "DeviceMaskedCategorical",
@@ -39,16 +48,24 @@ __all__ = [
     "EnsembleMLP",
     "EnsembleQ",
     "EpsilonGreedy",
+    "FilteredPolicy",
     "FusedMLP",
     "GaussianNoise",
     "GumbelCategorical",
     "HybridActor",
     "HybridDistribution",
+    "ICEMPlanner",
+    "ICEMSettings",
     "ImplicitQuantileCritic",
     "ImplicitQuantileMLP",
+    "InformationReward",
+    "LatentDecoder",
+    "LatentDynamics",
     "MixedSequential",
+    "NodeEncoder",
     "NoisyLinear",
     "OUNoise",
+    "ObservationEncoder",
     "OptionActor",
     "OptionChoice",
     "OptionConditioned",
@@ -56,10 +73,13 @@ __all__ = [
     "OptionNormal",
     "OptionPolicy",
     "OptionSet",
+    "PlanState",
     "QuantileMLP",
+    "SeqVAE",
     "SetEncoder",
     "SquashedNormal",
     "SquashedNormalHead",
     "TimeHazard",
+    "UniformInputs",
     "hybrid_features",
 ]

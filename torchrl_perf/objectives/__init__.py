@@ -2,6 +2,7 @@
 
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.objectives.c51 import DeviceC51Loss
+from torchrl_perf.objectives.elbo import MultiStepELBOLoss
 from torchrl_perf.objectives.hybrid_sac import HybridSACLoss
 from torchrl_perf.objectives.icm import ICMLoss
 from torchrl_perf.objectives.options import OptionLoss
@@ -19,6 +20,7 @@ __all__ = [
     "DeviceTD3Loss",
     "HybridSACLoss",
     "ICMLoss",
+    "MultiStepELBOLoss",
     "OptionLoss",
     "QuantileDQNLoss",
 ]

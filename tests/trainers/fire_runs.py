@@ -1,0 +1,51 @@
+"""Small runs that place fuel breaks, and what can be seen of one."""
+
+import torch
+
+from torchrl_perf.trainers import FuelBreaksConfig, FuelBreaksTrainer
+
+SMALL = {
+    **{"num_envs": 4, "num_steps": 4, "total_steps": 320, "device": "cpu", "mode": "eager", "logger": "none"},
+    **{"size": 6, "budget": 0.12, "fires": 4, "hidden_size": 4, "blocks": 1, "capacity": 64, "minibatch_size": 16},
+    **{"updates_per_iteration": 2, "learning_starts": 32, "target_interval": 2, "eps_frames": 64},
+    **{"learning_rate": 1e-2, "demonstrations": 4, "line_exploration": 0.5},
+}
+"""Four breaks an episode, one episode an iteration; the first of two iterations that fill demonstrates."""
+
+
+def make(parts=None, **options):
+    return FuelBreaksTrainer(FuelBreaksConfig(**{**SMALL, **options}), **(parts or {}))
+
+
+def run(trainer, iterations):
+    for _ in range(iterations):
+        trainer.step()
+        trainer.iterations_done += 1
+    return trainer
+
+
+def parameters(trainer):
+    """Copies of all parameters of both networks, by name."""
+    return {
+        f"{part}.{name}": param.detach().clone()
+        for part in ("q_network", "target_network")
+        for name, param in getattr(trainer, part).named_parameters()
+    }
+
+
+def flatten(state, prefix=""):
+    """Every leaf of a nested state, by path."""
+    if not isinstance(state, dict | list | tuple):
+        return {prefix: state}
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
+
+
+def assert_same_state(one, other):
+    one, other = flatten(one), flatten(other)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value.nan_to_num(-7.0), other[key].nan_to_num(-7.0)), key
+        else:
+            assert value == other[key] or (value != value and other[key] != other[key]), key

@@ -1,0 +1,134 @@
+"""Pictures of a learned dynamical system: its phase portrait beside the true one, and its error against samples.
+
+Dimension key: ``G`` points of an axis, ``M`` states.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["PhasePortrait", "draw_phase_portrait", "draw_prediction_curves"]
+
+SHOWN = 4_000
+"""Most visited states that are drawn."""
+TRUE, LEARNED, VISITED = "#1f4e79", "#b3541e", "#b8b8b8"
+
+
+@dataclass(frozen=True)
+class PhasePortrait:
+    """Two vector fields on one grid, on the host.
+
+    Attributes:
+        axis: coordinates of the grid, ``[G]``, the same in both directions.
+        true: velocities ``[G, G, 2]``, y first, x second.
+        learned: likewise, in the same coordinates.
+        visited: states ``[M, 2]`` that were visited, or None.
+        title: of the picture.
+    """
+
+    axis: Tensor
+    true: Tensor
+    learned: Tensor
+    visited: Tensor | None = None
+    title: str = ""
+
+
+def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -> Path:
+    """Draw the true field on the left and the learned one on the right, over the states that were visited; save it.
+
+    Args:
+        portrait: what to draw.
+        path: of the image; its suffix says which kind.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: without matplotlib, which the extra "plot" brings.
+        ValueError: for fields that do not fit the axis.
+    """
+    size = len(portrait.axis)
+    if portrait.true.shape != (size, size, 2) or portrait.learned.shape != (size, size, 2):
+        raise ValueError(
+            f"portrait: expected two fields [{size}, {size}, 2], received {list(portrait.true.shape)} and "
+            f"{list(portrait.learned.shape)}."
+        )
+    figure_class = _figure_class()
+    figure = figure_class(figsize=(9.0, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    grid = portrait.axis.numpy()
+    fields = (("true", portrait.true, TRUE), ("learned", portrait.learned, LEARNED))
+    for axis, (name, field, colour) in zip(axes, fields, strict=True):
+        if portrait.visited is not None:
+            states = portrait.visited[:: max(1, len(portrait.visited) // SHOWN)]
+            axis.plot(states[:, 0].numpy(), states[:, 1].numpy(), ".", color=VISITED, markersize=1.5, zorder=0)
+        axis.streamplot(
+            grid, grid, field[..., 0].numpy(), field[..., 1].numpy(), color=colour, linewidth=0.8, density=1.1
+        )
+        axis.set(title=name, aspect="equal", xlabel="$z_1$")
+        axis.set_xlim(float(grid[0]), float(grid[-1]))
+        axis.set_ylim(float(grid[0]), float(grid[-1]))
+    axes[0].set_ylabel("$z_2$")
+    if portrait.title:
+        figure.suptitle(portrait.title)
+    return _save(figure, path)
+
+
+def draw_prediction_curves(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    path: str | os.PathLike[str],
+    *,
+    horizon: int | None = None,
+    title: str = "",
+) -> Path:
+    """Draw the error of prediction against the number of samples, a line for each way to choose inputs; save it.
+
+    Args:
+        curves: by name, pairs of samples and R^2; the error that is drawn is ``1 - R^2``, on a log scale. Values that
+            are not finite leave a gap.
+        path: of the image; its suffix says which kind.
+        horizon: steps ahead, for the label.
+        title: of the picture.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: without matplotlib, which the extra "plot" brings.
+        ValueError: without a curve.
+    """
+    if not curves or not all(curves.values()):
+        raise ValueError(f"curves: expected at least one point for each name, received {dict(curves)}.")
+    figure = _figure_class()(figsize=(6.4, 4.0), layout="constrained")
+    axis = figure.subplots()
+    for name, points in curves.items():
+        samples = [point[0] for point in points]
+        errors = [1.0 - point[1] if math.isfinite(point[1]) else math.nan for point in points]
+        axis.plot(samples, errors, marker="o", markersize=3, label=name)
+    ahead = "" if horizon is None else f", {horizon} steps ahead"
+    axis.set(xlabel="samples", ylabel=f"1 - R²{ahead}", yscale="log", title=title)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(frameon=False)
+    return _save(figure, path)
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("A picture needs matplotlib. Remedy: pip install matplotlib.") from error
+    return Figure
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=120)
+    return target

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from breaks_envs import MODES, REWARDS, hilly, play, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -10,27 +11,6 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.random_actions import RandomActions
 from torchrl_perf.envs import FuelBreaks, Landscape
 from torchrl_perf.runtime import no_host_sync
-
-MODES = ["sequential", "one_shot"]
-REWARDS = ["terminal", "shaped"]
-
-
-def small(rows=3, **more):
-    return FuelBreaks(rows, **{"size": (4, 5), "budget": 3, "fires": 5, "seed": 0, **more})
-
-
-def hilly(rows=6, **more):
-    land = Landscape.fractal(2, (5, 4), count=3, wind=(3.0, 1.0), bare=0.2, base=0.4)
-    return FuelBreaks(rows, **{"landscape": land, "budget": 4, "fires": 9, "seed": 0, **more})
-
-
-def play(env, steps, policy=None):
-    td, log = env.reset(), []
-    policy = policy or env.rand_action
-    for _ in range(steps):
-        out, td = env.step_and_maybe_reset(policy(td))
-        log.append(out.clone())
-    return torch.stack(log, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)

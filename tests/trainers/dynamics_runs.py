@@ -16,12 +16,5 @@ def make(field_env=None, **options):
     return ActiveDynamicsTrainer(ActiveDynamicsConfig(**{**SMALL, **options}), env=field_env)
 
 
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
 def learnt(trainer):
     return torch.cat([value.detach().flatten() for value in trainer.model.parameters()])

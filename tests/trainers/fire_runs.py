@@ -1,7 +1,5 @@
 """Small runs that place fuel breaks, and what can be seen of one."""
 
-import torch
-
 from torchrl_perf.trainers import FuelBreaksConfig, FuelBreaksTrainer
 
 SMALL = {
@@ -17,13 +15,6 @@ def make(parts=None, **options):
     return FuelBreaksTrainer(FuelBreaksConfig(**{**SMALL, **options}), **(parts or {}))
 
 
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
 def parameters(trainer):
     """Copies of all parameters of both networks, by name."""
     return {
@@ -31,21 +22,3 @@ def parameters(trainer):
         for part in ("q_network", "target_network")
         for name, param in getattr(trainer, part).named_parameters()
     }
-
-
-def flatten(state, prefix=""):
-    """Every leaf of a nested state, by path."""
-    if not isinstance(state, dict | list | tuple):
-        return {prefix: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
-
-
-def assert_same_state(one, other):
-    one, other = flatten(one), flatten(other)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value.nan_to_num(-7.0), other[key].nan_to_num(-7.0)), key
-        else:
-            assert value == other[key] or (value != value and other[key] != other[key]), key

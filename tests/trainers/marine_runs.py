@@ -40,13 +40,6 @@ def make(agent, **options):
     return TRAINERS[agent](KINDS[agent](**settings(agent, **options)))
 
 
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
 def parameters(trainer):
     """Copies of all parameters of networks and targets, by name."""
     return {

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 from config_runs import RUN_KEYS
-from dynamics_runs import SMALL, learnt, make, run
+from dynamics_runs import SMALL, learnt, make
+from states import run
 
 from torchrl_perf.trainers import ActiveDynamicsConfig
 

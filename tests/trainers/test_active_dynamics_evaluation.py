@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dynamics_runs import make, run
+from dynamics_runs import make
+from states import run
 from tensordict import TensorDict
 
 from torchrl_perf.envs import LatentField

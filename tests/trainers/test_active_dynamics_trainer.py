@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from colony_runs import assert_same_state
-from dynamics_runs import SMALL, learnt, make, run
+from dynamics_runs import SMALL, learnt, make
+from states import assert_same_state, run
 
 from torchrl_perf.cli import main
 from torchrl_perf.envs import LatentField

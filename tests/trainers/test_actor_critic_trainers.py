@@ -4,6 +4,7 @@ import gymnasium
 import pytest
 import torch
 from config_runs import KINDS, SMALL, make
+from states import run
 from torchrl.data import Bounded, Unbounded
 
 from torchrl_perf.collectors import DeviceCollector, HostCollector
@@ -12,13 +13,6 @@ from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.trainers import DDPGTrainer, make_deterministic_actor
 
 NAMES = ["ddpg", "td3", "ac-iqn"]
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 def copies(module):

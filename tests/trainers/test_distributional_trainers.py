@@ -3,6 +3,7 @@
 import pytest
 import torch
 from config_runs import KINDS, SMALL, make
+from states import run
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.envs import CartPole, Pendulum
@@ -10,13 +11,6 @@ from torchrl_perf.modules import CategoricalMLP, EpsilonGreedy, FusedMLP, Implic
 from torchrl_perf.objectives import DeviceC51Loss, QuantileDQNLoss
 
 NAMES = ["qr-dqn", "iqn", "rainbow"]
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 @pytest.mark.parametrize(

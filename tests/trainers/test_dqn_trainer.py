@@ -5,6 +5,7 @@ import dataclasses
 import gymnasium
 import pytest
 import torch
+from states import run
 from torch import nn
 from torchrl.data import Categorical
 
@@ -45,13 +46,6 @@ VARIANTS = {
 
 def make(**options):
     return DQNTrainer(dataclasses.replace(TINY, **options))
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 def weights(module):

@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 import torch
-from colony_runs import SMALL, make, parameters, run
+from colony_runs import SMALL, make, parameters
 from config_runs import RUN_KEYS
+from states import run
 
 from torchrl_perf.trainers.durotaxis_config import DurotaxisConfig
 

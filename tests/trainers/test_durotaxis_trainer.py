@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from colony_runs import SMALL, assert_same_state, make, parameters, run
+from colony_runs import SMALL, make, parameters
+from states import assert_same_state, run
 
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import device_collector

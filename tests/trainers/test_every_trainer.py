@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from config_runs import KINDS, SMALL, TRAINERS, make
+from states import assert_same_state, run
 
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import device_collector
@@ -31,13 +32,6 @@ VARIANTS = {name: (name, {}) for name in NEW} | {
 variants = pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
 def modules(trainer):
     """Networks and targets, by name."""
     if "ppo" in trainer.config.algorithm:
@@ -51,24 +45,6 @@ def parameters(trainer):
         for part, module in modules(trainer).items()
         for name, param in module.named_parameters()
     }
-
-
-def flatten(state, prefix=""):
-    """Every leaf of a nested state, by path."""
-    if not isinstance(state, dict | list | tuple):
-        return {prefix: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
-
-
-def assert_same_state(one, other):
-    one, other = flatten(one), flatten(other)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value.nan_to_num(-7.0), other[key].nan_to_num(-7.0)), key
-        else:
-            assert value == other[key] or (value != value and other[key] != other[key]), key
 
 
 @variants

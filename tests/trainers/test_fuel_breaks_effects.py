@@ -10,7 +10,8 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
-from fire_runs import SMALL, make, parameters, run
+from fire_runs import SMALL, make, parameters
+from states import run
 
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.trainers import FUEL_BREAKS_PRESETS, FuelBreaksConfig, loop, train

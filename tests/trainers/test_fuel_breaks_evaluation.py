@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from fire_runs import make, run
+from fire_runs import make
+from states import run
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, column_breaks, domirank_breaks
 from torchrl_perf.metrics.fire_picture import record_breaks

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from fire_runs import SMALL, assert_same_state, make, parameters, run
+from fire_runs import SMALL, make, parameters
+from states import assert_same_state, run
 from tensordict import TensorDict
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type

@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from marine_runs import AGENTS, KINDS, OWN, TRAINERS, make, parameters, run, settings
+from marine_runs import AGENTS, KINDS, OWN, TRAINERS, make, parameters, settings
+from states import run
 
 from torchrl_perf.cli import main
 from torchrl_perf.trainers.marine_config import MarineSettings

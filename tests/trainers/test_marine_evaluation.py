@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from marine_runs import PRESETS, TRAINERS, make, run
+from marine_runs import PRESETS, TRAINERS, make
+from states import run
 
 from torchrl_perf.envs import MarineNavigation, scripted_action
 from torchrl_perf.runtime import no_host_sync

@@ -4,7 +4,8 @@ import warnings
 
 import pytest
 import torch
-from marine_runs import AGENTS, KINDS, OWN, PRESETS, TRAINERS, make, parameters, run, settings
+from marine_runs import AGENTS, KINDS, OWN, PRESETS, TRAINERS, make, parameters, settings
+from states import assert_same_state, run
 
 from torchrl_perf.collectors import device_collector
 from torchrl_perf.envs import AgentStreams, Curriculum, MarineNavigation
@@ -17,24 +18,6 @@ from torchrl_perf.trainers.marine import make_marine_env
 from torchrl_perf.trainers.memory_estimate import PeakBytes
 
 agents = pytest.mark.parametrize("agent", AGENTS)
-
-
-def flatten(state, prefix=""):
-    """Every leaf of a nested state, by path."""
-    if not isinstance(state, dict | list | tuple):
-        return {prefix: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
-
-
-def assert_same_state(one, other):
-    one, other = flatten(one), flatten(other)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value.nan_to_num(-7.0), other[key].nan_to_num(-7.0)), key
-        else:
-            assert value == other[key] or (value != value and other[key] != other[key]), key
 
 
 @agents

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from poison import poisoned
+from states import run
 from tensordict import TensorDict
 
 from torchrl_perf.envs import CartPole, Pendulum
@@ -51,13 +52,6 @@ def make(name, *, what=None, iteration=4, step=2, env=5, kind="NaN", device="cpu
     if what is not None:
         task = poisoned(task, what, call=(iteration - 1) * config.num_steps + step + 1, env=env, kind=kind)
     return trainer(config, env=task(config.num_envs, device=device))
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 def row_of(trainer):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from states import flatten, run
 
 from torchrl_perf.trainers import DQNConfig, DQNTrainer
 from torchrl_perf.trainers.checkpoint import load_checkpoint
@@ -40,21 +41,6 @@ KINDS = {
 
 def make(**options):
     return DQNTrainer(dataclasses.replace(TINY, **options))
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
-def flatten(state, prefix=""):
-    """Every leaf of a nested state, by path."""
-    if not isinstance(state, dict | list | tuple):
-        return {prefix: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
 
 
 def assert_same(one, other):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from config_runs import KINDS, SMALL, TRAINERS
+from states import run
 
 from torchrl_perf.envs.agent_streams import AgentStreams
 
@@ -28,13 +29,6 @@ def make(name, **options):
     config = KINDS[name](**{**SMALL[name], **OPTIONS, **NAMES[name], **options})
     discrete = name in ("dqn", "iqn", "rainbow")
     return TRAINERS[name](config, env=AgentStreams(Walkers(2, 3, discrete=discrete)))
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 @pytest.mark.parametrize("name", NAMES)

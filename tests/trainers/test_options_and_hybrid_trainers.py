@@ -3,6 +3,7 @@
 import pytest
 import torch
 from config_runs import KINDS, SMALL, make
+from states import run
 from torchrl.envs import TransformedEnv
 
 from torchrl_perf.envs import Ferry, HybridTarget, Pendulum
@@ -10,13 +11,6 @@ from torchrl_perf.metrics import OptionCollapseWarning
 from torchrl_perf.modules import FusedMLP, HybridActor, OptionSet, hybrid_features
 from torchrl_perf.trainers import HybridPPOTrainer, SACOptionsTrainer
 from torchrl_perf.transforms import OptionState
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 class TestOptions:

@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
-from trading_runs import EXPOSURE, SMALL, make, parameters, run, write_prices
+from states import run
+from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from trading_runs import EXPOSURE, SMALL, make, run
+from states import run
+from trading_runs import EXPOSURE, SMALL, make
 
 from torchrl_perf.envs import OptionMarket
 from torchrl_perf.envs.market import PriceSeries

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 from config_runs import TRAINERS
+from states import assert_same_state, run
 from torchrl.envs import TransformedEnv
-from trading_runs import EXPOSURE, SMALL, assert_same_state, make, parameters, run, write_prices
+from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import device_collector

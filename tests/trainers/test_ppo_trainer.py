@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from states import run
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import ValueOperator
@@ -22,13 +23,6 @@ ITERATIONS = TINY.iterations
 
 def make(**options):
     return PPOTrainer(dataclasses.replace(TINY, **options))
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
 
 
 def parameters(trainer):

@@ -5,6 +5,7 @@ import dataclasses
 import gymnasium
 import pytest
 import torch
+from states import flatten, run
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -48,21 +49,6 @@ def make(**options):
     if isinstance(parts.get("env"), str):
         options["env"] = parts.pop("env")
     return SACTrainer(dataclasses.replace(TINY, **options), **parts)
-
-
-def run(trainer, iterations):
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
-
-
-def flatten(state, prefix=""):
-    """Every leaf of a nested state, by path."""
-    if not isinstance(state, dict | list | tuple):
-        return {prefix: state}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    return {path: leaf for key, value in items for path, leaf in flatten(value, f"{prefix}/{key}").items()}
 
 
 def assert_same(one, other):
@@ -265,6 +251,11 @@ class TestBadSettings:
     def test_discrete_actions(self):
         with pytest.raises(ValueError, match=r"action_spec: expected continuous actions with .*Remedy: DQN"):
             make(env=CartPole(4))
+
+    def test_bounds_that_differ_between_rows(self):
+        low = torch.tensor([[-1.0, -1.0], [-2.0, -1.0]])
+        with pytest.raises(ValueError, match=r"the same for all rows"):
+            make_sac_actor(Unbounded((2, 3)), Bounded(low, torch.ones(2, 2), shape=(2, 2)), TINY)
 
     def test_unbounded_actions(self):
         with pytest.raises(ValueError, match=r"received Unbounded\w* of torch.float32.*Remedy"):

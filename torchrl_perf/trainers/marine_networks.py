@@ -24,6 +24,7 @@ from torchrl_perf.modules import (
     SquashedNormalHead,
 )
 from torchrl_perf.modules.aligned import AlignedLinear
+from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.deterministic import Squash
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.value_head import ValueHead
@@ -172,8 +173,7 @@ def make_marine_actor(action: TensorSpec, config: MarineConfig, squash: Squash =
         return [AlignedLinear(hidden, hidden), active, AlignedLinear(hidden, outputs)]
 
     if isinstance(config, MarineSACConfig):
-        space = cast("Any", action.space)
-        head = SquashedNormalHead(*(bound.reshape(-1, size)[0] for bound in (space.low, space.high)))
+        head = SquashedNormalHead(*action_bounds(action))
         net = MixedSequential(*layers(2 * size), head, precision=config.precision).to(device)
         return DeviceActor(
             nn.Sequential(trunk, net),

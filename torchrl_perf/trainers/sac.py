@@ -1,7 +1,7 @@
 """Soft actor-critic (arXiv:1812.05905) with every step of the loop on the device."""
 
 import contextlib
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -11,6 +11,7 @@ from torchrl.data import Bounded, TensorSpec
 
 from torchrl_perf.functional.pullback import Differentiable, Pull
 from torchrl_perf.modules import DeviceActor
+from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
@@ -194,7 +195,7 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
         config: gives width, activation and precision.
 
     Raises:
-        ValueError: for another kind of action, or infinite bounds.
+        ValueError: for another kind of action, and for bounds that are infinite or differ between rows.
     """
     if not isinstance(action, Bounded) or not action.dtype.is_floating_point:
         raise ValueError(
@@ -202,8 +203,7 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
             f"{type(action).__name__} of {action.dtype}. Remedy: DQN for discrete actions; a transform that bounds "
             "unbounded ones."
         )
-    space = cast("Any", action.space)
-    head = SquashedNormalHead(*(bound.reshape(-1, action.shape[-1])[0] for bound in (space.low, space.high)))
+    head = SquashedNormalHead(*action_bounds(action))
     layers = actor_layers(observation.shape[-1], 2 * action.shape[-1], config)
     net = MixedSequential(*layers, head, precision=config.precision).to(action.device)
     return DeviceActor(net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=action)

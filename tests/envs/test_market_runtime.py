@@ -133,7 +133,8 @@ def test_parts_agree_in_all_forms(variant):
         cash=torch.full((rows,), 0.6, device=device), shares=torch.full((rows,), 0.004, device=device), entry=price
     )
 
-    def parts(state, price, owned, action, normal, uniform):
+    def parts(price, action, normal, uniform, *rest):
+        state, owned = dict(zip(names, rest, strict=False)), Portfolio(*rest[len(names) :])
         wanted = target_trade(owned, price, action, chosen), rule_trade(owned, price, action, chosen)
         after, fill = execute(owned, price, sum(wanted) / 2, chosen.cost)
         following, next_price = market.step(state, price, normal, uniform)
@@ -141,7 +142,8 @@ def test_parts_agree_in_all_forms(variant):
         seen = market_parts(market.window(following), market.signal(following), after, next_price, equity)
         return following, next_price, equity, fill.fee, flatten(seen)
 
-    args, run = (state, price, owned, action, normal, uniform), variant(parts)
+    names = list(state)  # a graph takes tensors alone
+    args, run = (price, action, normal, uniform, *state.values(), *owned), variant(parts)
     for _ in range(4):  # a graph is recorded in the third call
         result = run(*args)
     expected = parts(*args)

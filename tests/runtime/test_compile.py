@@ -49,3 +49,25 @@ def test_a_mode_is_added_to_the_packages_options(monkeypatch):
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match=r"expected a mode among .* received 'fast'"):
         compiled(torch.sin, mode="fast")
+
+
+class Counter:
+    def __init__(self, start):
+        self.total = torch.tensor(float(start))
+
+    def plain(self, x):
+        return self.total + x
+
+    @torch.no_grad()
+    def decorated(self, x):
+        return self.total + x
+
+
+@pytest.mark.parametrize("name", ["plain", "decorated"])
+def test_objects_beyond_the_limit_of_recompilations_do_not_share_it(name, fresh_dynamo):
+    x = torch.ones(2, requires_grad=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        made = [compiled(getattr(Counter(start), name), backend="eager") for start in range(5)]
+        results = [fn(x) for fn in made]
+    assert [result[0].item() for result in results] == [1, 2, 3, 4, 5]
+    assert all(result.requires_grad == (name == "plain") for result in results)

@@ -1,9 +1,10 @@
 """The one place of the package that calls `torch.compile`."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -73,8 +74,22 @@ def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
         return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
     if not isinstance(fn, types.FunctionType):
         return fn
+    if inspect.unwrap(fn).__code__.co_filename != fn.__code__.co_filename:
+        fn = _entered_plainly(fn)
     copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     functools.update_wrapper(copy, fn)
     del copy.__wrapped__  # it would lead back to the shared code
     return copy
+
+
+def _entered_plainly(fn: Callable[..., Any]) -> types.FunctionType:
+    """A plain function around a decorated one.
+
+    Dynamo enters code of torch itself, such as that of `torch.no_grad()`, by a function of its own, which all share.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return cast("types.FunctionType", functools.wraps(fn)(call))

@@ -313,7 +313,8 @@ class TestOnCuda:
             pytest.skip("not an operation on CUDA tensors as it stands")
         report = self.measured(lambda: fn(x))
         assert report.total > 0
-        assert {row.place.file for row in report.rows} == {audited.__code__.co_filename}, report.rows
+        # torch's own function is called in this file, a lambda's operation is in the table's
+        assert {row.place.file for row in report.rows} <= {__file__, audited.__code__.co_filename}, report.rows
         assert sum(row.seconds for row in report.rows) > 0
 
     def test_copies_are_told_apart_and_asynchronous_ones_are_no_waits(self):

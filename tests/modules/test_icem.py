@@ -10,7 +10,7 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.stepping import masked_step
 from torchrl_perf.envs import LatentField
 from torchrl_perf.envs.latent_field import goal_reward
-from torchrl_perf.modules import ICEMPlanner, ICEMSettings, PlanState
+from torchrl_perf.modules import ICEMPlanner, ICEMSettings
 from torchrl_perf.runtime import capture, no_host_sync
 
 F64 = torch.float64
@@ -257,8 +257,8 @@ def test_in_the_device_collector(changes, device):
     assert torch.equal(data["is_init"][:, 1:], done[:, :-1])
 
 
-def test_plan_state_after_a_random_action():
-    env = TransformedEnv(LatentField(3, seed=0), PlanState({"plan": (4, 2)}))
+def test_plan_state_after_a_random_action(device):
+    env = TransformedEnv(LatentField(3, device=device, seed=0), planner(3, kept_share=0.0).make_state())
     td = env.rollout(3)
     assert (td["plan"] == 0).all() and td["next", "plan"].shape == (3, 3, 4, 2)
 

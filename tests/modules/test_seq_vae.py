@@ -98,7 +98,7 @@ class TestFilter:
 
     def test_without_its_state_it_says_so(self):
         model = make()
-        with pytest.raises(KeyError, match="PlanState"):
+        with pytest.raises(KeyError, match=r"TransformedEnv\(env, filter.make_state\(\)\)"):
             BeliefFilter(model.encoder)(TensorDict({"observation": torch.zeros(2, 20)}, [2]))
         with pytest.raises(ValueError, match="zeros at the first step"):
             model.encoder(torch.zeros(2, 20))

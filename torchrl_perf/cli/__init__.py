@@ -24,6 +24,8 @@ BENCHMARKS = (
     "transfer",
     "policies",
     "claims",
+    "curves",
+    "systems",
 )
 TOOLS = ("syncs", "doctor", "monitor")
 

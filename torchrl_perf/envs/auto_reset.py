@@ -103,7 +103,12 @@ class AutoResetEnv(EnvBase):
 
     @abc.abstractmethod
     def _fresh(self, ended: Tensor | None) -> State:
-        """Return initial states ``[N, ...]``, those of the rows of ``ended`` bool ``[N, 1]`` (None: all) to be used."""
+        """Return initial states, entries ``[N, ...]``, of which those of the rows ``ended`` are used.
+
+        Args:
+            ended: bool ``[N, 1]``, rows that begin anew; an entry that is left out keeps its value in them. None at
+                construction and a full reset, where all rows begin anew and no entry may be left out.
+        """
 
     @abc.abstractmethod
     def _transition(self, state: State, tensordict: TensorDictBase) -> Transition:
@@ -145,12 +150,10 @@ class AutoResetEnv(EnvBase):
             # A row that terminates at its last step is truncated as well: gymnasium's TimeLimit says the same.
             truncated = next_elapsed >= self.max_episode_steps
             done = terminated | truncated
-        if self.resets_nonfinite:
-            broken = _any_nonfinite(next_state)
+        if self.resets_nonfinite and (floats := [x for x in next_state.values() if x.is_floating_point()]):
+            broken = _any_nonfinite(floats)
             truncated, done = truncated | broken, done | broken
-        # States are drawn whether or not a row ends: to look first would be a host read.
-        fresh = self._fresh(done)
-        new_state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+        new_state = self._renewed(done, next_state)
         next_elapsed.masked_fill_(done, 0)
         partial = tensordict.get("_step", None)
         if partial is not None:
@@ -172,6 +175,15 @@ class AutoResetEnv(EnvBase):
             if (name, "terminated") in entries:
                 entries[name, "done"] = entries[name, "terminated"] | entries[name, "truncated"]
         return entries, new_state, done
+
+    def _renewed(self, ended: Tensor, state: State) -> State:
+        """Return ``state`` with the rows ``ended`` bool [N, 1] begun anew: new tensors, of entries left out too."""
+        # States are drawn whether or not a row ends: to look first would be a host read.
+        fresh = self._fresh(ended)
+        return {
+            name: _select(ended, fresh[name], value) if name in fresh else value.clone()
+            for name, value in state.items()
+        }
 
     def _wrap(self, entries: Entries) -> TensorDict:
         # The entries were made here with the right shape and device; to validate them again doubles the cost of a step.
@@ -244,9 +256,7 @@ class AutoResetEnv(EnvBase):
             self.elapsed.zero_()
         else:
             mask = mask.view(self.num_envs, 1)
-            again = mask & (self.elapsed != 0)
-            fresh = self._fresh(again)
-            new_state = {name: _select(again, fresh[name], value) for name, value in self._state().items()}
+            new_state = self._renewed(mask & (self.elapsed != 0), self._state())
             self.elapsed.masked_fill_(mask, 0)
         self._write(new_state)
         return self._root(new_state)
@@ -274,9 +284,10 @@ def _select(mask: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(mask.view(-1, *(1,) * (other.ndim - 1)), one, other)
 
 
-def _any_nonfinite(state: State) -> Tensor:
-    """Bool [N, 1]: whether an entry of the row is NaN or infinite."""
-    broken = [~v.isfinite().flatten(1).all(-1, keepdim=True) for v in state.values() if v.is_floating_point()]
+def _any_nonfinite(floats: list[Tensor]) -> Tensor:
+    """Bool [N, 1]: whether a number of the row is NaN or infinite in one of the tensors ``[N, ...]``."""
+    # An entry may be [N], which has no second dim to flatten from.
+    broken = [~value.isfinite().unsqueeze(-1).flatten(1).all(-1, keepdim=True) for value in floats]
     return torch.cat(broken, -1).any(-1, keepdim=True)
 
 

@@ -68,6 +68,12 @@ class StructuredEnv(AutoResetEnv):
     bit for bit. So TorchRL's own loops and ``TransformedEnv`` see the same episodes as those that rely on the
     auto-reset; ``_torchrl_native_autoreset`` on a wrapper is refused, see :class:`DeviceEnv`.
 
+    **What outlives an episode.** An entry that :meth:`redraw_state` leaves out is not re-drawn: where an episode ends
+    it keeps the value that the step gave it, at a masked reset the one that it has. Construction and a reset of all
+    rows take every entry from :meth:`draw_state`, such entries too; for one that shall outlive even that,
+    ``draw_state`` returns a copy of its buffer. One that is not finite stays so until then, and with
+    ``resets_nonfinite`` it ends each episode after one step.
+
     **Groups.** A group has done flags for each member, from :meth:`group_flags`; at the root they are False (below a
     ``TransformedEnv`` TorchRL carries them over). Whether a member takes part, the task says by a key of its own. The
     env ends by its own flags alone.
@@ -86,7 +92,8 @@ class StructuredEnv(AutoResetEnv):
         max_episode_steps (int, optional): time limit; None means none.
 
     Raises:
-        ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
+        ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device; from :meth:`begin`, an entry that
+            :meth:`redraw_state` returns and :meth:`draw_state` does not.
         TypeError: a ``dtype`` that is not a float type.
         RuntimeError: CUDA asked for where there is none.
     """
@@ -119,8 +126,10 @@ class StructuredEnv(AutoResetEnv):
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
         """Return entries ``[N, ...]`` of which those of the rows ``ended`` (bool ``[N, 1]``) are used as fresh states.
 
-        Called at each step and masked reset. By default all rows are drawn, by :meth:`draw_state`; a task to which
-        that is dear may draw fewer states and hand them out.
+        Called at each step, after :meth:`advance`, and at each masked reset. By default all rows are drawn, by
+        :meth:`draw_state`; a task to which that is dear may draw fewer states and hand them out. An entry that is left
+        out is not re-drawn and outlives the episode. A task that writes this method has it called once more when it is
+        made, without a row that ended, to learn the names; the generators are put back.
         """
         return self.draw_state()
 
@@ -170,6 +179,20 @@ class StructuredEnv(AutoResetEnv):
             key: (spec.shape, not spec.dtype.is_floating_point, spec.dtype) for key, spec in specs.action.items()
         }
         self._begin(seed, prefix="state_")
+        self._check_redraw()
+
+    def _check_redraw(self) -> None:
+        """Raise ValueError where :meth:`redraw_state` returns an entry that the state does not have."""
+        if type(self).redraw_state is StructuredEnv.redraw_state:
+            return
+        nobody = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            unknown = sorted(self.redraw_state(nobody).keys() - self._buffer_of.keys())
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__}.redraw_state: expected entries among {sorted(self._buffer_of)}, received "
+                f"{unknown} too. Remedy: the names that draw_state gives them; leave out what outlives an episode."
+            )
 
     def _composite(self, specs: dict[NestedKey, TensorSpec]) -> Composite:
         """Return the Composite of the specs, groups with their own shape."""

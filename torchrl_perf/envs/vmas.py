@@ -127,7 +127,6 @@ class DeviceVmasEnv(StructuredEnv):
         self._pool_slots = slots.bind(self._pool_world)
         self._drawn = slots.drawn
         self._one_by_one = bool(slots.drawn_together)
-        self._stepped: dict[str, Tensor] | None = None
         if seed is None:
             self.refill()
         self.begin(seed)
@@ -150,17 +149,16 @@ class DeviceVmasEnv(StructuredEnv):
 
     def draw_state(self) -> dict[str, Tensor]:
         """Return initial states of all rows from the pool, each with what goes on through a reset."""
-        index = torch.randint(self._pool_world.num_envs, (self.num_envs,), device=self.device)
-        drawn = {path: getattr(self, f"pool_{path}").index_select(0, index) for path in self._drawn}
-        # within a step its outcome, else the buffers; before there are any, the simulation's own
-        going_on = self._stepped or self._state() or self._slots.read()
-        return {**going_on, **drawn}
+        # before there are buffers, what goes on is the simulation's own
+        return {**(self._state() or self._slots.read()), **self._from_pool()}
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return :meth:`draw_state`, whatever rows have ended: a look would be a host read."""
-        drawn = self.draw_state()
-        self._stepped = None
-        return drawn
+        """Return initial states from the pool without what goes on, whatever rows have ended: a look would be a wait."""
+        return self._from_pool()
+
+    def _from_pool(self) -> dict[str, Tensor]:
+        index = torch.randint(self._pool_world.num_envs, (self.num_envs,), device=self.device)
+        return {path: getattr(self, f"pool_{path}").index_select(0, index) for path in self._drawn}
 
     # -- the task ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +168,6 @@ class DeviceVmasEnv(StructuredEnv):
         rewards, terminated = self._world.step(self._by_agent(action))
         self._slots.check_constants()
         after = self._slots.read()
-        self._stepped = after
         entries: dict[NestedKey, Tensor] = {
             (group, "reward"): self._stacked([rewards[index] for index in members])
             for group, members in self._members.items()

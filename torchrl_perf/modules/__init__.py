@@ -11,7 +11,7 @@ from torchrl_perf.modules.ensemble import EnsembleMLP, EnsembleQ
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, DiagonalNormal, HybridDistribution
 from torchrl_perf.modules.hybrid_actor import EnsembleHybridQ, HybridActor, hybrid_features
-from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings, PlanState
+from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.modules.information_reward import InformationReward
 from torchrl_perf.modules.latent_dynamics import LatentDynamics
@@ -73,7 +73,6 @@ __all__ = [
     "OptionNormal",
     "OptionPolicy",
     "OptionSet",
-    "PlanState",
     "QuantileMLP",
     "SeqVAE",
     "SetEncoder",

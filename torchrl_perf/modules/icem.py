@@ -15,14 +15,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
-from torchrl.envs import Transform
+from torchrl.data import TensorSpec, Unbounded
 
 from torchrl_perf.functional.coloured_noise import coloured_filter
 from torchrl_perf.functional.information import discounted_return
 from torchrl_perf.modules.bounds import action_bounds
+from torchrl_perf.transforms.policy_state import PolicyState
 
-__all__ = ["Decision", "ICEMPlanner", "ICEMSettings", "PlanState"]
+__all__ = ["Decision", "ICEMPlanner", "ICEMSettings"]
 
 PLAN_KEY = "plan"
 ELITES_KEY = "plan_elites"
@@ -148,8 +148,8 @@ class ICEMPlanner(TensorDictModuleBase):
     rounds. A plan whose return is NaN is the worst.
 
     **State.** Mean and kept elites are state of the environment's TensorDict: the root entries come in, those of "next"
-    go out. Give the env the :class:`PlanState` transform of :meth:`make_state`, which adds them to its specs. Rows
-    where "is_init" is True begin anew, with the middle of the action's range as their mean.
+    go out. Give the env the :class:`~torchrl_perf.transforms.PolicyState` of :meth:`make_state`, which adds them to its
+    specs. Rows where "is_init" is True begin anew, with the middle of the action's range as their mean.
 
     Keys read: ``state_key`` ``[*, S]``, "plan" ``[*, H, D]``, with kept elites and ``shift`` "plan_elites"
     ``[*, K, H, D]``, and "is_init" bool ``[*]`` or ``[*, 1]`` where present. Written: ``action_key`` ``[*, D]``, and
@@ -203,11 +203,11 @@ class ICEMPlanner(TensorDictModuleBase):
         self.in_keys = [state_key, *self.state_keys]  # pyright: ignore
         self.out_keys = [action_key, *(("next", key) for key in self.state_keys)]  # pyright: ignore
 
-    def make_state(self) -> PlanState:
-        """Return the transform that keeps the planner's state in an env."""
+    def make_state(self) -> PolicyState:
+        """Return the transform that keeps the planner's state in an env, zeros after a reset."""
         size = (self.settings.horizon, self.low.shape[0])
         shapes = {PLAN_KEY: size, ELITES_KEY: (self.settings.kept, *size)}
-        return PlanState({key: shapes[key] for key in self.state_keys}, dtype=self.low.dtype)
+        return PolicyState({key: Unbounded(shape=shapes[key], dtype=self.low.dtype) for key in self.state_keys})
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
@@ -317,62 +317,6 @@ class ICEMPlanner(TensorDictModuleBase):
             remedy = "TransformedEnv(env, planner.make_state())" if key in self.state_keys else "set state_key"
             raise KeyError(f"ICEMPlanner: expected {key!r}, received {keys}. Remedy: {remedy}.")
         return cast("Tensor", value)
-
-
-class PlanState(Transform):
-    """Adds the state of an :class:`ICEMPlanner` to an env: the plan that it followed, and the elites that it keeps.
-
-    Keys added, to the specs and to each reset: those of ``shapes``, zeros. After a step they are what the policy wrote
-    under "next"; after one without a planner, such as a random action, zeros. Nothing waits for the host.
-
-    Args:
-        shapes: size of each entry beyond the batch.
-        dtype: of the entries.
-    """
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(in_keys=[], out_keys=list(shapes))
-        self.shapes, self.dtype = dict(shapes), dtype
-
-    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
-        """The spec with the entries."""
-        if not isinstance(observation_spec, Composite):
-            raise ValueError(f"expected a Composite observation spec, received {type(observation_spec).__name__}.")
-        batch, device = observation_spec.shape, observation_spec.device
-        for key, size in self.shapes.items():
-            observation_spec[key] = Unbounded(shape=torch.Size((*batch, *size)), dtype=self.dtype, device=device)
-        return observation_spec
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for key in self.shapes:
-            if next_tensordict.get(key, None) is None:
-                next_tensordict.set(key, self._zeros(next_tensordict, key))
-        return next_tensordict
-
-    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        mask = tensordict.get("_reset", None)
-        for key, size in self.shapes.items():
-            value = self._zeros(tensordict_reset, key)
-            before = tensordict.get(key, None)
-            if mask is not None and before is not None:
-                value = torch.where(
-                    mask.view(*before.shape[: before.ndim - len(size)], *(1,) * len(size)), value, before
-                )
-            tensordict_reset.set(key, value)
-        return tensordict_reset
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the TensorDict as it is: there is nothing to do outside of an env."""
-        return tensordict
-
-    def _zeros(self, tensordict: TensorDictBase, key: str) -> Tensor:
-        return torch.zeros((*tensordict.shape, *self.shapes[key]), dtype=self.dtype, device=tensordict.device)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shapes})"
 
 
 def _check(name: str, what: str, received: Any, allowed: list[list[int]]) -> None:

@@ -10,12 +10,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import TensorSpec, Unbounded
 
 from torchrl_perf.modules.bounds import action_bounds
-from torchrl_perf.modules.icem import ICEMPlanner, PlanState
+from torchrl_perf.modules.icem import ICEMPlanner
 from torchrl_perf.modules.latent_dynamics import LatentDynamics
 from torchrl_perf.modules.latent_maps import Belief, LatentDecoder, ObservationEncoder
+from torchrl_perf.transforms.policy_state import PolicyState
 
 __all__ = ["BeliefFilter", "FilteredPolicy", "SeqVAE", "UniformInputs"]
 
@@ -98,7 +99,7 @@ class BeliefFilter(TensorDictModuleBase):
     """The encoder as part of a policy: one cell a step, whose state travels in the TensorDict.
 
     Keys read: "observation" ``[*, O]``, and of a recurrent encoder "hidden" ``[*, H]`` and "previous_action"
-    ``[*, D]``, which :class:`~torchrl_perf.modules.PlanState` with :attr:`state_shapes` keeps in an env, 0 after a
+    ``[*, D]``, which the :class:`~torchrl_perf.transforms.PolicyState` of :meth:`make_state` keeps in an env, 0 after a
     reset. Written: "belief" ``[*, S]``, the mean, and ("next", "hidden").
 
     Args:
@@ -119,13 +120,17 @@ class BeliefFilter(TensorDictModuleBase):
         """Entries that the env has to keep, and their sizes."""
         return self.encoder.state_shapes
 
+    def make_state(self) -> PolicyState:
+        """Return the transform that keeps these entries in an env, zeros after a reset."""
+        return PolicyState({key: Unbounded(shape=size) for key, size in self.state_shapes.items()})
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the belief and the state after it."""
         values = [tensordict.get(key, None) for key in self.in_keys]  # pyright: ignore
         if any(value is None for value in values):
             raise KeyError(
                 f"BeliefFilter: expected {self.in_keys}, received {sorted(map(str, tensordict.keys(True, True)))}. "
-                "Remedy: TransformedEnv(env, PlanState(filter.state_shapes))."
+                "Remedy: TransformedEnv(env, filter.make_state())."
             )
         observation, *state = values
         hidden, previous = state or (None, None)
@@ -191,10 +196,10 @@ class FilteredPolicy(TensorDictModuleBase):
         self.in_keys = [*filter_.in_keys, *read]  # pyright: ignore
         self.out_keys = [*filter_.out_keys, *inputs.out_keys, *own]  # pyright: ignore
 
-    def make_state(self) -> PlanState:
+    def make_state(self) -> PolicyState:
         """Return the transform that keeps the state of filter and planner in an env."""
-        planned = self.inputs.make_state().shapes if isinstance(self.inputs, ICEMPlanner) else {}
-        return PlanState({**planned, **self.filter.state_shapes})
+        planned = self.inputs.make_state().specs if isinstance(self.inputs, ICEMPlanner) else {}
+        return PolicyState({**planned, **self.filter.make_state().specs})
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

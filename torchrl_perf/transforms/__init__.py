@@ -4,6 +4,7 @@ from torchrl_perf.transforms.gae import GAETransform
 from torchrl_perf.transforms.n_step import NStepTransform
 from torchrl_perf.transforms.option_segments import OptionSegments
 from torchrl_perf.transforms.option_state import OptionState
+from torchrl_perf.transforms.policy_state import PolicyState
 from torchrl_perf.transforms.reward_components import ComponentAdvantage, RewardComponents
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "NStepTransform",
     "OptionSegments",
     "OptionState",
+    "PolicyState",
     "RewardComponents",
 ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import TensorSpec
@@ -111,7 +110,6 @@ class OptionMarket(StructuredEnv):
         else:
             self.market = RecordedMarket(num_envs, prices, chosen, max_episode_steps, dtype, self.device)
             self.max_episode_steps = self.market.episode_steps
-        self._going: dict[str, Tensor] | None = None
         self.begin(seed)
 
     # -- what the base asks for --------------------------------------------------------------------------------------
@@ -139,11 +137,8 @@ class OptionMarket(StructuredEnv):
         return self._begun(*self.market.draw())
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return the capital in cash in the markets as they are, or at other places of given prices."""
-        going, self._going = self._going, None
-        if going is None:  # a reset between two steps
-            going = {name: getattr(self, f"state_{name}") for name in self.market.entries}
-        return self._begun(*self.market.redraw(going))
+        """Return the capital in cash at the price; the market goes on and is left out, or is at another place."""
+        return self._begun(*self.market.redraw())
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Trade at the close, and go to the next one."""
@@ -181,12 +176,6 @@ class OptionMarket(StructuredEnv):
         if self.settings.observation != "flat":
             seen |= parts
         return seen
-
-    def _transition(self, state: dict[str, Tensor], tensordict: TensorDictBase) -> Transition:
-        # The market outlives the episode: what follows a step that ends one is the market after that step.
-        step = super()._transition(state, tensordict)
-        self._going = self._market(step.next_state)
-        return step
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

@@ -144,8 +144,8 @@ class RecordedMarket(nn.Module):
             bar = series * self.bars + self.first_bar + start
         return {"bar": bar}, self.prices[bar]
 
-    def redraw(self, going: State) -> tuple[State, Tensor]:
-        """Another place, whatever is ``going`` on."""
+    def redraw(self) -> tuple[State, Tensor]:
+        """Another place, and its price."""
         return self.draw()
 
     def advance(self, state: State, price: Tensor) -> tuple[State, Tensor]:

@@ -102,9 +102,9 @@ class RegimeMarket(nn.Module):
         state |= {"regime": regimes[-1], "noise": normal[:, bars]}
         return state, torch.full((rows,), START_PRICE, **options)
 
-    def redraw(self, going: State) -> tuple[State, Tensor]:
-        """The market and the price with which an episode begins in a market ``going`` on."""
-        return going, torch.full_like(going["noise"], START_PRICE)
+    def redraw(self) -> tuple[State, Tensor]:
+        """No entry, for the market goes on, and the price with which an episode begins."""
+        return {}, torch.full((self.num_envs,), START_PRICE, dtype=self.dtype, device=self.device)
 
     def advance(self, state: State, price: Tensor) -> tuple[State, Tensor]:
         """The market and the price ``[N]`` one bar later; draws random numbers."""

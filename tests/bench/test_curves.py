@@ -1,0 +1,60 @@
+"""Learning curves: what a run leaves, what is drawn of several seeds, and what is refused."""
+
+import json
+
+import pytest
+
+from torchrl_perf.bench import curves
+from torchrl_perf.bench.curves import main, stored, summary, thinned
+from torchrl_perf.bench.curves_studies import STUDIES
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (100, 100), (101, 51), (1000, 100)])
+def test_curves_are_thinned_to_their_last_point(count, kept):
+    values = thinned([float(index) for index in range(count)])
+    assert len(values) == kept
+    assert values[-1] == count - 1
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_settings_of_each_run_are_those_of_its_preset_but_for_the_changes(name):
+    for run in STUDIES[name].runs.values():
+        config = run.config(7, device="cpu")
+        assert (config.seed, config.algorithm) == (7, run.algorithm)
+        assert {key: getattr(config, key) for key in run.changes} == dict(run.changes)
+
+
+def test_runs_are_stored_and_drawn_together(tmp_path, capsys):
+    options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "marine-empty"]
+    assert main([*options, "--runs", "dqn", "--seeds", "0", "--total-steps", "3000"]) == 0
+    row = json.loads((tmp_path / "marine-empty_dqn_0.json").read_text())["rows"][0]
+    assert (row["run"], row["seed"], row["steps"]) == ("dqn", 0, 3_072)
+    assert row["evaluation"]["scripted"]["mean_return"] == pytest.approx(45.1, abs=0.5)
+    assert row["evaluation"]["trained"]["vessels"] == 500
+    other = {**row, "seed": 1, "curves": {key: dict(one) for key, one in row["curves"].items()}}
+    (tmp_path / "marine-empty_dqn_1.json").write_text(json.dumps({"rows": [other]}))
+    capsys.readouterr()
+    assert main([*options, "--draw"]) == 0
+    assert capsys.readouterr().out.count("trained") == 2
+    assert (tmp_path / "curve_marine-empty.png").stat().st_size > 10_000
+    assert [line["of"] for line in summary(stored("marine-empty", tmp_path))] == ["trained", "scripted", "trained"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study", "chess"], "expected names among marine"),
+        (["--study", "marine", "--runs", "ppo"], "expected names among iqn"),
+        (["--draw", "--study", "marine"], "train without --draw"),
+    ],
+)
+def test_unknown_names_and_empty_folders_are_refused(arguments, words, tmp_path, capsys):
+    assert main([*arguments, "--out", str(tmp_path), "--pictures", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_committed_curves_have_three_seeds():
+    for name in STUDIES:
+        for run in STUDIES[name].runs:
+            assert [row["seed"] for row in stored(name, curves.FOLDER) if row["run"] == run] == [0, 1, 2], (name, run)

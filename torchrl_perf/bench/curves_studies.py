@@ -1,0 +1,137 @@
+"""What ``torchrl-perf bench curves`` trains: presets of whole systems, metrics to draw, and an evaluation."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from torchrl_perf.cli.train import MARINE_AGENTS, SYSTEMS
+
+__all__ = ["STUDIES", "Run", "Study"]
+
+Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
+EVALUATION_FIRES = 2_048
+
+
+class Run(NamedTuple):
+    """One line of a study's picture: a preset, and what is other than in it."""
+
+    algorithm: str
+    """As ``torchrl-perf train`` names it."""
+    preset: str
+    changes: Mapping[str, Any] = {}
+
+    def config(self, seed: int, **changes: Any) -> Any:
+        """The settings of one seed."""
+        preset = SYSTEMS[self.algorithm].load("presets")[self.preset]
+        return dataclasses.replace(preset, **{**self.changes, "seed": seed, **changes})
+
+    def trainer(self, config: Any) -> Any:
+        """A trainer of the settings."""
+        return SYSTEMS[self.algorithm].load("trainer")(config)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are drawn together.
+
+    Attributes:
+        title: heading of the picture.
+        runs: by name.
+        columns: metrics of ``progress.csv``, a panel each, with the words beside it.
+        evaluate: of the trainer after its run and the run's name, figures by what they are of: ``trained``, and others
+            to compare it with.
+    """
+
+    title: str
+    runs: Mapping[str, Run]
+    columns: Mapping[str, str]
+    evaluate: Evaluation
+
+
+def _navigation(robots: int, **scenario: Any) -> Evaluation:
+    """Fixed scenarios, for the trained policy without exploration and the scripted controller."""
+
+    def evaluated(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+        from torchrl_perf.trainers.marine import DISCRETE
+        from torchrl_perf.trainers.marine_evaluation import Scenarios, evaluate, scripted
+
+        scenarios, device = Scenarios(robots=robots, **scenario), trainer.device
+        learnt = scenarios.env("discrete" if name in DISCRETE else "continuous", device)
+        by_script = scenarios.env("continuous", device)
+        found = {
+            "trained": evaluate(trainer.policy, scenarios, learnt),
+            "scripted": evaluate(scripted(by_script), scenarios, by_script),
+        }
+        return {who: dataclasses.asdict(figures) for who, figures in found.items()}
+
+    return evaluated
+
+
+def _colony(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """Share of fresh colonies that reach the goal under the policy without noise."""
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    env = trainer.make_env()
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        batch = env.rollout(trainer.config.max_episode_steps, trainer.actor, break_when_any_done=False)
+    done, outcome = batch["next", "done"].squeeze(-1), batch["next", "outcome"].squeeze(-1)
+    first = done.int().argmax(1, keepdim=True)
+    reached = (outcome.gather(1, first) == 1) & done.any(1, keepdim=True)
+    return {"trained": {"success": float(reached.float().mean()), "colonies": float(len(reached))}}
+
+
+def _breaks(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """Burned fractions of the trained placement and of others under the same fires."""
+    from torchrl_perf.trainers.fuel_breaks_evaluation import compare
+
+    figures = compare(trainer.policy, trainer.env, fires=EVALUATION_FIRES)
+    return {
+        "trained" if who == "policy" else who: {"burned": share, "error": figures.error[who]}
+        for who, share in figures.burned.items()
+    }
+
+
+# the first stage of the curriculum; exploration ends within it
+_STAGE: dict[str, Any] = {
+    "stage_frames": "0",
+    "stage_robots": "3",
+    "stage_obstacles": "0",
+    "stage_distance": "30",
+    "total_steps": 1_000_000,
+    "max_obstacles": 0,
+    "max_robots": 3,
+}
+_VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 300_000}
+_CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
+_ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
+
+STUDIES: dict[str, Study] = {
+    "marine": Study(
+        "Navigation: three vessels, no obstacle",
+        {agent: Run(f"marine-{agent}", "MarineNavigation", _CHANGES[agent]) for agent in MARINE_AGENTS},
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        _navigation(3, count=500, distance=30.0),
+    ),
+    "marine-empty": Study(
+        "Navigation: one vessel, 40 m from its goal",
+        {agent: Run(f"marine-{agent}", "MarineEmpty") for agent in MARINE_AGENTS},
+        _ARRIVED,
+        _navigation(1, count=500, exact=True, max_episode_steps=200),
+    ),
+    "durotaxis": Study(
+        "A colony on a stiffness gradient",
+        {"ppo": Run("durotaxis", "Durotaxis")},
+        {"episode/success": "share that reached the goal", "episode/mean_return": "mean return"},
+        _colony,
+    ),
+    "fuel-breaks": Study(
+        "Fuel breaks on 20 x 20 cells",
+        {"dqn": Run("fuel-breaks", "FuelBreaks")},
+        {"fire/burned": "burned fraction, exploration included"},
+        _breaks,
+    ),
+}
+"""Studies by name."""

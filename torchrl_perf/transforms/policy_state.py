@@ -1,0 +1,100 @@
+"""The state of a policy as entries of an environment."""
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import Transform
+
+# Nothing of the package is imported here: policies import this file, and other transforms import policies' parts.
+__all__ = ["PolicyState"]
+
+
+class PolicyState(Transform):
+    """Adds the state of a policy to an env: entries that the policy reads at the root and writes under "next".
+
+    The counterpart of TorchRL's ``TensorDictPrimer``, which asks the host at each reset whether a row is reset. Nothing
+    waits here: ``TransformedEnv(env, PolicyState(...))`` is collected without host reads where ``env`` is.
+
+    Keys added, to the specs and to each reset: those of ``specs``, ``[*batch, *size]``, at their initial values. A
+    masked reset sets the rows of "_reset" alone; the others keep what the TensorDict brings. After a step the entries
+    are what the policy wrote under "next"; after one without the policy, such as a random action, the initial values.
+
+    Args:
+        specs: spec of each entry of one row, ``[*size]``, without the env's batch dims.
+        initial: the number that fills an entry at a reset; 0 for those without one.
+
+    Attributes:
+        specs: as given.
+        initial: the number of each entry.
+
+    Raises:
+        ValueError: for an initial value of no entry or one that the spec of its entry does not allow; for an env whose
+            observation spec is no Composite.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec], initial: Mapping[str, float] | None = None) -> None:
+        super().__init__(in_keys=[], out_keys=list(specs))
+        given = dict(initial or {})
+        unknown = sorted(given.keys() - specs.keys())
+        if unknown:
+            raise ValueError(
+                f"initial: expected names among {sorted(specs)}, received {unknown} too. Remedy: a spec for each."
+            )
+        self.specs = dict(specs)
+        self.initial = {key: given.get(key, 0) for key in specs}
+        for key, spec in self.specs.items():
+            number = self.initial[key]
+            is_exact = spec.dtype.is_floating_point or float(number).is_integer()
+            if not is_exact or not spec.is_in(torch.full(spec.shape, number, dtype=spec.dtype, device=spec.device)):
+                raise ValueError(
+                    f"initial: expected for {key!r} a number that its {type(spec).__name__} spec of {spec.dtype} "
+                    f"allows, received {number!r}. Remedy: initial={{{key!r}: ...}} with such a number."
+                )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Size of each entry beyond the batch."""
+        return {key: tuple(spec.shape) for key, spec in self.specs.items()}
+
+    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
+        """The spec with the entries."""
+        if not isinstance(observation_spec, Composite):
+            raise ValueError(f"expected a Composite observation spec, received {type(observation_spec).__name__}.")
+        for key, spec in self.specs.items():
+            full = spec.expand(*observation_spec.shape, *spec.shape)
+            observation_spec[key] = full if observation_spec.device is None else full.to(observation_spec.device)
+        return observation_spec
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for key in self.specs:
+            if next_tensordict.get(key, None) is None:
+                next_tensordict.set(key, self._initial(next_tensordict, key))
+        return next_tensordict
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        mask = tensordict.get("_reset", None)
+        for key, spec in self.specs.items():
+            value = self._initial(tensordict_reset, key)
+            before = tensordict.get(key, None)
+            if mask is not None and before is not None:
+                rows = mask.view(*before.shape[: before.ndim - spec.ndim], *(1,) * spec.ndim)
+                value = torch.where(rows, value, before)
+            tensordict_reset.set(key, value)
+        return tensordict_reset
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the TensorDict as it is: there is nothing to do outside of an env."""
+        return tensordict
+
+    def _initial(self, tensordict: TensorDictBase, key: str) -> Tensor:
+        shape, dtype = (*tensordict.shape, *self.specs[key].shape), self.specs[key].dtype
+        return torch.full(shape, self.initial[key], dtype=dtype, device=tensordict.device)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shapes})"

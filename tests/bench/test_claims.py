@@ -184,6 +184,7 @@ class TestCommand:
         assert claims.main(["--quick", "--device", "cpu", "--system", "001", "--only", "rewards"]) == 0
 
     def test_every_system_has_its_experiments(self):
+        assert list(claims.SYSTEMS) == ["000", "001", "002", "003", "004"]
         assert list(claims.experiments("001")) == [
             *("deletion", "rewards", "entropy", "advantages"),
             *("overall", "vector", "update"),

@@ -8,9 +8,11 @@ from torchrl_perf.bench.claims_sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCE
 
 WORDS = {CONFIRMED, PARTLY, NOT_REPRODUCED, NOT_HERE}
 ALL = [(system, name) for system in claims.SYSTEMS for name in claims.experiments(system)]
+# the others' own files do the same, and know the claims of each experiment
+HERE = [(system, name) for system, name in ALL if system in ("001", "004")]
 
 
-@pytest.mark.parametrize(("system", "name"), ALL)
+@pytest.mark.parametrize(("system", "name"), HERE)
 def test_experiment(system, name, capsys):
     sitting = Sitting(system, torch.device("cpu"), quick=True)
     claims.run(sitting, {name: claims.experiments(system)[name]})

@@ -54,7 +54,10 @@ def test_unknown_names_and_empty_folders_are_refused(arguments, words, tmp_path,
     assert words in capsys.readouterr().err
 
 
-def test_the_committed_curves_have_three_seeds():
-    for name in STUDIES:
+def test_committed_curves_have_three_seeds_of_each_run():
+    committed = {path.name.split("_")[0] for path in curves.FOLDER.glob("*.json")}
+    assert {"marine", "durotaxis"} <= committed <= set(STUDIES)
+    for name in committed:
         for run in STUDIES[name].runs:
             assert [row["seed"] for row in stored(name, curves.FOLDER) if row["run"] == run] == [0, 1, 2], (name, run)
+        assert (curves.PICTURES / f"curve_{name}.png").is_file()

@@ -24,7 +24,10 @@ from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.runtime import machine_card
 
 SYSTEMS: dict[str, tuple[str, ...]] = {
+    "000": ("claims_000", "claims_000_agent"),
     "001": ("claims_001", "claims_001_colony"),
+    "002": ("claims_002", "claims_002_fire"),
+    "003": ("claims_003", "claims_003_loops"),
     "004": ("claims_004", "claims_004_env", "claims_004_loops"),
 }
 """Modules of each system's experiments, each with ``EXPERIMENTS``."""
@@ -37,7 +40,8 @@ class BenchClaims:
     """Options of ``torchrl-perf bench claims``."""
 
     system: tuple[str, ...] = tuple(SYSTEMS)
-    """Systems whose claims are measured: 001 (colony, PPO), 004 (navigation, six agents)."""
+    """Systems whose claims are measured: 000 (latent dynamics), 001 (colony, PPO), 002 (fire breaks, DQN), 003 (a
+    market, SAC with options), 004 (navigation, six agents)."""
     only: tuple[str, ...] = ()
     """Experiments to run; all by default. Rows of others that were written on the same machine are kept."""
     quick: bool = False

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.bench.claims_004_agents import CHOICES, EPSILON, FEATURES, ObjectTrunk, observations
 from torchrl_perf.bench.claims_004_env import COMPILED, COMPILED_GRAPH, EAGER, FINAL_STAGE, GRAPH
-from torchrl_perf.bench.claims_sitting import NOT_HERE, Sitting, Variant, judge, times_text
+from torchrl_perf.bench.claims_sitting import NOT_HERE, Sitting, Variant, gpu_reading, judge, times_text
 from torchrl_perf.bench.originals.experience import ListReplay, insert_by_robot, insert_whole
 from torchrl_perf.bench.originals.navigation_loop import ROBOTS, LoopTraining
 from torchrl_perf.bench.originals.policy_wrapper import SampleAgent, SampleWrapper
@@ -23,7 +23,7 @@ from torchrl_perf.envs.marine import MarineNavigation
 from torchrl_perf.functional import quantile_huber_loss
 from torchrl_perf.modules import EpsilonGreedy, ImplicitQuantileMLP, QuantileMLP
 from torchrl_perf.replay import make_replay_buffer
-from torchrl_perf.runtime import CaptureError, GpuSampler, HostSyncError, Stopwatch, capture, synchronize
+from torchrl_perf.runtime import CaptureError, HostSyncError, capture
 
 LEGACY, WRAPPER_ALONE, PACKAGE = "the original's loop", "its wrapper on our env", "package"
 WHOLE = "whole iteration in a graph"
@@ -259,7 +259,7 @@ def utilisation(sitting: Sitting) -> None:
     loop = LoopTraining(learner.wrapper(), size, CAPACITY, sitting.device)
     ours = PackageTraining(Learner("iqn", sitting.device), sitting.pick(64, 4096), "whole")
     calls = {LEGACY: partial(loop.iteration, STEPS, BATCH, learner.update), PACKAGE: ours.iteration}
-    found = {name: _utilisation(call, sitting) for name, call in calls.items()}
+    found = {name: gpu_reading(call, sitting).get("gpu/utilization") for name, call in calls.items()}
     for name, value in found.items():
         sitting.add("utilisation", "", name, utilisation=value, note="no reading" if value is None else f"{value:.0f}%")
     before, after = found[LEGACY], found[PACKAGE]
@@ -268,24 +268,6 @@ def utilisation(sitting: Sitting) -> None:
     word = judge(after / max(before, 1.0), 1.1, 1.0) if before is not None and after is not None else NOT_HERE
     sitting.verdict("utilisation", claim, text, word, "a kernel that runs says nothing of how full the GPU is")
     ours.close()
-
-
-def _utilisation(call: Callable[[], Any], sitting: Sitting) -> float | None:
-    for _ in range(3):
-        call()
-    synchronize(sitting.device)
-    sampler = GpuSampler(sitting.device, interval=0.1).start()
-    sampler.latest()
-    watch = Stopwatch("cpu").start()
-    while True:
-        call()
-        synchronize(sitting.device)
-        watch.stop()
-        if watch.host_seconds > sitting.pick(0.5, 2.0):
-            break
-    reading = sampler.latest().get("gpu/utilization")
-    sampler.close()
-    return reading
 
 
 def replay(sitting: Sitting) -> None:

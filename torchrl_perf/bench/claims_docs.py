@@ -11,7 +11,10 @@ from torchrl_perf.bench.report import RESULTS, format_table, read_results
 
 BEGIN, END = "<!-- claims -->", "<!-- /claims -->"
 TITLES = {
+    "000": "System 000: inputs that inform a latent model",
     "001": "System 001: a colony on a stiffness gradient, PPO",
+    "002": "System 002: fire breaks, DQN and its memory",
+    "003": "System 003: SAC with options on a market",
     "004": "System 004: navigation of surface vehicles, six agents",
 }
 CLAIM_COLUMNS = ("claim", "measured", "verdict", "remark")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_perf.runtime import Captured, capture, synchronize
+from torchrl_perf.runtime import Captured, GpuSampler, capture, synchronize
 
 CONFIRMED, PARTLY, NOT_REPRODUCED, NOT_HERE = "confirmed", "partly", "not reproduced", "n/a here"
 REFUSED = "refused"
@@ -261,3 +261,19 @@ def times_text(values: Sequence[float]) -> str:
         return ""
     low, high = f"{min(values):.3g}x", f"{max(values):.3g}x"
     return low if low == high else f"{low} to {high}"
+
+
+def gpu_reading(call: Callable[[], Any], sitting: Sitting) -> dict[str, float]:
+    """Means of what NVML says at 10 Hz, but for memory, while a call is made again and again; empty without NVML."""
+    for _ in range(3):
+        call()
+    synchronize(sitting.device)
+    sampler = GpuSampler(sitting.device, interval=0.1).start()
+    sampler.latest()
+    end = time.perf_counter() + sitting.pick(0.5, 1.5)
+    while time.perf_counter() < end:
+        call()
+        synchronize(sitting.device)
+    reading = sampler.latest()
+    sampler.close()
+    return {name: value for name, value in reading.items() if not name.startswith("gpu/memory")}

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.bench.claims_sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCED
 from torchrl_perf.bench.report import Sheet, format_table
-from torchrl_perf.runtime import Stopwatch, capture, compiled, synchronize, time_cuda
+from torchrl_perf.runtime import Captured, Stopwatch, capture, compiled, synchronize, time_cuda
 
 COLUMNS = ("system", "size", "variant", "us", "p10_us", "p90_us", "per_second", "of", "note")
 VERDICT_COLUMNS = ("target", "measured", "verdict")
@@ -166,33 +166,38 @@ class BenchSystems:
     """Folder for systems.json; the package's bench/results by default."""
 
 
+def forms_of(work: Work, device: torch.device, compile: bool) -> dict[str, Callable[[], Any]]:
+    """The call by the name of its form; nothing is recorded or compiled yet."""
+    if device.type != "cuda":
+        return {"eager": work.call} | ({"compiled": compiled(work.call)} if compile else {})
+    forms: dict[str, Callable[[], Any]] = {"eager": work.call, "graph": capture(work.call, device=device, audit=False)}
+    if compile:
+        forms["compiled + graph"] = capture(work.call, device=device, compile=True, audit=False)
+    return forms
+
+
 def measure(name: str, options: BenchSystems, device: torch.device, sheet: Sheet) -> None:
-    """Times all forms of one system; one that cannot be made leaves a row that says so."""
+    """Makes all forms of one system, then times them; one that cannot be made leaves a row that says so."""
     work = SYSTEMS[name].make(options.quick, device)
-    cuda = device.type == "cuda"
-    forms: dict[str, Callable[[], Callable[[], Any]]] = {"eager": lambda: work.call}
-    if cuda:
-        forms["graph"] = lambda: capture(work.call, device=device, audit=False)
-    if options.compile:
-        graph = lambda: capture(work.call, device=device, compile=True, audit=False)  # noqa: E731
-        forms["compiled + graph" if cuda else "compiled"] = graph if cuda else lambda: compiled(work.call)
-    for variant, make in forms.items():
-        row: dict[str, Any] = {"system": name, "size": work.size, "variant": variant, "of": work.of}
-        call = make()
+    ready = {}
+    for variant, call in forms_of(work, device, options.compile).items():
         try:
             for _ in range(4):  # a graph is recorded in the third
                 call()
+            ready[variant] = call
         except Exception as error:
-            sheet.add({**row, "note": f"failed: {type(error).__name__}: {str(error)[:200]}"})
-            continue
-        synchronize(device)
+            note = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            sheet.add({"system": name, "size": work.size, "variant": variant, "note": note})
+    synchronize(device)
+    for variant, call in ready.items():
         with Stopwatch(device) as watch:
             call()
         repeats = max(5, min(options.repeats, int(BUDGET_S / max(watch.seconds, 1e-6))))
         timing = time_cuda(call, repeats, warmup=2, device=device)
+        row: dict[str, Any] = {"system": name, "size": work.size, "variant": variant, "of": work.of}
         times = {"us": timing.median, "p10_us": timing.p10, "p90_us": timing.p90}
         sheet.add({**row, **times, "per_second": work.count / timing.median * 1e6, "repeats": repeats})
-        if hasattr(call, "release"):
+        if isinstance(call, Captured):
             call.release()
 
 

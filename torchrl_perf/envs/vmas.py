@@ -153,7 +153,7 @@ class DeviceVmasEnv(StructuredEnv):
         return {**(self._state() or self._slots.read()), **self._from_pool()}
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return initial states from the pool without what goes on, whatever rows have ended: a look would be a wait."""
+        """Return initial states from the pool without what goes on; to look which rows have ended would be a wait."""
         return self._from_pool()
 
     def _from_pool(self) -> dict[str, Tensor]:

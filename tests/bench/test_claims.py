@@ -216,4 +216,4 @@ class TestPage:
         text = page.read_text(encoding="utf-8")
         assert text.startswith("intro")
         assert text.endswith("end\n")
-        assert "old" not in text
+        assert "\nold\n" not in text

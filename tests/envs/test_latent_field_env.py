@@ -277,3 +277,21 @@ def test_bad_options_and_actions():
     env = LatentField(2)
     with pytest.raises(ValueError, match=r"expected action \(2, 2\) of floats, got \(2, 1\)"):
         env._step(TensorDict({"action": torch.zeros(2, 1)}, [2]))
+
+
+def test_a_point_that_leaves_the_extent_ends_its_episode():
+    env = LatentField(
+        3, field=torch.zeros_like, process_noise=0.0, action_max=10.0, extent=2.0, initial_range=1.5, seed=0
+    )
+    td = env.reset()
+    td["action"] = torch.tensor([[10.0, 0.0], [0.0, -10.0], [0.0, 0.0]])
+    out = env.step(td)
+    for _ in range(4):
+        before, expected = out["next", "terminated"].squeeze(-1), out["next", "latent"].abs().amax(-1) > 2.0
+        assert torch.equal(before, expected)
+        root = env.maybe_reset(out["next"].exclude("reward"))
+        root["action"] = td["action"]
+        out = env.step(root)
+    assert not LatentField(3, action_max=10.0).extent
+    with pytest.raises(ValueError, match="extent: expected a finite number above"):
+        LatentField(1, extent=1.0)

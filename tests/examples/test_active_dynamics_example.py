@@ -20,12 +20,12 @@ def example():
     return module
 
 
-@pytest.mark.parametrize("inputs", ["fisher_d", "disagreement"])
+@pytest.mark.parametrize("inputs", ["embedding", "disagreement"])
 def test_it_trains_and_draws(example, tmp_path, capsys, inputs):
     pytest.importorskip("matplotlib")
-    r2 = example.main(example.Config(**TINY, inputs=inputs, compare=inputs == "fisher_d", folder=tmp_path))
+    r2 = example.main(example.Config(**TINY, inputs=inputs, compare=inputs == "embedding", folder=tmp_path))
     *rows, said, drawn = capsys.readouterr().out.splitlines()
-    assert len(rows) == (5 if inputs == "fisher_d" else 2)
+    assert len(rows) == (5 if inputs == "embedding" else 2)
     assert said.startswith(f"limit_cycle, {inputs}: R^2 10 steps ahead {r2:.3f} (persistence")
     assert drawn == f"pictures: {tmp_path / 'phase_portrait.png'}, {tmp_path / 'prediction_error.png'}"
     assert all(path.stat().st_size > 5_000 for path in tmp_path.iterdir()) and len(list(tmp_path.iterdir())) == 2

@@ -126,10 +126,15 @@ class TestTrainer:
         for mine, theirs in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(mine, theirs)
 
-    def test_a_record_is_of_random_inputs(self):
+    def test_a_record_is_of_random_inputs_and_of_held_ones(self):
         trainer = make()
         batch = record(trainer.model, LatentField(4, action_max=0.5), steps=30, seed=3)
         assert batch.shape == (4, 30) and batch["action"].abs().max() > 0.4
+        moved = batch["action"].diff(dim=1).abs().amax((1, 2))
+        assert (moved[0::2] > 0.4).all() and (moved[1::2] == 0).all()
+        assert not torch.equal(batch["action"][1, 0], batch["action"][3, 0])
+        again = record(trainer.model, LatentField(4, action_max=0.5), steps=30, seed=3)
+        assert torch.equal(batch["action"], again["action"]) and torch.equal(batch["latent"], again["latent"])
 
     def test_portrait_in_true_coordinates(self):
         trainer = run(make(), 1)

@@ -1,14 +1,17 @@
 """A short run learns the limit cycle well enough to predict it."""
 
+import dataclasses
+
 import torch
 
-from torchrl_perf.trainers import ActiveDynamicsConfig, ActiveDynamicsTrainer
+from torchrl_perf.trainers import ACTIVE_DYNAMICS_PRESETS, ActiveDynamicsTrainer
 
 
 def test_predictions_beat_persistence_on_a_limit_cycle():
     torch.set_num_threads(1)
     settings = {"num_envs": 8, "num_steps": 25, "updates": 8, "samples": 2, "minibatch_size": 12, "window": 12}
-    config = ActiveDynamicsConfig(**settings, inputs="random", device="cpu", logger="none")
+    preset = ACTIVE_DYNAMICS_PRESETS["limit_cycle"]
+    config = dataclasses.replace(preset, **settings, inputs="random", device="cpu", logger="none")
     trainer = ActiveDynamicsTrainer(config)
     before = trainer.evaluate()
     for _ in range(30):

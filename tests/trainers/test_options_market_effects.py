@@ -65,7 +65,7 @@ MARKET = {
     "semantics": ({}, "target"),
     "reward": ({}, "realised_pnl"),
     "reward_scale": ({}, 1.0),
-    "options": ({"semantics": "target"}, "exposure"),
+    "options": ({"semantics": "target"}, "sides"),
     "directed": ({}, True),
     "commission": ({}, 0.02),
     "slippage": ({}, 0.02),

@@ -35,12 +35,9 @@ def test_hardly_any_trading_without_an_edge_and_with_costs():
 
 @pytest.mark.slow
 def test_the_mean_weight_is_near_kellys_without_costs():
-    """Seeds 0, 1 and 2 gave 1.33, .97 and 1.08 of 1.26 without noise: within 30 %, and only the first within 10 %.
-
-    Growth is flat around its maximum, so the critic hardly tells the options apart there, and one that ends at 1 is
-    chosen about as often as those that reach 1.26.
-    """
+    """Growth is flat around its maximum: a weight that is 10 % off costs a hundredth of it."""
     _, figures, config = learn("OptionMarketKelly")
     best = kelly_fraction(config.drift, config.volatility, config.max_weight)
     assert 0.3 * config.max_weight < best < 0.9 * config.max_weight
-    assert figures.weight == pytest.approx(best, rel=0.3)
+    assert figures.weight == pytest.approx(best, rel=0.1)
+    assert figures.options["long"] > 0.95

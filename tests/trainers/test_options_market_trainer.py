@@ -34,6 +34,7 @@ from torchrl_perf.transforms import OptionState
 VARIANTS = {
     "trading": {},
     "exposure": EXPOSURE,
+    "sides": {**EXPOSURE, "options": "sides"},
     "directed": {"directed": True, "reward": "realised_pnl", "option_temperature_final": 0.1},
     "brownian": {**EXPOSURE, "market": "brownian", "drift": 0.02, "volatility": 0.1, "commission": 0.0, "gamma": 0.0},
 }
@@ -203,6 +204,7 @@ class TestParts:
         trainer = make(**EXPOSURE)
         assert trainer.options.names == tuple(EXPOSURES)
         assert len(trainer.controller.fallback) == 5
+        assert make(**{**EXPOSURE, "options": "sides"}).options.names == ("flat", "long", "short")
 
     def test_own_env_and_options(self):
         options = OptionSet(("low", "high"), action_range=((0.0, 0.3), (0.3, 1.0)), termination=_half)

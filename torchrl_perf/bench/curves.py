@@ -54,6 +54,9 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
     Returns:
         A row: ``run``, ``seed``, ``steps``, ``seconds`` of the training loop, start and compilation included; by
         column ``curves``, of each "step" and "value"; ``evaluation``.
+
+    Raises:
+        InterruptedError: where a signal has stopped the run.
     """
     from torchrl_perf.trainers.run import train
 
@@ -64,6 +67,10 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         watch = Stopwatch("cpu").start()
         result = train(trainer, progress=False)
         watch.stop()
+        if result.exit_code:
+            raise InterruptedError(
+                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps"
+            )
         curves = {}
         for column in study.columns:
             data = read_progress(result.run_dir / PROGRESS, column)

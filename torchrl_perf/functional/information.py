@@ -20,6 +20,7 @@ __all__ = [
     "ensemble_disagreement",
     "fisher_diagonal",
     "fisher_matrix",
+    "information_gain",
 ]
 
 
@@ -128,6 +129,36 @@ def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tenso
     root, singular = torch.linalg.cholesky_ex(inner)
     gain = 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.where((broken == 0) & (singular == 0), gain, torch.nan)
+
+
+def information_gain(
+    covariance: Tensor, sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0
+) -> Tensor:
+    """Twice the entropy that a Gaussian belief about parameters loses by trajectories: ``logdet(I + J P J^T / v)``.
+
+    By Sylvester's identity it is :func:`embedding_information_gain` of their :func:`fisher_matrix`, of a matrix of T S
+    rows in the place of F. That is eliminated row by row, elementwise over the experiments: no solver, no host.
+
+    Args:
+        covariance: P, of the belief, ``[F, F]``, symmetric and positive definite.
+        sensitivity: J, ``[*, T, S, F]``.
+        variance: v, of the predictions, a number or a tensor that broadcasts to ``[*, T, S]``.
+        discount: weight of a step in relation to the one before it.
+
+    Returns:
+        ``[*]``, at least 0, in nats; NaN where P is not positive definite.
+    """
+    _check_sensitivity(sensitivity)
+    rows = (sensitivity * _weights(sensitivity, variance, discount).sqrt().unsqueeze(-1)).flatten(-3, -2)
+    size = rows.shape[-2]
+    left = rows @ covariance @ rows.mT + torch.eye(size, dtype=rows.dtype, device=rows.device)
+    gain = torch.zeros_like(left[..., 0, 0])
+    for _ in range(size):
+        pivot = left[..., 0, 0]
+        gain = gain + pivot.log()
+        column = left[..., 1:, :1]
+        left = left[..., 1:, 1:] - column * column.mT / pivot[..., None, None]
+    return gain
 
 
 def ensemble_disagreement(prediction: Tensor) -> Tensor:

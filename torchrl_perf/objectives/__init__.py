@@ -7,6 +7,7 @@ from torchrl_perf.objectives.hybrid_sac import HybridSACLoss
 from torchrl_perf.objectives.icm import ICMLoss
 from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.ppo import DeviceClipPPOLoss, DeviceKLPENPPOLoss
+from torchrl_perf.objectives.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.objectives.sac import DeviceSACLoss
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
@@ -22,5 +23,6 @@ __all__ = [
     "ICMLoss",
     "MultiStepELBOLoss",
     "OptionLoss",
+    "PredictiveELBOLoss",
     "QuantileDQNLoss",
 ]

@@ -96,7 +96,7 @@ class MultiStepELBOLoss(nn.Module):
         first = torch.cat((torch.ones_like(starts[:, :1]), starts[:, 1:]), 1)
         prior = gaussian_kl(belief.loc, belief.var, torch.zeros_like(belief.loc), torch.ones_like(belief.var))
         kl_start = torch.where(first, prior, 0.0).sum(1).mean() / steps
-        kl = self._divergences(belief, self._mixed(latent, action, first), action, first)
+        kl = self._divergences(belief, latent, action, first)
         total = self.beta * (kl_start + (self.weights * kl).sum())
         return TensorDict({"loss_recon": recon, "loss_kl": total, "kl": kl.detach(), "kl_start": kl_start.detach()})
 
@@ -112,10 +112,10 @@ class MultiStepELBOLoss(nn.Module):
             mixed.append(masked_latent(keep[:, t], latent[:, :, t], predicted))
         return torch.stack(mixed, 2)
 
-    def _divergences(self, belief: Belief, start: Tensor, action: Tensor, first: Tensor) -> Tensor:
+    def _divergences(self, belief: Belief, latent: Tensor, action: Tensor, first: Tensor) -> Tensor:
         """Divergence of each number of steps ahead, ``[H]``: summed over time, the mean over the rest, by T."""
         dynamics, steps = self.model.dynamics, action.shape[1]
-        variance = dynamics.variance
+        variance, start = dynamics.variance, self._mixed(latent, action, first)
         # starts whose prediction stays within the window, [K, M, B, T - ahead, S]
         state = start.unsqueeze(0).expand(dynamics.num_members, *start.shape)[:, :, :, :-1]
         found = []

@@ -17,6 +17,7 @@ from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.modules.information_reward import InformationReward
 from torchrl_perf.modules.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.objectives.elbo import MultiStepELBOLoss
+from torchrl_perf.objectives.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.replay import RecentWindow
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
@@ -37,8 +38,8 @@ from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful
 LOSSES = ("loss_recon", "loss_kl", "loss_novelty")
 WINDOW_KEYS = ("observation", "action", "is_init", "belief")
 EVALUATION_SEED = 10_000
-EVALUATION_ENVS = 64
-EVALUATION_STEPS = 60
+EVALUATION_ENVS = 256
+EVALUATION_STEPS = 20
 
 
 class ActiveDynamicsTrainer(Checkpointed):
@@ -90,7 +91,8 @@ class ActiveDynamicsTrainer(Checkpointed):
         state = self.policy.make_state()
         self.env = TransformedEnv(self.field_env, state) if state.shapes else self.field_env
         self.collector = self._make_collector(list(state.shapes))
-        self.loss = MultiStepELBOLoss(
+        bound = PredictiveELBOLoss if config.bound == "predictive" else MultiStepELBOLoss
+        self.loss = bound(
             self.model,
             horizon=config.kl_horizon,
             decay=config.kl_decay,
@@ -123,7 +125,9 @@ class ActiveDynamicsTrainer(Checkpointed):
         config = self.config
         if config.inputs == "random":
             return None
-        return InformationReward(self.model.dynamics, config.inputs, discount=config.gamma)
+        # by the diagonal an input's effect would be known best from one that never changes
+        whole = config.inputs == "embedding"
+        return InformationReward(self.model.dynamics, config.inputs, discount=config.gamma, inputs=whole)
 
     def _make_inputs(self) -> ICEMPlanner | UniformInputs:
         config, spec = self.config, self.field_env.action_spec
@@ -211,8 +215,6 @@ class ActiveDynamicsTrainer(Checkpointed):
         for t in range(batch.shape[1]):
             # no reset: the ring goes on over the ends of episodes, which windows find by "is_init"
             self.window.append(steps[:, t])
-        if self.reward is not None:
-            self.reward.observe(batch.get("belief"))
 
     @accelerated
     def learn(self) -> None:
@@ -223,6 +225,8 @@ class ActiveDynamicsTrainer(Checkpointed):
         rows, begins = self._draw(view.get("mask"))
         for row, begin in zip(rows.unbind(), begins.unbind(), strict=True):
             self.update(self._gather(view, row, begin))
+        if self.reward is not None and self.reward.remembers:
+            self._assess(self.reward, self._gather(view, rows.flatten(), begins.flatten()), view.get("mask").sum())
         means = (self._sums / self._applied).unbind()
         self.metrics.add_all({f"train/{name}": mean for name, mean in zip(self._names, means, strict=True)})
         self.metrics.add("train/updates_applied", self._applied)
@@ -305,10 +309,18 @@ class ActiveDynamicsTrainer(Checkpointed):
         statistics = torch.cat([torch.stack([*found, losses["kl_start"]]).detach(), losses["kl"]])
         return torch.stack(found).sum(), statistics
 
+    @torch.no_grad()
+    def _assess(self, reward: InformationReward, windows: TensorDictBase, steps: Tensor) -> None:
+        """What ``steps`` kept ones say of the model, by windows ``[B]`` of them; its coordinates move: encoded anew."""
+        observation, action, starts = (windows.get(key) for key in ("observation", "action", "is_init"))
+        state = [windows.get(key)[:, 0] for key in self.policy.filter.state_shapes]
+        belief = self.model.encode(observation, action, starts.squeeze(-1), *state)
+        reward.assess(belief.loc, action, steps)
+
     # -- what was learnt ----------------------------------------------------------------------------------------------
 
     def evaluate(self, horizon: int | None = None, *, seed: int = EVALUATION_SEED) -> PredictionFigures:
-        """Predict on fresh data under random inputs, the same for each call; reads the device.
+        """Predict on fresh data of probing inputs from all over the square, the same each time; reads the device.
 
         Args:
             horizon: steps ahead; by default the config's.

@@ -59,6 +59,9 @@ class ActiveDynamicsConfig(RunConfig):
     """Variance of the process noise per unit of time."""
     max_episode_steps: int = 250
     """Steps after which a point begins anew at random; 0 is never."""
+    extent: float = 0.0
+    """Distance from the axes from which on a point begins anew, too: planned inputs push for states that are far out.
+    0 is the whole plane."""
 
     latent_size: int = 2
     """Numbers of the learned latent state."""
@@ -71,15 +74,17 @@ class ActiveDynamicsConfig(RunConfig):
     likelihood: Likelihood = "poisson"
     """Counts, or channels with normal noise."""
     dynamics: DynamicsKind = "rbf"
-    """Model of the field: radial basis functions on 25 centres, a perceptron, linear, or an ensemble of perceptrons."""
+    """Model of the field: radial basis functions on 25 centres, which know nothing beyond them, a perceptron, linear,
+    or an ensemble of perceptrons."""
     dynamics_size: int = 32
     """Width of the perceptrons."""
     members: int = 5
     """Members of the ensemble."""
 
     inputs: Inputs = "fisher_d"
-    """What inputs are planned for: D- or A-optimal Fisher information, information gain, disagreement of the ensemble,
-    random network distillation; or random inputs."""
+    """What inputs are planned for: D- or A-optimal Fisher information by its diagonal, "embedding": D-optimal by the
+    whole matrix, the input matrix included, disagreement of the ensemble, random network distillation; or random
+    inputs."""
     random_steps: int = 4_000
     """Env steps at the start with random inputs, while the model knows nothing to plan with."""
     random_share: float = 0.0
@@ -105,6 +110,8 @@ class ActiveDynamicsConfig(RunConfig):
     """Adam's step size."""
     max_grad_norm: float = 10.0
     """Largest norm of the gradient."""
+    bound: Literal["predictive", "sampled"] = "sampled"
+    """Whether predictions begin with beliefs, or with samples of them, which makes the learnt field flatter."""
     kl_horizon: int = 5
     """Steps ahead of which predictions are held against the beliefs."""
     kl_decay: float = 0.8
@@ -134,6 +141,7 @@ class ActiveDynamicsConfig(RunConfig):
             ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
         )
         checks.each(("action_max", "learning_rate", "max_grad_norm", "kl_decay"), is_positive, "a positive number")
+        checks.each(("extent",), lambda value: value == 0 or value > 1.5, "0 or a number above 1.5, where points begin")
         checks.each(("process_noise", "beta"), lambda value: value >= 0, "a number of at least 0")
         checks.each(("mask_rate", "random_share"), is_share, "a number in [0, 1]")
         for name in ("num_steps", "history"):
@@ -178,7 +186,16 @@ class ActiveDynamicsConfig(RunConfig):
         return self.updates * self.minibatch_size * self.window
 
 
-_CYCLE = ActiveDynamicsConfig()
+_CYCLE = ActiveDynamicsConfig(
+    # Episodes are short and end well outside of where they begin: what attracts a point, and what a planner pushes it
+    # to, is not all that is learnt from.
+    max_episode_steps=50,
+    extent=3.0,
+    dynamics="mlp",
+    inputs="embedding",
+    history=2_500,
+    bound="predictive",
+)
 
 ACTIVE_DYNAMICS_PRESETS: dict[str, ActiveDynamicsConfig] = {
     name: dataclasses.replace(_CYCLE, env=name)

@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.data import TensorSpec
 from torchrl.envs import TransformedEnv
 
 from torchrl_perf.collectors import DeviceCollector
@@ -23,6 +25,7 @@ from torchrl_perf.modules.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, U
 __all__ = [
     "Alignment",
     "PredictionFigures",
+    "ProbeInputs",
     "Scores",
     "evaluate",
     "fit_alignment",
@@ -157,9 +160,35 @@ class PredictionFigures:
         )
 
 
+class ProbeInputs(TensorDictModuleBase):
+    """Inputs that a model is judged by: even rows get fresh uniform ones at each step, odd rows hold one for good.
+
+    Neither random nor planned inputs, which hold what they push for, are favoured.
+
+    Keys read: the batch size alone. Written: "action" ``[N, D]``.
+
+    Args:
+        spec: the action's, ``[N, D]`` with finite bounds.
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__()
+        self.fresh = UniformInputs(spec)
+        self.low = self.fresh.low
+        self.in_keys, self.out_keys = self.fresh.in_keys, self.fresh.out_keys
+        rows = torch.arange(spec.shape[0], device=self.low.device)
+        self.register_buffer("holds", (rows % 2 == 1).unsqueeze(-1))
+        self.register_buffer("held", torch.lerp(self.low, self.fresh.high, torch.rand(spec.shape, device=rows.device)))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the action."""
+        fresh = self.fresh(tensordict).get("action")
+        return tensordict.set("action", torch.where(cast("Tensor", self.holds), cast("Tensor", self.held), fresh))
+
+
 @torch.no_grad()
 def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorDictBase:
-    """A batch ``[N, T]`` under random inputs with the beliefs of the filter, the same for each call.
+    """A batch ``[N, T]`` under :class:`ProbeInputs` with the beliefs of the filter, the same for each call.
 
     The random numbers outside go on as if there had been none.
 
@@ -169,8 +198,8 @@ def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorD
         steps: T.
         seed: of start, noise and inputs.
     """
-    policy = FilteredPolicy(BeliefFilter(model.encoder), UniformInputs(env.action_spec))
     with _seeded(seed, env.device):
+        policy = FilteredPolicy(BeliefFilter(model.encoder), cast("UniformInputs", ProbeInputs(env.action_spec)))
         state = policy.make_state()
         collector = DeviceCollector(
             TransformedEnv(env, state) if state.shapes else env,
@@ -184,11 +213,14 @@ def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorD
 def evaluate(
     model: SeqVAE, env: LatentField, *, horizon: int, steps: int, seed: int, kind: AlignmentKind = "linear"
 ) -> PredictionFigures:
-    """Predict on fresh data under random inputs; the map to the true state is fitted to half of the envs.
+    """Predict on fresh data of probing inputs; the map to the true state is fitted to half of the envs.
+
+    Points begin evenly over the square of the env's ``initial_range``. With few steps predictions are judged all over
+    that square, and not on what attracts points alone.
 
     Args:
         model: the autoencoder.
-        env: of its own, at least 2 rows; the other half of them is predicted.
+        env: of its own, at least 4 rows; the other half of them is predicted.
         horizon: k.
         steps: of each env, above k; the first quarter, in which the filter settles, does not count.
         seed: names the data.

@@ -34,6 +34,7 @@ def make_field_env(
         action_max=config.action_max,
         process_noise=config.process_noise,
         max_episode_steps=limit or None,
+        extent=config.extent or None,
         device=device,
     )
 

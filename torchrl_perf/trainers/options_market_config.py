@@ -59,8 +59,9 @@ class OptionsMarketConfig(SACOptionsConfig):
     """What a step is rewarded with: log growth of the equity, or what trades realised."""
     reward_scale: float = 100.0
     """What rewards are multiplied by before they are learnt from: 100 makes log growth per cent."""
-    options: Literal["trading", "exposure"] = "trading"
-    """The six options of a trader with rules of their own, or ranges of the position that last for a while."""
+    options: Literal["trading", "exposure", "sides"] = "trading"
+    """The six options of a trader with rules of their own, or ranges of the position that last for a while: of various
+    sizes, or the sides of the market, whose size is up to the actor."""
     directed: bool = False
     """options="trading": options buy, sell or close alone, rather than act to both sides."""
     commission: float = 0.001
@@ -100,8 +101,10 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("first_date", "last_date") and self.last_date and self.first_date > self.last_date:
             problem = f"expected a date from first_date = {self.first_date!r} on, received {self.last_date!r}."
             checks.add("last_date", f"last_date: {problem} Remedy: a later one.")
-        if checks.sound("options", "semantics") and self.options == "exposure" and self.semantics != "target":
-            problem = f"expected 'target' with options='exposure', ranges of a position, received {self.semantics!r}."
+        if checks.sound("options", "semantics") and self.options != "trading" and self.semantics != "target":
+            problem = (
+                f"expected 'target' with options={self.options!r}, ranges of a position, received {self.semantics!r}."
+            )
             checks.add("semantics", f"semantics: {problem} Remedy: semantics='target', or options='trading'.")
         if checks.sound("options", "directed") and self.directed and self.options != "trading":
             problem = f"expected False with options={self.options!r}, which have directions, received True."
@@ -145,7 +148,9 @@ _HOURLY = OptionsMarketConfig(
 OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     "OptionMarket": _HOURLY,
     # Without costs a position moves the next return alone, so nothing is to be discounted. Returns say little about the
-    # best weight (a Sharpe ratio of .3 a bar): it takes many of them, and networks that cannot learn them by heart.
+    # best weight (a Sharpe ratio of .3 a bar): it takes many of them, at weights of all sizes, which the temperature
+    # sees to, and networks that cannot learn them by heart. Growth is flat around its maximum: options that differ by
+    # how much they hold at most could not be told apart, those that differ by the side can.
     "OptionMarketKelly": dataclasses.replace(
         _HOURLY,
         env="OptionMarketKelly",
@@ -161,7 +166,7 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         drift=0.08,
         volatility=0.25,
         semantics="target",
-        options="exposure",
+        options="sides",
         commission=0.0,
         slippage=0.0,
         max_weight=2.0,
@@ -170,10 +175,12 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         ruin=0.1,
         reward_scale=10.0,
         actor_learning_rate=5e-4,
+        critic_learning_rate=1e-3,
         option_learning_rate=5e-4,
-        initial_temperature=0.02,
+        initial_temperature=0.25,
         num_critics=1,
-        hidden_size=8,
+        hidden_size=16,
+        activation="tanh",
         option_temperature_final=None,
         max_option_share=1.0,
         min_options_used=1,

@@ -17,6 +17,7 @@ from torchrl_perf.transforms import OptionState
 
 __all__ = [
     "EXPOSURES",
+    "SIDES",
     "Compressed",
     "SymmetricLog",
     "make_market",
@@ -34,6 +35,8 @@ EXPOSURES: dict[str, tuple[float, float]] = {
     "bold": (-1.0, 1.0),
 }
 """Options that are ranges of the position, in parts of max_weight; each may be chosen at any time."""
+SIDES: dict[str, tuple[float, float]] = {name: EXPOSURES[name] for name in ("flat", "long", "short")}
+"""The three of them that differ by the side, and not by how much they hold at most."""
 SHORTEST_EXPOSURE, LONGEST_EXPOSURE = 3, 20
 
 
@@ -105,16 +108,17 @@ def make_market(config: OptionsMarketConfig, device: torch.device | str, **optio
 
 
 def make_market_options(config: OptionsMarketConfig, market: OptionMarket) -> OptionSet:
-    """The six options of a trader, or :data:`EXPOSURES`, on the market's device."""
+    """The six options of a trader, :data:`EXPOSURES` or :data:`SIDES`, on the market's device."""
     if config.options == "trading":
         return option_set(market, directed=config.directed)
-    hazard = TimeHazard(len(EXPOSURES), hazard_max=LONGEST_EXPOSURE, steepness=0.4)
+    ranges = EXPOSURES if config.options == "exposure" else SIDES
+    hazard = TimeHazard(len(ranges), hazard_max=LONGEST_EXPOSURE, steepness=0.4)
     return OptionSet(
-        tuple(EXPOSURES),
+        tuple(ranges),
         termination=hazard.to(market.device),
         min_duration=SHORTEST_EXPOSURE,
         fallback="flat",
-        action_range=tuple(EXPOSURES.values()),
+        action_range=tuple(ranges.values()),
     )
 
 

@@ -32,6 +32,7 @@ class LatentOptions(TypedDict, total=False):
     observation_std: float
     rate: float
     initial_range: float
+    extent: float | None
     goal: tuple[float, float] | None
     action_cost: float
     action_encoder: Callable[[Tensor, Tensor], Tensor] | None
@@ -58,8 +59,9 @@ class LatentField(StructuredEnv):
 
     **Reward**: 0, or with a ``goal``, ``-|z' - goal|^2 - action_cost |a|^2``.
 
-    Episodes begin uniformly in ``[-initial_range, initial_range]^2``, never terminate, and are truncated after
-    ``max_episode_steps``. A point that has left all bounds (not finite) is truncated and begins anew.
+    Episodes begin uniformly in ``[-initial_range, initial_range]^2``, terminate where the point leaves
+    ``[-extent, extent]^2``, if there is an extent, and are truncated after ``max_episode_steps``. A point that has left
+    all bounds (not finite) is truncated and begins anew.
 
     Read: ``"action"`` [N, 2], clipped to ``[-action_max, action_max]``. Written at the root and under "next":
     ``"observation"`` [N, D] and ``"latent"`` [N, 2], z; ``("next", "reward")`` [N, 1].
@@ -79,9 +81,10 @@ class LatentField(StructuredEnv):
         seed: passed to ``set_seed``.
         **options: ``dt`` (0.1), ``process_noise`` (Q, 0.01), ``integrator`` ("euler"), ``substeps`` (1),
             ``observation_std`` (of Gaussian noise, 0.1), ``rate`` (mean counts of the log-linear map, 1),
-            ``initial_range`` (1.5), ``goal`` (None), ``action_cost`` (0), ``action_encoder`` (a function of inputs
-            and points, ``[*, 2]`` each, that returns what is added to f in the place of the input), ``world_seed`` (0;
-            names the observation map and the random field, which ``seed`` does not change), ``dtype`` (float32).
+            ``initial_range`` (1.5), ``extent`` (None: the whole plane), ``goal`` (None), ``action_cost`` (0),
+            ``action_encoder`` (a function of inputs and points, ``[*, 2]`` each, that returns what is added to f in the
+            place of the input), ``world_seed`` (0; names the observation map and the random field, which ``seed`` does
+            not change), ``dtype`` (float32).
 
     Attributes:
         field: f.
@@ -123,6 +126,8 @@ class LatentField(StructuredEnv):
         self.process_noise = _number("process_noise", options.get("process_noise", 0.01))
         self.observation_std = _number("observation_std", options.get("observation_std", 0.1))
         self.initial_range = _number("initial_range", options.get("initial_range", 1.5))
+        extent = options.get("extent")
+        self.extent = None if extent is None else _number("extent", extent, above=self.initial_range)
         self.action_cost = _number("action_cost", options.get("action_cost", 0.0))
         self.integrator, self.substeps = options.get("integrator", "euler"), options.get("substeps", 1)
         if self.integrator not in INTEGRATORS:
@@ -170,8 +175,11 @@ class LatentField(StructuredEnv):
             reward = torch.zeros(self.num_envs, dtype=self.dtype, device=self.device)
         else:
             reward = goal_reward(latent, self.clip(action), self.goal, self.action_cost)
-        never = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return Transition(self._seen(latent), {"reward": reward.unsqueeze(-1)}, never)
+        if self.extent is None:
+            left = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        else:
+            left = (latent.abs() > self.extent).any(-1)
+        return Transition(self._seen(latent), {"reward": reward.unsqueeze(-1)}, left)
 
     def observe(self, state: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
         """Return the entries of the class docstring."""

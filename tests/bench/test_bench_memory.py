@@ -13,17 +13,6 @@ from torchrl_perf.cli import main
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def small_heap(monkeypatch):
-    """Collections that see the loops alone: those of a whole test session take half a second each."""
-    thaw = gc.unfreeze
-    gc.collect()
-    gc.freeze()
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
-    yield
-    thaw()
-
-
 def test_rows_and_verdicts(tmp_path, capsys, small_heap):
     options = ["--seconds", "0.05", "--rounds", "2", "--leak-steps", "400", "--objects", "0", "--intervals", "1", "0"]
     assert main(["bench", "memory", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0

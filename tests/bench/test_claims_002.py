@@ -20,24 +20,12 @@ from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape
 from torchrl_perf.envs.fuel_breaks.fire import burn, thresholds
 
 CPU = torch.device("cpu")
-MODULES = ("claims_002", "claims_002_fire")
 SMALL = Task(size=5, cells=4, fires=4, hidden_size=4)
 CLAIMS = {
     "loops": 11, "episodes": 4, "plateau": 4, "cleanup": 5, "trims": 3, "remember": 2, "threshold": 2,
     "configuration": 2, "fires": 2, "percolation": 1, "placements": 2, "environment": 2, "simulations": 1, "images": 3,
 }  # fmt: skip
 """Verdicts of each experiment."""
-
-
-@pytest.fixture
-def small_heap(monkeypatch):
-    """Collections that see the loops alone: those of a whole test session take half a second each."""
-    thaw = gc.unfreeze
-    gc.collect()
-    gc.freeze()
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
-    yield
-    thaw()
 
 
 def ground(p, size, neighbours=8):

@@ -1,12 +1,14 @@
 """Learning curves: what a run leaves, what is drawn of several seeds, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from torchrl_perf.bench import curves
 from torchrl_perf.bench.curves import main, stored, summary, thinned
 from torchrl_perf.bench.curves_studies import STUDIES
+from torchrl_perf.trainers import run as running
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, 1), (100, 100), (101, 51), (1000, 100)])
@@ -39,6 +41,15 @@ def test_runs_are_stored_and_drawn_together(tmp_path, capsys):
     assert capsys.readouterr().out.count("trained") == 2
     assert (tmp_path / "curve_marine-empty.png").stat().st_size > 10_000
     assert [line["of"] for line in summary(stored("marine-empty", tmp_path))] == ["trained", "scripted", "trained"]
+
+
+def test_a_run_that_a_signal_stopped_is_not_stored(tmp_path, capsys, monkeypatch):
+    train = running.train
+    monkeypatch.setattr(running, "train", lambda *args, **options: replace(train(*args, **options), exit_code=143))
+    options = ["--study", "marine-empty", "--runs", "dqn", "--seeds", "0", "--total-steps", "3000", "--device", "cpu"]
+    assert main([*options, "--out", str(tmp_path), "--pictures", str(tmp_path)]) == 1
+    assert "dqn, seed 0: expected a whole run, received a signal after 3072 steps" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`compiled` asks for one static graph and refuses implicit CUDA graphs."""
 
+import functools
+
 import pytest
 import torch
 
@@ -61,6 +63,20 @@ class Counter:
     @torch.no_grad()
     def decorated(self, x):
         return self.total + x
+
+
+def test_a_wrapper_of_what_is_no_function_compiles(fresh_dynamo):
+    class Doubles:
+        def __call__(self, x):
+            return 2 * x
+
+    inner = Doubles()
+
+    @functools.wraps(inner, assigned=())
+    def outer(x):
+        return inner(x) + 1
+
+    assert compiled(outer, backend="eager")(torch.ones(2)).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["plain", "decorated"])

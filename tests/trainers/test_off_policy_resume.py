@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from states import flatten, run
+from states import assert_same_state, flatten, run
 
 from torchrl_perf.trainers import DQNConfig, DQNTrainer
 from torchrl_perf.trainers.checkpoint import load_checkpoint
@@ -43,16 +43,6 @@ def make(**options):
     return DQNTrainer(dataclasses.replace(TINY, **options))
 
 
-def assert_same(one, other):
-    one, other = flatten(one), flatten(other)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value.nan_to_num(-7.0), other[key].nan_to_num(-7.0)), key
-        else:
-            assert value == other[key] or (value != value and other[key] != other[key]), key
-
-
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("before", [1, 3])
 def test_some_and_two_are_the_same_as_all_at_once(options, before, tmp_path):
@@ -61,7 +51,7 @@ def test_some_and_two_are_the_same_as_all_at_once(options, before, tmp_path):
     expected = run(trainer, 2).state_dict()
     resumed = make(**options)
     resumed.load(path)
-    assert_same(run(resumed, 2).state_dict(), expected)
+    assert_same_state(run(resumed, 2).state_dict(), expected)
     assert resumed.metrics.flush(320) == trainer.metrics.flush(320)
 
 
@@ -71,7 +61,7 @@ def test_loading_goes_back_in_a_trainer_in_use(tmp_path):
     first = run(trainer, 2).state_dict()
     trainer.load(path)
     assert trainer.iterations_done == 3
-    assert_same(run(trainer, 2).state_dict(), first)
+    assert_same_state(run(trainer, 2).state_dict(), first)
 
 
 def test_a_checkpoint_is_a_copy_and_holds_the_filled_part_only(tmp_path):
@@ -92,7 +82,7 @@ def test_another_layout_is_refused_and_changes_nothing(changed, tmp_path):
     before = other.state_dict()
     with pytest.raises(ValueError, match="expected"):
         other.load(path)
-    assert_same(other.state_dict(), before)
+    assert_same_state(other.state_dict(), before)
 
 
 KILLED = """
@@ -116,4 +106,4 @@ def test_from_a_process_that_was_killed(tmp_path):
     assert load_checkpoint(path)["counters"]["iterations_done"] == 3
     resumed = make(**options)
     resumed.load(path)
-    assert_same(run(resumed, 2).state_dict(), run(make(**options), 5).state_dict())
+    assert_same_state(run(resumed, 2).state_dict(), run(make(**options), 5).state_dict())

@@ -130,7 +130,7 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains, evaluates and draws; 2 for an unknown study or run, or where there is nothing to draw."""
+    """Trains, evaluates and draws; 1 after a signal, 2 for an unknown name or where there is nothing to draw."""
     import tyro
 
     options = tyro.cli(BenchCurves, args=argv, prog="torchrl-perf bench curves")
@@ -147,7 +147,11 @@ def main(argv: list[str] | None = None) -> int:
         chosen = [] if options.draw else [run for run in study.runs if not options.runs or run in options.runs]
         for run in chosen:
             for seed in options.seeds:
-                row = one_run(study, run, seed, options)
+                try:
+                    row = one_run(study, run, seed, options)
+                except InterruptedError as error:
+                    print(error, file=sys.stderr)
+                    return 1
                 write_results(f"{name}_{run}_{seed}", [row], folder)
                 print(f"{name} {run} {seed}: {row['seconds']:.0f} s, {row['evaluation']['trained']}", flush=True)
         if not (rows := stored(name, folder)):

@@ -45,7 +45,7 @@ class System(NamedTuple):
     make: Callable[[bool, torch.device], Work]
     """Of whether sizes are small, and the device."""
     target: float
-    """Least count in a second on CUDA; for the planner, most microseconds of a call."""
+    """Least count in a second on CUDA."""
     words: str
 
 

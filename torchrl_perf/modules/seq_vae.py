@@ -178,8 +178,8 @@ class FilteredPolicy(TensorDictModuleBase):
 
     Args:
         filter_: gives the belief.
-        inputs: reads "belief" and writes "action", such as an :class:`~torchrl_perf.modules.ICEMPlanner` with
-            ``state_key="belief"``.
+        inputs: reads "belief" and writes "action": an :class:`~torchrl_perf.modules.ICEMPlanner` with
+            ``state_key="belief"``, whose state is kept too, or another module without a state.
 
     Attributes:
         random_share: buffer, float32 0-d, 0 at the start.
@@ -187,10 +187,11 @@ class FilteredPolicy(TensorDictModuleBase):
 
     random_share: Tensor
 
-    def __init__(self, filter_: BeliefFilter, inputs: ICEMPlanner | UniformInputs) -> None:
+    def __init__(self, filter_: BeliefFilter, inputs: TensorDictModuleBase) -> None:
         super().__init__()
         self.filter, self.inputs = filter_, inputs
-        self.register_buffer("random_share", torch.zeros((), device=inputs.low.device))
+        device = next(filter_.parameters()).device
+        self.register_buffer("random_share", torch.zeros((), device=device))
         own = [("next", "previous_action")] if filter_.state_shapes else []
         read = [key for key in inputs.in_keys if key != BELIEF_KEY]  # pyright: ignore
         self.in_keys = [*filter_.in_keys, *read]  # pyright: ignore

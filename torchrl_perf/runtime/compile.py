@@ -1,7 +1,6 @@
 """The one place of the package that calls `torch.compile`."""
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -74,7 +73,7 @@ def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
         return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
     if not isinstance(fn, types.FunctionType):
         return fn
-    if inspect.unwrap(fn).__code__.co_filename != fn.__code__.co_filename:
+    if hasattr(fn, "__wrapped__"):
         fn = _entered_plainly(fn)
     copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__

@@ -174,11 +174,11 @@ class ProbeInputs(TensorDictModuleBase):
     def __init__(self, spec: TensorSpec) -> None:
         super().__init__()
         self.fresh = UniformInputs(spec)
-        self.low = self.fresh.low
         self.in_keys, self.out_keys = self.fresh.in_keys, self.fresh.out_keys
-        rows = torch.arange(spec.shape[0], device=self.low.device)
+        rows = torch.arange(spec.shape[0], device=spec.device)
         self.register_buffer("holds", (rows % 2 == 1).unsqueeze(-1))
-        self.register_buffer("held", torch.lerp(self.low, self.fresh.high, torch.rand(spec.shape, device=rows.device)))
+        uniform = torch.rand(spec.shape, device=spec.device)
+        self.register_buffer("held", torch.lerp(self.fresh.low, self.fresh.high, uniform))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action."""
@@ -199,7 +199,7 @@ def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorD
         seed: of start, noise and inputs.
     """
     with _seeded(seed, env.device):
-        policy = FilteredPolicy(BeliefFilter(model.encoder), cast("UniformInputs", ProbeInputs(env.action_spec)))
+        policy = FilteredPolicy(BeliefFilter(model.encoder), ProbeInputs(env.action_spec))
         state = policy.make_state()
         collector = DeviceCollector(
             TransformedEnv(env, state) if state.shapes else env,

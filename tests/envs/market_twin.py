@@ -100,7 +100,8 @@ class Twin:
         share = s.buy_share * action
         if self.shares == 0:
             share = min(share, s.entry_cap)
-        return min(share * equity, max(self.towards(s.max_weight), 0.0))
+        room = self.towards(s.max_weight)
+        return min(share * equity, room) if room > 1e-5 * equity else 0.0
 
     def towards(self, weight):
         """Found by bisection, not by the formula: where the position is the weight of what the cost leaves."""

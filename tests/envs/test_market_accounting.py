@@ -141,6 +141,8 @@ def test_a_trade_by_hand():
         (1.0, {}, 0.35),  # the first purchase is capped
         (1.0, {"cash": 0.8, "shares": 0.2, "entry": 1.0}, 0.45),
         (1.0, {"cash": 0.2, "shares": 0.8, "entry": 1.0}, 0.2 / 1.01),  # no more than there is cash for, with its cost
+        (1.0, {"cash": 2e-5, "shares": 1.0, "entry": 1.0}, 2e-5 / 1.01),
+        (1.0, {"cash": 5e-6, "shares": 1.0, "entry": 1.0}, 0.0),  # rounding is no purchase
         (-0.25, {"cash": 0.6, "shares": 0.4, "entry": 1.0}, -0.1),
         (-1.0, {"cash": 0.6, "shares": 0.4, "entry": 1.0}, -0.4),
         (-1.0, {"cash": 0.6, "shares": 0.4, "entry": 1.0, "held": 1}, 0.0),

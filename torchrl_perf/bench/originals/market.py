@@ -12,7 +12,7 @@ CALM_SHARE, SCORES = 0.8, (0.5, -2.0)
 """Share of the bars in the first state, and what each state's mean is in units of the long-run deviation."""
 SENTIMENT_DECAY, START_PRICE = 0.9, 100.0
 WINDOW, HISTORY, WARM, WEEK, EPISODE = 24, 24, 40, 168, 672
-BUY_SHARE, ENTRY_CAP, MOST_BUYS, MEMORY, MIN_HOLD, RUIN, HOLD = 0.45, 0.35, 0.7, 20, 2, 0.5, 0.001
+BUY_SHARE, ENTRY_CAP, MOST_BUYS, MEMORY, MIN_HOLD, RUIN, HOLD, DUST = 0.45, 0.35, 0.7, 20, 2, 0.5, 0.001, 1e-5
 COST = 0.00155
 Observation = dict[str, np.ndarray]
 
@@ -169,8 +169,8 @@ class MarketLoop:
         if not self.shares:
             share = min(share, ENTRY_CAP)
         gap = equity - value
-        room = max(gap / (1 + math.copysign(COST, gap)), 0.0)
-        return min(share * equity, room)
+        room = gap / (1 + math.copysign(COST, gap))
+        return min(share * equity, room) if room > DUST * equity else 0.0
 
     def trade(self, traded: float) -> None:
         """Buy or sell for an amount, which costs."""

@@ -19,6 +19,8 @@ __all__ = ["Fill", "Portfolio", "execute", "marked", "rule_trade", "target_trade
 
 HOLD = 0.001
 """"rules": actions smaller than this do nothing."""
+DUST = 1e-5
+""""rules": less room than this share of the equity is none: the rounding of a full portfolio would count as purchases."""
 
 
 class Portfolio(NamedTuple):
@@ -93,14 +95,16 @@ def rule_trade(portfolio: Portfolio, price: Tensor, action: Tensor, settings: Ma
     """The notional ``[N]`` that an ``action`` [N] in [-1, 1] stands for.
 
     Below .001 nothing. Above, purchases for ``a buy_share`` of the equity, at most ``entry_cap`` without a position and
-    what leads to ``max_weight``, and none where more than ``most_buys`` of the last 20 bars have seen one. Negative
-    ones sell that share of the position, which they cannot before it has been held for ``min_hold`` steps.
+    what leads to ``max_weight``, and none where that is below 1e-5 of the equity or more than ``most_buys`` of the last
+    20 bars have seen one. Negative ones sell that share of the position, which they cannot before it has been held for
+    ``min_hold`` steps.
     """
     value = portfolio.shares * price
     equity = portfolio.cash + value
     share = settings.buy_share * action
     share = torch.where(portfolio.shares == 0, share.clamp_max(settings.entry_cap), share)
-    room = _towards(equity, value, torch.full_like(value, settings.max_weight), settings.cost).clamp_min(0.0)
+    room = _towards(equity, value, torch.full_like(value, settings.max_weight), settings.cost)
+    room = torch.where(room > DUST * equity, room, 0.0)
     bought = torch.minimum(share * equity, room)
     may_buy = portfolio.bought_share(price.dtype) <= settings.most_buys + 1e-6
     may_sell = portfolio.held >= settings.min_hold

@@ -20,7 +20,7 @@ __all__ = ["Fill", "Portfolio", "execute", "marked", "rule_trade", "target_trade
 HOLD = 0.001
 """"rules": actions smaller than this do nothing."""
 DUST = 1e-5
-""""rules": less room than this share of the equity is none: the rounding of a full portfolio would count as purchases."""
+""""rules": room for less than this share of the equity is none, for what a full portfolio has left is rounding."""
 
 
 class Portfolio(NamedTuple):

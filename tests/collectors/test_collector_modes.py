@@ -261,7 +261,10 @@ class TestCompile:
     def test_compiled_counting_with_transforms(self, norm, compiles_any_step, fresh_dynamo, monkeypatch):
         monkeypatch.setattr(device_collector, "COMPILES_ANY_STEP", compiles_any_step)
         collector = DeviceCollector(transformed(norm=norm), zero_policy(), frames_per_batch=50, mode="compile")
+        base = collector.env.base_env
+        assert list(collector._base_fns) == ([] if compiles_any_step else list(base.tensor_parts))
         batch = collector.collect()
+        assert not vars(base).keys() & set(base.tensor_parts)
         scale, shift = (2.0, 0.5) if norm else (1.0, 0.0)
         index, step, episode = ((batch["observation"] - shift) / scale).unbind(-1)
         ends = torch.minimum(episode_length(index, episode), torch.tensor(TIME_LIMIT))

@@ -15,7 +15,14 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors import validation
-from torchrl_perf.collectors.env_state import ConstantFlags, env_state_dict, honours_reset_mask, load_env_state_dict
+from torchrl_perf.collectors.env_state import (
+    ConstantFlags,
+    env_state_dict,
+    fused_parts,
+    honours_reset_mask,
+    load_env_state_dict,
+    substituted,
+)
 from torchrl_perf.collectors.random_actions import RandomActions
 from torchrl_perf.collectors.stepping import (
     autoreset_step,
@@ -159,15 +166,16 @@ class DeviceCollector(BaseCollector):
         self._started = False
 
     def _select_step(self) -> None:
-        compiles = self.mode in ("graph", "compile")
-        self._act_fn = self._act
-        fuse = partial(compiled, mode=self._compile_mode) if compiles else lambda fn: fn
+        fuse = partial(compiled, mode=self._compile_mode) if self.mode in ("graph", "compile") else _as_it_is
+        self._act_fn, self._base_fns = self._act, {}
         if resets_inside_step(self.env):
             self._env_step = autoreset_step
         else:
             self._env_step = masked_step if self._masked else unreset_step
-            if not COMPILES_ANY_STEP:
-                self._act_fn, fuse = fuse(self._act), lambda fn: fn
+            if not COMPILES_ANY_STEP and fuse is not _as_it_is:
+                # what lies between the policy and the env's own arithmetic stays eager
+                self._act_fn, self._base_fns = fuse(self._act), fused_parts(self.env, fuse)
+                fuse = _as_it_is
         self._advance_fn = fuse(self._advance)
         self._step_fn = self._host_reset_step if self._env_step is unreset_step else fuse(self._step)
         self._run = capture(self._rollout, device=self.device, audit=False) if self.mode == "graph" else self._rollout
@@ -233,7 +241,8 @@ class DeviceCollector(BaseCollector):
             validation.warn_not_captured(self.env, report)
 
     def _rollout(self, random_steps: int = 0) -> None:
-        with torch.no_grad(), set_exploration_type(self.exploration_type), self._constant_flags():
+        compiled_parts = substituted(self.env, self._base_fns)
+        with torch.no_grad(), set_exploration_type(self.exploration_type), self._constant_flags(), compiled_parts:
             for first, last in zip(self._root_rows[0], self._root_rows[-1], strict=True):
                 first.copy_(last)
             for t in range(self.num_steps):
@@ -375,6 +384,10 @@ class DeviceCollector(BaseCollector):
         self._random_steps = state_dict["random_steps"]
         # an env without tensors to restore has to begin its episodes anew
         self._started = state_dict["started"] and self._tensor_env
+
+
+def _as_it_is(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
 
 
 def _copy_rows(rows: list[Tensor], values: list[Tensor]) -> None:

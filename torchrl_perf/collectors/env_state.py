@@ -1,6 +1,6 @@
 """State of an environment through its transforms: saved, and compared around a reset."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import ObservationNorm
+
+from torchrl_perf.envs.auto_reset import AutoResetEnv
 
 
 def chain(env: EnvBase) -> list[EnvBase]:
@@ -44,6 +46,24 @@ def honours_reset_mask(env: EnvBase) -> bool:
         for name, value in before.items():
             _restore(base, name, value)
     return same
+
+
+def fused_parts(env: EnvBase, fuse: Callable[..., Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """``tensor_parts`` of the innermost env through ``fuse``, by name; none where it is no :class:`AutoResetEnv`."""
+    base = chain(env)[-1]
+    return {name: fuse(getattr(base, name)) for name in base.tensor_parts} if isinstance(base, AutoResetEnv) else {}
+
+
+@contextmanager
+def substituted(env: EnvBase, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside the context the innermost env calls these in place of its methods of the same names; not reentrant."""
+    own = vars(chain(env)[-1])
+    own.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del own[name]
 
 
 class ConstantFlags:

@@ -6,7 +6,7 @@ Dimension key: ``N`` envs, ``G`` members of a group (such as agents).
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -63,6 +63,10 @@ class AutoResetEnv(EnvBase):
     """Mark for collectors: ``_step_and_maybe_reset`` needs no host and returns nothing by reference."""
     resets_nonfinite: bool = False
     """Whether a row whose state has become NaN or infinite is truncated and re-drawn; set it before the first step."""
+
+    tensor_parts: ClassVar[tuple[str, ...]] = ("_advance", "_renewed", "_root_entries")
+    """Methods of tensors alone, which together do nearly all of a step and a masked reset: what a collector compiles
+    of an env below transforms where the compiler does not trace the rest."""
 
     elapsed: Tensor
     """Steps since the reset, int32 ``[N, 1]``."""

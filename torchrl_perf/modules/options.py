@@ -206,10 +206,13 @@ class OptionController(TensorDictModuleBase):
         Args:
             tensordict: transitions ``[*]``, whose "next" holds observations, "option" and "option_age".
         """
+        return tensordict.set(("next", ACTIVE_KEY), self.following_option(tensordict))
+
+    @torch.no_grad()
+    def following_option(self, tensordict: TensorDictBase) -> Tensor:
+        """What :meth:`write_following` writes, int64 ``[*]``; the transitions are left as they are."""
         following = cast("TensorDictBase", tensordict.get("next"))
-        choice = self.choose(following.exclude("is_init"), explore=True)
-        tensordict.set(("next", ACTIVE_KEY), choice.option)
-        return tensordict
+        return self.choose(following.exclude("is_init"), explore=True).option
 
     # -- construction -------------------------------------------------------------------------------------------------
 

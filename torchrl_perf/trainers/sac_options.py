@@ -1,6 +1,6 @@
 """Soft actor-critic below a policy over options, with every step of the loop on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 from tensordict import TensorDictBase
@@ -189,6 +189,7 @@ class SACOptionsTrainer(SACTrainer):
     def _make_optimizers(self) -> None:
         super()._make_optimizers()
         self._option_loss = Differentiable(self.loss, self._option_part, self._option_params)
+        self._following_option = self.compiled(self.controller.following_option)
 
     @property
     def _option_params(self) -> list[nn.Parameter]:
@@ -227,15 +228,15 @@ class SACOptionsTrainer(SACTrainer):
 
     def update(self, sample: TensorDictBase) -> None:
         """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
-        super().update(self._prepared(sample))
+        super().update(self._prepared(sample, self._following_option))
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        super().probe(self._prepared(rows))
+        super().probe(self._prepared(rows, self.controller.following_option))
 
-    def _prepared(self, sample: TensorDictBase) -> TensorDictBase:
+    def _prepared(self, sample: TensorDictBase, choose: Callable[[TensorDictBase], Tensor]) -> TensorDictBase:
         """A sample with the options of its next states, and with choices to learn from."""
-        self.controller.write_following(sample)
+        sample.set(("next", ACTIVE_KEY), choose(sample))
         choices = self.choices.sample(len(sample))
         if self.guard.repairs:
             choices = choices[self.guard.repair(choices)[1]]

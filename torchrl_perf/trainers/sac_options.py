@@ -1,6 +1,6 @@
 """Soft actor-critic below a policy over options, with every step of the loop on the device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 from tensordict import TensorDictBase
@@ -226,21 +226,30 @@ class SACOptionsTrainer(SACTrainer):
         self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
         super().store(batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY))
 
+    def samples(self) -> Iterator[TensorDictBase]:
+        """Those of the parent, each with as many choices of options, which are drawn together where they are."""
+        choices = self._choices()
+        for sample in super().samples():
+            yield sample.set(CHOICES, next(choices))
+
     def update(self, sample: TensorDictBase) -> None:
-        """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
-        super().update(self._prepared(sample, self._following_option))
+        """One step of critics, actor, temperature, controller and targets from one of :meth:`samples`."""
+        super().update(sample.set(("next", ACTIVE_KEY), self._following_option(sample)))
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        super().probe(self._prepared(rows, self.controller.following_option))
+        self.controller.write_following(rows)
+        super().probe(rows.set(CHOICES, self._draw_choices(len(rows))))
 
-    def _prepared(self, sample: TensorDictBase, choose: Callable[[TensorDictBase], Tensor]) -> TensorDictBase:
-        """A sample with the options of its next states, and with choices to learn from."""
-        sample.set(("next", ACTIVE_KEY), choose(sample))
-        choices = self.choices.sample(len(sample))
-        if self.guard.repairs:
-            choices = choices[self.guard.repair(choices)[1]]
-        return sample.set(CHOICES, choices)
+    def _choices(self) -> Iterator[TensorDictBase]:
+        config = self.config
+        updates = config.updates_per_iteration if config.draws_together else 1
+        while True:
+            yield from self._draw_choices(updates * config.minibatch_size).split(config.minibatch_size)
+
+    def _draw_choices(self, rows: int) -> TensorDictBase:
+        choices = self.choices.sample(rows)
+        return choices[self.guard.repair(choices)[1]] if self.guard.repairs else choices
 
     # -- parts of an update -------------------------------------------------------------------------------------------
 

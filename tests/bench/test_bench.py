@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_results_keep_rows_and_machine(tmp_path: Path) -> None:
     assert path == tmp_path / "x.json"
     result = read_results("x", tmp_path)
     assert result["rows"] == [{"variant": "eager", "ms": 1.5}]
-    assert result["machine"]["packages"]["torch"] == torch.__version__
+    assert result["machine"]["packages"]["torch"] == version("torch")
 
 
 def test_gae_benchmark_reports_its_own_error_and_the_floor(tmp_path: Path) -> None:

@@ -259,6 +259,8 @@ class TestCompile:
 
     @pytest.mark.parametrize(("norm", "compiles_any_step"), [(True, True), (False, True), (True, False)])
     def test_compiled_counting_with_transforms(self, norm, compiles_any_step, fresh_dynamo, monkeypatch):
+        if compiles_any_step and not device_collector.COMPILES_ANY_STEP:
+            pytest.skip("the compiler of this torch does not trace TorchRL's own step")
         monkeypatch.setattr(device_collector, "COMPILES_ANY_STEP", compiles_any_step)
         collector = DeviceCollector(transformed(norm=norm), zero_policy(), frames_per_batch=50, mode="compile")
         base = collector.env.base_env

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
-import torch
 from tiny_runs import (
     TINY,
     assert_same_parameters,
@@ -46,7 +46,7 @@ class TestFiles:
         assert run_dir == tmp_path / "ppo-CartPole-0"
         expected = dataclasses.replace(TINY, run_dir=str(tmp_path), log_interval=3)
         assert PPOConfig.from_dict(json.loads((run_dir / "config.json").read_text())) == expected
-        assert json.loads((run_dir / "machine.json").read_text())["packages"]["torch"] == torch.__version__
+        assert json.loads((run_dir / "machine.json").read_text())["packages"]["torch"] == version("torch")
         assert status_of(run_dir) == {"pid": os.getpid(), "state": "finished", "step": 640}
         assert (run_dir / "learning_curve.png").stat().st_size > 1000
         assert names(run_dir) == ["000000010.pt"]

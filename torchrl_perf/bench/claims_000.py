@@ -297,7 +297,8 @@ def allocations(call: Callable[[], Any], count: int, device: torch.device) -> tu
             call()
         after = [torch.cuda.memory_stats(device)[key] for key in keys]
         return after[0] - before[0], after[1] - before[1]
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    # acc_events: without it torch 2.11 warns of cycles, of which there is one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         for _ in range(count):
             call()
     sizes = [size for _, size in memory_events(found) if size > 0]

@@ -43,7 +43,6 @@ from torchrl_perf.bench.claims_sitting import (
 from torchrl_perf.runtime import CaptureError, HostSyncError
 from torchrl_perf.trainers.options_market import OptionsMarketTrainer
 from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
-from torchrl_perf.trainers.sac_options import CHOICES
 
 # -- from end to end --------------------------------------------------------------------------------------------------
 
@@ -125,11 +124,12 @@ def _same_update(sitting: Sitting, count: int = 3) -> None:
     for _ in range(config.fill_iterations + 4):
         ours.fill()
     for number in range(count):
-        sample, choices = ours.buffer.sample(64), ours.choices.sample(64)
+        sample = ours.buffer.sample(64)
         torch.manual_seed(number)
-        ours.update(sample.clone().set(CHOICES, choices.clone()))
+        ours.update(sample.clone())
         torch.manual_seed(number)
-        plain.update(theirs.controller.write_following(sample.clone()), choices)
+        rows = theirs.controller.write_following(sample.clone())
+        plain.update(rows, ours.choices.sample(64))
     after = [as_tuple(outputs_of(trainer)) for trainer in (ours, theirs)]
     moved = difference(after[0], as_tuple(before))
     apart, most = difference(*after), 0.05 * moved

@@ -56,9 +56,9 @@ class DeviceCollector(BaseCollector):
         total_frames: after how many frames iteration ends, rounded up to a whole batch; -1 never.
         init_random_frames: the first steps take random actions until at least this many frames are collected: rounded
             up to a whole step of N frames, also within a batch.
-        mode: ``"eager"``; ``"compile"``: the step is one compiled function; ``"graph"``: the compiled rollout is one
-            CUDA graph; ``"auto"``: ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, with a
-            warning that names what waits.
+        mode: ``"eager"``; ``"compile"``: the step is one compiled function (below transforms on torch before 2.13 the
+            policy and the env's own arithmetic are); ``"graph"``: the compiled rollout is one CUDA graph; ``"auto"``:
+            ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, and a warning that names what waits.
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
         postproc: called on each batch that iteration yields.

@@ -1,6 +1,6 @@
 """Soft actor-critic below a policy over options, with every step of the loop on the device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from tensordict import TensorDictBase
@@ -186,10 +186,15 @@ class SACOptionsTrainer(SACTrainer):
         )
         return loss
 
+    def build(self) -> nn.Module:
+        """See the parent."""
+        policy = super().build()
+        self._following_option = self.compiled(self.controller.following_option)
+        return policy
+
     def _make_optimizers(self) -> None:
         super()._make_optimizers()
         self._option_loss = Differentiable(self.loss, self._option_part, self._option_params)
-        self._following_option = self.compiled(self.controller.following_option)
 
     @property
     def _option_params(self) -> list[nn.Parameter]:
@@ -226,26 +231,15 @@ class SACOptionsTrainer(SACTrainer):
         self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
         super().store(batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY))
 
-    def samples(self) -> Iterator[TensorDictBase]:
-        """Those of the parent, each with as many choices of options, which are drawn together where they are."""
-        choices = self._choices()
-        for sample in super().samples():
-            yield sample.set(CHOICES, next(choices))
-
     def update(self, sample: TensorDictBase) -> None:
-        """One step of critics, actor, temperature, controller and targets from one of :meth:`samples`."""
-        super().update(sample.set(("next", ACTIVE_KEY), self._following_option(sample)))
+        """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
+        sample.set(("next", ACTIVE_KEY), self._following_option(sample))
+        super().update(sample.set(CHOICES, self._draw_choices(len(sample))))
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
         self.controller.write_following(rows)
         super().probe(rows.set(CHOICES, self._draw_choices(len(rows))))
-
-    def _choices(self) -> Iterator[TensorDictBase]:
-        config = self.config
-        updates = config.updates_per_iteration if config.draws_together else 1
-        while True:
-            yield from self._draw_choices(updates * config.minibatch_size).split(config.minibatch_size)
 
     def _draw_choices(self, rows: int) -> TensorDictBase:
         choices = self.choices.sample(rows)

@@ -129,7 +129,10 @@ STUDIES: dict[str, Study] = {
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
-        {"dqn": Run("fuel-breaks", "FuelBreaks")},
+        {
+            "dqn": Run("fuel-breaks", "FuelBreaks"),
+            "dqn-long": Run("fuel-breaks", "FuelBreaks", {"total_steps": 384_000}),
+        },
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
     ),

@@ -5,11 +5,12 @@ import logging
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer, memory_estimate
-from torchrl_perf.trainers.memory_estimate import PeakBytes, bytes_of
+from torchrl_perf.trainers.memory_estimate import PeakBytes, bytes_of, probe_bytes
 
 PPO = {"num_envs": 64, "num_steps": 16, "epochs": 1, "minibatches": 2, "hidden_size": 128}
 OFF = {
@@ -145,6 +146,23 @@ def test_a_module_that_cannot_be_probed_does_not_stop_the_run(caplog):
         trainer = PPOTrainer(config, env=CartPole(4), critic=critic)
     assert "could not be probed" in caplog.text and trainer.memory_estimate.update > 0
     trainer.step()
+
+
+@pytest.mark.parametrize("odd", ["none", "first call", "few rows"])
+def test_what_is_held_whatever_the_rows_is_not_multiplied(odd):
+    calls = []
+
+    def step(sample):
+        calls.append(len(sample))
+        if (odd == "first call" and len(calls) == 1) or (odd == "few rows" and len(sample) == 8):
+            _ = torch.zeros(1) + 1
+        held = torch.zeros(10_000)  # 40,000 bytes
+        made = sample["x"] + 1  # 20 a row
+        return held, made
+
+    data = TensorDict({"x": torch.zeros(64, 5)}, [64])
+    assert probe_bytes(step, data, 1_000, [], torch.device("cpu")) == pytest.approx(40_000 + 20 * 1_000, rel=1e-2)
+    assert calls == [8, 16] * (1 if odd == "none" else 2)
 
 
 def test_peak_bytes_by_hand():

@@ -38,10 +38,10 @@ class TestOptions:
                     returned = sum(0.9**i * float(reward) for i, reward in enumerate(rewarded))
                     expected.append((following - first, round(returned, 3)))
         written = int(trainer.choices.written)
-        columns = dict(zip(trainer.choices._keys, trainer.choices._columns, strict=True))
+        columns = trainer.choices.columns
         found = zip(
-            columns["steps_to_next_obs"][:written].flatten().tolist(),
-            columns[("next", "reward")][:written].flatten().tolist(),
+            columns["steps_to_next_obs",][:written].flatten().tolist(),
+            columns["next", "reward"][:written].flatten().tolist(),
             strict=True,
         )
         assert sorted(expected) == sorted((steps, round(value, 3)) for steps, value in found)

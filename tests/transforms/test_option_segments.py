@@ -200,6 +200,14 @@ class TestReplay:
         # of 0, 2, 1, 3 the first two are the oldest
         assert set(replay.sample(300)["number"].tolist()) == {1, 3, 10, 12, 14, 15}
 
+    def test_each_row_is_as_likely(self):
+        replay = OptionReplay(self.rows([True] * 10), capacity=10)
+        replay.extend(self.rows([True] * 10))
+        replay.extend(self.rows([True] * 3, 10))  # the ring begins anew in its midst
+        counts = torch.bincount(replay.sample(20_000)["number"].long(), minlength=13)
+        assert counts[:3].sum() == 0
+        assert (counts[3:] - 2_000).abs().max() < 5 * (20_000 * 0.1 * 0.9) ** 0.5
+
     def test_empty(self):
         replay = OptionReplay(self.rows([True]), capacity=3)
         sample = replay.sample(2)
@@ -214,6 +222,10 @@ class TestReplay:
             replay.extend(self.rows([True] * 3))
         with pytest.raises(KeyError, match=r"expected .*mask"):
             replay.extend(self.rows([True]).exclude("mask"))
+        with pytest.raises(KeyError, match="twice"):
+            replay.extend(self.rows([True]).exclude(("next", "twice")))
+        with pytest.raises(KeyError, match=r"expected .*mask"):
+            OptionReplay(self.rows([True]).exclude("mask"), capacity=2)
         with pytest.raises(ValueError, match=r"expected columns .*Remedy"):
             replay.load_state_dict(OptionReplay(self.rows([True]), capacity=5).state_dict())
 

@@ -33,6 +33,7 @@ from torchrl_perf.collectors.stepping import (
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
+from torchrl_perf.functional.copies import copy_all_
 from torchrl_perf.runtime import Captured, capture, host_syncs
 from torchrl_perf.runtime.compile import CompileMode, compiled
 
@@ -196,7 +197,7 @@ class DeviceCollector(BaseCollector):
             values = [stepped.get(key, None) for key in self._out_keys]
             if random:  # a random action has no log-probability
                 values = [torch.zeros_like(row) if v is None else v for row, v in zip(out, values, strict=True)]
-            _copy_rows(out, values)
+            copy_all_(out, values)
 
         act = self._random_actions if random else self._act_fn
         return self._env_step(self.env, act(td), store)
@@ -204,7 +205,7 @@ class DeviceCollector(BaseCollector):
     def _write_root(self, following: TensorDictBase, next_root: list[Tensor]) -> None:
         keys = zip(self._root_keys, next_root, strict=True)
         written = [(row, following.get(key)) for key, row in keys if key not in self._constant_keys]
-        _copy_rows(*map(list, zip(*written, strict=True)))
+        copy_all_(*map(list, zip(*written, strict=True)))
 
     def _step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], random: bool = False) -> None:
         """One step that resets without a host read."""
@@ -243,8 +244,7 @@ class DeviceCollector(BaseCollector):
     def _rollout(self, random_steps: int = 0) -> None:
         compiled_parts = substituted(self.env, self._base_fns)
         with torch.no_grad(), set_exploration_type(self.exploration_type), self._constant_flags(), compiled_parts:
-            for first, last in zip(self._root_rows[0], self._root_rows[-1], strict=True):
-                first.copy_(last)
+            copy_all_(self._root_rows[0], self._root_rows[-1])
             for t in range(self.num_steps):
                 rows = self._root_rows[t], self._out_rows[t], self._root_rows[t + 1]
                 if t < random_steps:
@@ -388,12 +388,3 @@ class DeviceCollector(BaseCollector):
 
 def _as_it_is(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
-
-
-def _copy_rows(rows: list[Tensor], values: list[Tensor]) -> None:
-    """Write each value into its row: eagerly in one call, under a compiler one by one, to fuse with their sources."""
-    if torch.compiler.is_compiling():
-        for row, value in zip(rows, values, strict=True):
-            row.copy_(value)
-    else:
-        torch._foreach_copy_(rows, values)

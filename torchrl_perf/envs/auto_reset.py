@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
+from torchrl_perf.functional.copies import copy_all_
 
 __all__ = ["AutoResetEnv", "Transition"]
 
@@ -132,8 +133,7 @@ class AutoResetEnv(EnvBase):
         return {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
 
     def _write(self, state: State) -> None:
-        for name, buffer in self._buffer_of.items():
-            getattr(self, buffer).copy_(state[name])
+        copy_all_(list(self._state().values()), [state[name] for name in self._buffer_of])
 
     def _advance(self, tensordict: TensorDictBase) -> tuple[Entries, State, Tensor]:
         """Step every row, reset the finished ones, write the state and ``elapsed`` in place.

@@ -312,7 +312,7 @@ def launch_draw(
 
 
 def launch_uniform(uniform: Tensor, cursor: Tensor, length: Tensor, steps: int, num_streams: int) -> Tensor:
-    """Launch uniform draws; arguments and result as in :func:`torchrl_perf.kernels.uniform_rows`."""
+    """Launch uniform draws; arguments and result as in :func:`torchrl_perf.functional.priority_tree.uniform_rows`."""
     index = torch.empty_like(uniform, dtype=torch.int64)
     args = (uniform, index, cursor, length, uniform.shape[0], steps, num_streams)
     launch(_uniform_kernel, (-(-uniform.shape[0] // 256),), args, {"BLOCK": 256}, num_warps=4)

@@ -1,11 +1,15 @@
 """A ring of the transitions of options, of which a batch holds a number that only the device knows."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
+from torchrl_perf.kernels import gather_rows
+from torchrl_perf.replay.layout import RowLayout, build, fields_of, leaves_of
+from torchrl_perf.replay.ring import slots_among
 
 
 class OptionReplay:
@@ -13,7 +17,8 @@ class OptionReplay:
 
     How many options end in a batch is known on the device alone. Their rows go to the next free slots of the ring by a
     running count of the mask, the others to a slot that is never read: static shapes, no host wait, capturable in a
-    CUDA graph. A buffer that stores whole batches would be full of rows without meaning, and samples of them.
+    CUDA graph. A buffer that stores whole batches would be full of rows without meaning, and samples of them. All
+    entries of a row are packed side by side, so that one gather serves all.
 
     Args:
         example: rows ``[*]`` as :class:`~torchrl_perf.transforms.OptionSegments` returns them, for shapes and dtypes.
@@ -22,6 +27,7 @@ class OptionReplay:
 
     Attributes:
         written: transitions written since the start, int64 0-d on the device.
+        columns: live view ``[capacity + 1, *size]`` of each entry, by its key as a tuple; the last row has no meaning.
 
     Raises:
         ValueError: for a capacity or batch size below 1; when extended by more rows than the capacity.
@@ -34,21 +40,17 @@ class OptionReplay:
                 f"capacity, batch_size: expected at least 1, received {capacity} and {batch_size}. Remedy: raise them."
             )
         self.capacity, self.batch_size = capacity, batch_size
-        rows = example.reshape(-1)[:1]
-        self.device = cast("Tensor", rows.get("mask")).device
-        self._keys = [key for key in rows.keys(True, True) if key != "mask"]
+        self.device = _mask_of(example).device
+        leaves = leaves_of(example)
+        self._layout = RowLayout(fields_of(leaves, example.ndim))
         # one more slot, for the rows that are not kept
-        self._columns = [
-            torch.zeros(capacity + 1, *value.shape[1:], dtype=value.dtype, device=self.device)
-            for value in map(rows.get, self._keys)
-        ]
+        self._rows = torch.zeros(capacity + 1, self._layout.row_bytes, dtype=torch.uint8, device=self.device)
+        self.columns = dict(zip(self._layout.keys, self._layout.views(self._rows), strict=True))
         self.written = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def extend(self, rows: TensorDictBase) -> None:
         """Writes the rows ``[*]`` whose "mask" is True, those of a batch ``[N, T]`` in the order of time."""
-        mask = rows.get("mask", None)
-        if mask is None:
-            raise KeyError(f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}.")
+        mask = _mask_of(rows)
         if mask.numel() > self.capacity:
             raise ValueError(
                 f"rows: expected at most {self.capacity}, the capacity, received {mask.numel()} ({list(mask.shape)}), "
@@ -57,8 +59,8 @@ class OptionReplay:
         mask = _flat(mask)
         count = mask.cumsum(0)
         slots = torch.where(mask, (self.written + count - 1).remainder(self.capacity), self.capacity)
-        for key, column in zip(self._keys, self._columns, strict=True):
-            column.index_copy_(0, slots, _flat(rows.get(key), rows.ndim))
+        for key, column in self.columns.items():
+            column.index_copy_(0, slots, _flat(rows[key], rows.ndim))
         self.written += count[-1]
 
     @property
@@ -71,23 +73,20 @@ class OptionReplay:
         return int(self.size)
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
-        """Transitions ``[B]`` drawn uniformly with replacement, without a host wait.
+        """Transitions ``[B]`` drawn uniformly with replacement, views of fresh rows, without a host wait.
 
         "mask" is True; from an empty ring the rows are zeros and it is False, so that a loss which minds the mask gives
         0 for them.
         """
         count = self.batch_size if batch_size is None else batch_size
-        size = self.size
         uniform = torch.rand(count, dtype=torch.float64, device=self.device)
-        slots = torch.minimum((uniform * size).to(torch.int64), (size - 1).clamp_min(0))
-        rows = TensorDict({}, [count], device=self.device)
-        for key, column in zip(self._keys, self._columns, strict=True):
-            rows.set(key, column[slots])
-        return rows.set("mask", (size > 0).expand(count).clone())
+        slots = slots_among(uniform, self.written, self.size, self.capacity, 1)
+        views = self._layout.views(gather_rows(self._rows, slots))
+        return build(dict(zip(self._layout.keys, views, strict=True)), (count,), self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Rows and counter, on the device."""
-        return {"written": self.written.clone(), "columns": [column.clone() for column in self._columns]}
+        return {"written": self.written.clone(), "columns": [column.clone() for column in self.columns.values()]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`, in place, so that captured graphs stay valid.
@@ -96,15 +95,22 @@ class OptionReplay:
             ValueError: for rows of another shape or another capacity.
         """
         columns = state_dict["columns"]
-        shapes = [list(column.shape) for column in self._columns]
+        shapes = [list(column.shape) for column in self.columns.values()]
         if [list(column.shape) for column in columns] != shapes:
             raise ValueError(
                 f"expected columns {shapes}, received {[list(column.shape) for column in columns]}. Remedy: the "
                 "example and the capacity of the saved buffer."
             )
-        for column, saved in zip(self._columns, columns, strict=True):
+        for column, saved in zip(self.columns.values(), columns, strict=True):
             column.copy_(saved)
         self.written.copy_(state_dict["written"])
+
+
+def _mask_of(rows: TensorDictBase) -> Tensor:
+    mask = rows.get("mask", None)
+    if mask is None:
+        raise KeyError(f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}.")
+    return mask
 
 
 def _flat(tensor: Tensor, batch_dims: int | None = None) -> Tensor:

@@ -11,8 +11,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_perf.functional.priority_tree import uniform_rows
-from torchrl_perf.kernels import tree_kernels
 from torchrl_perf.replay._checks import check_state
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.ring import Ring, capturing
@@ -58,12 +56,10 @@ class DeviceRandomSampler(Sampler):
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, "DeviceRandomSampler")
+        if self.mask_key is None:
+            return ring.random_slots(batch_size, self._rng), {}
         uniform = torch.rand(batch_size, dtype=torch.float64, device=ring.cursor.device, generator=self._rng)
-        if self.mask_key is not None:
-            return self._tree_of(storage).draw_rows(uniform, self._beta, ring).index, {}
-        kernels = tree_kernels(ring.cursor)
-        draw = uniform_rows if kernels is None else kernels.launch_uniform
-        return draw(uniform, ring.cursor, ring.length, ring.steps, ring.num_streams), {}
+        return self._tree_of(storage).draw_rows(uniform, self._beta, ring).index, {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learn of new rows; needed for ``mask_key`` alone.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.priority_tree import uniform_rows
+from torchrl_perf.kernels import tree_kernels
 
 
 class Ring:
@@ -124,7 +125,7 @@ class Ring:
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
         uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
-        return uniform_rows(uniform, self.cursor, self.length, self.steps, self.num_streams)
+        return slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams)
 
     def clear(self) -> None:
         """Forget every row.
@@ -153,6 +154,13 @@ class Ring:
         self.recorded |= bool(state["recorded"])
         self.cursor.fill_(self.host_cursor)
         self.length.fill_(self.host_length)
+
+
+def slots_among(uniform: Tensor, cursor: Tensor, length: Tensor, steps: int, num_streams: int) -> Tensor:
+    """:func:`~torchrl_perf.functional.priority_tree.uniform_rows`, in one launch on CUDA."""
+    kernels = tree_kernels(cursor)
+    draw = uniform_rows if kernels is None else kernels.launch_uniform
+    return draw(uniform, cursor, length, steps, num_streams)
 
 
 def capturing() -> bool:

@@ -166,21 +166,23 @@ def probe_bytes(
         device: of the step.
     """
     rows = min(PROBE_ROWS, max(1, data.shape[0] // 2))
-    curves = []
-    for size in (rows, 2 * rows):
+
+    def history(size: int) -> list[int]:
         one = cast("TensorDictBase", cast("TensorDictBase", data[:1]).apply(torch.zeros_like))
         sample = one.expand(size, *data.shape[1:]).clone()
-        meter = PeakBytes()
-        try:
-            with _as_before(modules, device), meter, torch.enable_grad():
-                step(sample)
-        except Exception as error:
-            logger.info("a step could not be probed for its memory: %s", error)
-            return 0.0
-        curves.append(meter.history)
-    short, long = curves
-    if len(short) != len(long):  # other operations for other sizes
-        return max(long, default=0) / (2 * rows) * count
+        with _as_before(modules, device), PeakBytes() as meter, torch.enable_grad():
+            step(sample)
+        return meter.history
+
+    try:
+        short, long = history(rows), history(2 * rows)
+        if len(short) != len(long):  # something was made that later calls find made
+            short, long = history(rows), history(2 * rows)
+    except Exception as error:
+        logger.info("a step could not be probed for its memory: %s", error)
+        return 0.0
+    if len(short) != len(long):  # other operations for other sizes: their peaks, which may not be of the same one
+        short, long = [max(short, default=0)], [max(long, default=0)]
     slopes = [(more - less) / rows for less, more in zip(short, long, strict=True)]
     return max((less + slope * (count - rows) for less, slope in zip(short, slopes, strict=True)), default=0.0)
 

@@ -1,8 +1,9 @@
 """Copies of many tensors equal copies one by one, whatever their dtypes, sizes and memory orders."""
 
+import pytest
 import torch
 
-from torchrl_perf.functional.copies import SMALL, copy_all_
+from torchrl_perf.functional.copies import SMALL, _copy_by_dtype, copy_all_
 
 
 def pairs(device):
@@ -40,9 +41,10 @@ def test_they_equal_copies_one_by_one(variant):
         assert torch.equal(target, value)
 
 
-def test_between_devices(device):
+@pytest.mark.parametrize("copy_all", [copy_all_, _copy_by_dtype])  # the second is what runs on CUDA
+def test_between_devices(copy_all, device):
     targets, sources = pairs(device)
-    copy_all_(targets, [source.cpu() for source in sources])
+    copy_all(targets, [source.cpu() for source in sources])
     for target, source in zip(targets, sources, strict=True):
         assert torch.equal(target, source.to(target.dtype).expand_as(target))
 

@@ -217,6 +217,8 @@ class TestReplay:
     def test_refusals(self):
         with pytest.raises(ValueError, match="capacity, batch_size: expected at least 1"):
             OptionReplay(self.rows([True]), capacity=0)
+        with pytest.raises(ValueError, match=r"OptionReplay: 1000\d+ rows need .*bytes\) on .*free. Remedy: a smaller"):
+            OptionReplay(self.rows([True]), capacity=10**13)
         replay = OptionReplay(self.rows([True]), capacity=2)
         with pytest.raises(ValueError, match=r"rows: expected at most 2.*received 3.*Remedy"):
             replay.extend(self.rows([True] * 3))

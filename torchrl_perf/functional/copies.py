@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 SMALL = 4_096
-"""Elements up to which a copy takes less time than its launch."""
+"""Elements of a tensor that is copied with others: the kernel for lists gives up to 65,536 of one to a single block."""
 
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -17,17 +17,24 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
         targets: tensors that are overwritten, on one device.
         sources: as many tensors, each of the shape of its target or one that expands to it, of any dtype and device.
     """
-    if targets and not targets[0].is_cuda and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    elif targets and targets[0].is_cuda:
+        _copy_by_dtype(targets, sources)
+    elif targets:
         torch._foreach_copy_(targets, sources)
-        return
+
+
+def _copy_by_dtype(targets: list[Tensor], sources: list[Tensor]) -> None:
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        if torch.compiler.is_compiling() or not _is_small(target, source):
-            target.copy_(source)
-        else:
+        if _is_small(target, source):
             group = groups.setdefault(target.dtype, ([], []))
             group[0].append(target)
             group[1].append(source)
+        else:
+            target.copy_(source)
     for group_targets, group_sources in groups.values():
         torch._foreach_copy_(group_targets, group_sources)
 

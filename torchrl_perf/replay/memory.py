@@ -42,13 +42,14 @@ def readable(count: float) -> str:
     return f"{count:.2f} {UNITS[-1]}"
 
 
-def reserve(needed: int, device: torch.device, what: str) -> None:
+def reserve(needed: int, device: torch.device, what: str, remedy: str) -> None:
     """Refuse an allocation that cannot fit, and announce one that can (logger "torchrl_perf", level info).
 
     Args:
         needed: bytes that are about to be allocated.
         device: where.
-        what: the thing, as the sentence names it ("1000000 rows of 3088 bytes").
+        what: the thing, as the sentence names it ("DeviceStorage: 1000000 rows").
+        remedy: what takes less, beside another device.
 
     Raises:
         ValueError: with the bytes needed and the bytes there are.
@@ -56,8 +57,7 @@ def reserve(needed: int, device: torch.device, what: str) -> None:
     free = available_bytes(device)
     if needed > free:
         raise ValueError(
-            f"DeviceStorage: {what} need {readable(needed)} ({needed} bytes) on {device}, where {readable(free)} "
-            f"({free} bytes) are free. Remedy: a smaller max_size, compact=True (observations stored once), smaller "
-            "dtypes (uint8 images), or another device."
+            f"{what} need {readable(needed)} ({needed} bytes) on {device}, where {readable(free)} ({free} bytes) are "
+            f"free. Remedy: {remedy}, or another device."
         )
-    logger.info("DeviceStorage: %s take %s on %s (%s free)", what, readable(needed), device, readable(free))
+    logger.info("%s take %s on %s (%s free)", what, readable(needed), device, readable(free))

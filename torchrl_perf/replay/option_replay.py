@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchrl_perf.kernels import gather_rows
 from torchrl_perf.replay.layout import RowLayout, build, fields_of, leaves_of
+from torchrl_perf.replay.memory import reserve
 from torchrl_perf.replay.ring import slots_among
 
 
@@ -30,7 +31,8 @@ class OptionReplay:
         columns: live view ``[capacity + 1, *size]`` of each entry, by its key as a tuple; the last row has no meaning.
 
     Raises:
-        ValueError: for a capacity or batch size below 1; when extended by more rows than the capacity.
+        ValueError: for a capacity below 1 or beyond the memory, a batch size below 1; when extended by more rows than
+            the capacity.
         KeyError: where rows lack the mask or an entry that the example has.
     """
 
@@ -43,8 +45,9 @@ class OptionReplay:
         self.device = _mask_of(example).device
         leaves = leaves_of(example)
         self._layout = RowLayout(fields_of(leaves, example.ndim))
-        # one more slot, for the rows that are not kept
-        self._rows = torch.zeros(capacity + 1, self._layout.row_bytes, dtype=torch.uint8, device=self.device)
+        slots, row_bytes = capacity + 1, self._layout.row_bytes  # one more, for the rows that are not kept
+        reserve(slots * row_bytes, self.device, f"OptionReplay: {capacity} rows", "a smaller capacity")
+        self._rows = torch.zeros(slots, row_bytes, dtype=torch.uint8, device=self.device)
         self.columns = dict(zip(self._layout.keys, self._layout.views(self._rows), strict=True))
         self.written = torch.zeros((), dtype=torch.int64, device=self.device)
 

@@ -140,7 +140,8 @@ class DeviceStorage(TensorStorage):
         final_rows = self._final_rows(streams)
         needed = ring.capacity * PackedRows.row_bytes(single)
         needed += FrameStore.nbytes(framed, ring, final_rows) if framed else 0
-        reserve(needed, self.device, f"{ring.capacity} rows")
+        remedy = "a smaller max_size, compact=True (observations stored once), smaller dtypes (uint8 images)"
+        reserve(needed, self.device, f"DeviceStorage: {ring.capacity} rows", remedy)
         if ring.capacity != self.max_size:
             logger.info("DeviceStorage: %d rows, not %d: a multiple of %d envs", ring.capacity, self.max_size, streams)
         with torch.inference_mode(False):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchrl_perf"
 EXAMPLES = ROOT / "examples"
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600  # far above the habit (160): a tight cap splits files in the wrong place
 MAX_EXAMPLE_LINES = 250
 MAX_README_LINES = 150
 MAX_BODY_LINES = 60  # without the docstring
@@ -132,6 +132,12 @@ def has_dictated_signature(node: Function) -> bool:
     return any(mark.endswith(("triton.jit", ".register_fake", ".register_kernel")) for mark in marks)
 
 
+def explains_its_length(path: Path, node: Function) -> bool:
+    """Whether the line of the definition says why it has so many parameters: ``# noqa: PLR0913  <reason>``."""
+    line = path.read_text(encoding="utf-8").splitlines()[node.lineno - 1]
+    return re.search(r"# noqa: [A-Z0-9, ]*PLR0913\S*\s+\S+", line) is not None
+
+
 def method_calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
     """Every call of an attribute, with the attribute's name."""
     for node in ast.walk(tree):
@@ -177,11 +183,14 @@ def test_parameters_and_nesting():
     for path in python_files(PACKAGE, EXAMPLES):
         for node in functions(parse(path)):
             count, depth = parameters(node), nesting(node)
-            if count > MAX_PARAMETERS and not has_dictated_signature(node):
+            if count > MAX_PARAMETERS and not has_dictated_signature(node) and not explains_its_length(path, node):
                 found.append(f"{where(path, node)} {node.name}: {count} parameters")
             if depth > MAX_NESTING:
                 found.append(f"{where(path, node)} {node.name}: nested {depth} deep")
-    report(f"at most {MAX_PARAMETERS} parameters and {MAX_NESTING} levels of nesting", found)
+    report(
+        f"at most {MAX_PARAMETERS} parameters (more with a reason beside them) and {MAX_NESTING} levels of nesting",
+        found,
+    )
 
 
 def test_public_names_have_docstrings():

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: device, variant (eager, compiled, graph), seeds, one thread."""
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,3 +104,14 @@ def variant(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Va
     request.getfixturevalue("fresh_dynamo")
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield Variant(request.param, device)
+
+
+@pytest.fixture
+def small_heap(monkeypatch):
+    """Collections that see the loops alone: those of a whole test session take half a second each."""
+    thaw = gc.unfreeze
+    gc.collect()
+    gc.freeze()
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    yield
+    thaw()

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,10 @@ def test_readme_holds_the_test_command():
     assert block is not None, "README.md: fence the test command between <!-- test-command --> and its closing marker"
     assert "pip install -e '.[test]'" in block.group(1)
     assert "pytest" in block.group(1)
+
+
+def test_the_wheel_holds_the_package_alone():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["torchrl_perf"]}
+    studied = [path for path in PACKAGE.rglob("*.py") if re.search(r"^(from|import) studies", path.read_text(), re.M)]
+    assert not studied, "the package must not import the studies, which its wheel does not hold"

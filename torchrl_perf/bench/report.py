@@ -9,6 +9,8 @@ from torchrl_perf.runtime import machine_card
 from torchrl_perf.runtime.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
+CONFIRMED, PARTLY, NOT_REPRODUCED, NOT_HERE = "confirmed", "partly", "not reproduced", "n/a here"
+"""Verdicts on a claim: met; met in part or in some sizes; not met; this machine cannot say."""
 
 
 def format_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:

@@ -14,8 +14,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from torchrl_perf.bench.claims_sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCED
-from torchrl_perf.bench.report import Sheet, format_table
+from torchrl_perf.bench.report import CONFIRMED, NOT_HERE, NOT_REPRODUCED, Sheet, format_table
 from torchrl_perf.runtime import Captured, Stopwatch, capture, compiled, synchronize, time_cuda
 
 COLUMNS = ("system", "size", "variant", "us", "p10_us", "p90_us", "per_second", "of", "note")

@@ -1,0 +1,1 @@
+"""Claims about the original of ``fuel_breaks``, as experiments."""

@@ -1,0 +1,1 @@
+"""Claims about the original of ``options_market``, as experiments."""

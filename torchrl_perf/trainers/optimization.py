@@ -169,7 +169,6 @@ class GuardedAdam(torch.optim.Optimizer):
         """What to differentiate: the loss, times the loss scale where there is one."""
         return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
 
-    @torch.no_grad()
     def grad_norm(self) -> Tensor:
         """Norm of all gradients together, 0-d, the loss scale divided out."""
         grads = [param.grad for param in self.params if param.grad is not None]

@@ -34,7 +34,8 @@ class OptionUsage:
         min_used: least number of options in use; by default 3, or all where there are fewer.
 
     Raises:
-        ValueError: for fewer than two names, names that are given twice, shares outside [0, 1], ``min_used`` greater than the number of options.
+        ValueError: for fewer than two names, names that are given twice, shares outside [0, 1], ``min_used``
+            greater than the number of options.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class OptionUsage:
         in_range = 0 <= self.max_share <= 1 and 0 <= min_share <= 1 and 0 <= self.min_used <= count
         if count < 2 or len(set(self.names)) < count or not in_range:
             raise ValueError(
-                f"expected at least two names, all different, shares in [0, 1] and min_used of at most their number, received "
-                f"{self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
+                "expected at least two names, all different, shares in [0, 1] and min_used of at most their number, "
+                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
             )
         self.metrics = metrics
         self._index = torch.arange(count, device=metrics.device)

@@ -3,11 +3,14 @@
 import copy
 import io
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torch.optim import lr_scheduler
+from torchrl.trainers.trainers import DefaultOptimizationStepper, MixedPrecisionOptimizationStepper
 
 from torchrl_perf.runtime import Acceleration
 from torchrl_perf.trainers import GroupAdam, GuardedAdam
@@ -350,6 +353,30 @@ class TestStep:
                 learn(theirs, plain, 1)
         assert_same([*ours.parameters()], [*theirs.parameters()], rtol=1e-4, atol=1e-6)
         assert scaler.get_scale() == 2.0**11
+
+    @pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16])
+    def test_the_steppers_of_torchrls_trainers(self, half):
+        nets = make_net(), make_net()
+        optimizers = (
+            GuardedAdam(nets[0].parameters(), lr=1e-2, eps=1e-5),
+            torch.optim.Adam(nets[1].parameters(), lr=1e-2, eps=1e-5),
+        )
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            trainer = SimpleNamespace(
+                optimizer=optimizer,
+                clip_grad_norm=True,
+                clip_norm=0.1,
+                compute_loss=lambda _, net=net: TensorDict({"loss_x": backward_loss(net).float()}),
+            )
+            stepper = DefaultOptimizationStepper()
+            if half is not None:
+                stepper = MixedPrecisionOptimizationStepper(
+                    optimizer, mixed_precision=True, autocast_dtype=half, gradient_accumulation_steps=2
+                )
+            for _ in range(6):
+                stepper.step(trainer, TensorDict({}))
+        assert_same([*nets[0].parameters()], [*nets[1].parameters()], rtol=1e-3, atol=1e-5)
+        assert not torch.equal(nets[0][0].weight, make_net()[0].weight)
 
     def test_two_loss_scales_are_refused(self):
         net = make_net()

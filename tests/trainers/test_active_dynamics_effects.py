@@ -59,7 +59,7 @@ CASES = {
 }
 SHARED = {"observation": {"likelihood": "gaussian"}}
 # one chooses between precisions of CUDA, the other what is reported
-ALONE = ("precision", "prediction_horizon")
+ALONE = ("precision", "prediction_horizon", "schedule_steps")  # the last is refused: nothing is annealed over the run
 
 
 @cache

@@ -22,6 +22,7 @@ LEARNING = {
     "precision": ({}, "bf16"),
     "learning_rate": ({}, 0.02),
     "anneal_learning_rate": ({"anneal_learning_rate": False}, True),
+    "schedule_steps": ({"anneal_learning_rate": True}, 16),
     "max_grad_norm": ({}, 1e-3),
     "hidden_size": ({}, 64),
 }
@@ -36,6 +37,7 @@ OFF_POLICY = {
     "alpha": ({"sampler": "prioritized"}, 0.9),
     "beta": ({"sampler": "prioritized"}, 0.9),
     "beta_final": ({"sampler": "prioritized"}, 1.0),
+    "schedule_steps": ({"sampler": "prioritized", "beta_final": 1.0}, 16),
     "tau": ({"target_interval": 1}, 0.5),
     "target_interval": ({"target_interval": 1}, 3),
 }

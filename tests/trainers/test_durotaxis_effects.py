@@ -26,6 +26,7 @@ LEARNING = {
     "minibatches": ({}, 4),
     "learning_rate": ({}, 0.02),
     "anneal_learning_rate": ({}, False),
+    "schedule_steps": ({"anneal_learning_rate": True}, 16),
     "lmbda": ({}, 0.5),
     "clip_epsilon": ({"target_kl": None, "learning_rate": 1e-2}, 0.001),
     "clip_value": ({"value_clip_epsilon": 1e-4}, True),

@@ -40,6 +40,7 @@ LEARNING = {
     "loss": ({"reward": "terminal", "learning_rate": 0.3}, "l2"),
     "learning_rate": ({}, 0.02),
     "anneal_learning_rate": ({}, True),
+    "schedule_steps": ({"anneal_learning_rate": True}, 16),
     "max_grad_norm": ({}, 1e-3),
     "tau": ({}, 0.5),
     "target_interval": ({}, 1),

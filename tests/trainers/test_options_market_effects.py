@@ -17,6 +17,7 @@ from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
 REPLAY = {"sampler": "prioritized"}
 # (what both runs have, the value that is tried)
 LEARNING = {
+    "schedule_steps": ({**REPLAY, "beta_final": 1.0}, 16),
     "num_envs": ({}, 2),
     "num_steps": ({}, 2),
     "gamma": ({}, 0.5),

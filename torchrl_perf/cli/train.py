@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CONFIG, read_json
@@ -106,6 +107,8 @@ class Arguments(Generic[Settings]):
     resume: str | None = None
     """Folder of a run to go on with, or one of its checkpoints; auto takes the newest run of this env and seed that has
     steps left, or starts a new one. Settings are those of the run, but for the options given here."""
+    keep_schedules: bool = False
+    """With --resume: what is annealed goes on as in the stored run, whatever --total-steps is now."""
     progress: bool = True
     """Show a line of progress on standard error."""
 
@@ -135,6 +138,8 @@ def main(name: str, argv: list[str]) -> int:
     try:
         arguments, start = parse(name, argv)
         config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
+        if arguments.keep_schedules:
+            config = kept_schedules(config, start)
         trainer = make_trainer(config, start)
     except (ValueError, FileNotFoundError, ImportError) as error:
         return _failed(error)

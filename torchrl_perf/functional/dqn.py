@@ -73,4 +73,6 @@ def q_loss(prediction: Tensor, target: Tensor, kind: LossKind = "huber", weight:
     if weight is None:
         return distance(prediction, target)
     losses = distance(prediction, target, reduction="none")
-    return (losses * weight).sum() / weight.sum()
+    total = weight.sum()
+    # rows that count nothing at all add nothing
+    return (losses * weight).sum() / torch.where(total == 0, 1.0, total)

@@ -13,9 +13,12 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
         weights: ``[B]`` importance weights of prioritised replay (arXiv:1511.05952), or None.
 
     Returns:
-        0-d.
+        0-d; 0 where all weights are.
     """
-    return values.mean() if weights is None else (values * weights).sum() / weights.sum()
+    if weights is None:
+        return values.mean()
+    total = weights.sum()
+    return (values * weights).sum() / torch.where(total == 0, 1.0, total)
 
 
 def soft_target(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HISTOGRAMS", "DeviceMetrics", "Reduce"]
 
+_NAMES = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_WITHOUT_MAXIMUM = {getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+
 
 class DeviceMetrics:
     """Accumulates named metrics on a device without a host read, and flushes them as one row.
@@ -293,6 +296,8 @@ class DeviceMetrics:
         if slot.reduce == "max":
             if mask is not None:
                 value = torch.where(mask, value.to(torch.float64), -torch.inf)
+            elif value.dtype in _WITHOUT_MAXIMUM:
+                value = value.to(torch.float64)
             torch.maximum(maximum, value.amax().to(torch.float64), out=maximum)
         else:
             if mask is not None:

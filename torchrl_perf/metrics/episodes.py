@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ class EpisodeStatistics:
     ``dtype=torch.float64`` where more is needed.
 
     Args:
-        num_envs: number of envs ``N``.
-        device: where the statistics are computed.
+        num_envs: number of envs ``N``, 1 for a plain one; an env's ``batch_size`` serves as well. Where agents are
+            followed one by one, ``N * A``.
+        device: where the statistics are computed; by default PyTorch's default device.
         window: number of finished episodes that the means run over.
         dtype: floating dtype of the running sums, float32 or float64.
 
@@ -34,12 +36,13 @@ class EpisodeStatistics:
 
     def __init__(
         self,
-        num_envs: int,
-        device: torch.device | str,
+        num_envs: int | Sequence[int],
+        device: torch.device | str | None = None,
         *,
         window: int = 100,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        num_envs = num_envs if isinstance(num_envs, int) else math.prod(num_envs)
         if num_envs < 1 or window < 1 or dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"EpisodeStatistics: expected num_envs >= 1, window >= 1 and dtype float32 or float64, got "
@@ -62,24 +65,36 @@ class EpisodeStatistics:
         """Sum of their returns, float64 ``[]``."""
         self._slots = torch.arange(window, device=self.device)
 
-    def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None) -> None:
+    def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None, *, time_dim: int | None = None) -> None:
         """Take in one batch, on the device and without a host read.
+
+        A last dim of 1 may be there or not. Shapes are those of batches ``[N, T]``; ``[N, T, A]`` where N * A streams
+        are followed; ``[T]`` where there is one env; and ``[N]`` or ``[N, A]``, one step of all streams.
 
         Args:
             reward: ``("next", "reward")``, real ``[N, T, 1]``; time-major memory (a transposed ``[T, N, 1]``) is best.
-            done: ``("next", "done")``, bool ``[N, T, 1]``: the step ended the episode, by termination or truncation.
-            valid: bool ``[N, T, 1]``, the steps that count, such as those of agents that were active; the others add
-                neither reward, NaN included, nor length, and end nothing. All count by default.
+            done: ``("next", "done")``, bool or integer, shaped as ``reward``: the step ended the episode, by
+                termination or truncation. One for all agents, ``[N, T, 1]`` beside ``[N, T, A, 1]``, holds for each.
+            valid: bool, shaped as ``done``, the steps that count, such as those of agents that were active; the others
+                add neither reward, NaN included, nor length, and end nothing. All count by default.
+            time_dim: dimension of time in ``reward``, for batches of other dims: 0 for ``[T, A, 1]``, -2 for
+                ``[*, T, 1]``. The streams are the other dims in their order.
 
         Raises:
             ValueError: if a shape, dtype or device is wrong.
         """
         self._check(reward, done, valid)
+        time_dim = self._time_dim(reward, done, valid, time_dim)
+        steps = reward.shape[time_dim] if time_dim is not None else 1
+        done = _like(done, reward)
+        if done.dtype != torch.bool:
+            done = done != 0
         if valid is not None:
+            valid = _like(valid, reward)
             reward, done = torch.where(valid, reward, 0), done & valid
-            valid = valid.squeeze(-1).t()
+            valid = _rows(valid, time_dim, steps)
         # [T, N]: rows are time steps, so flattening gives the order "time, then env", without a copy if time-major.
-        reward, done = reward.detach().squeeze(-1).t(), done.squeeze(-1).t()
+        reward, done = _rows(reward.detach(), time_dim, steps), _rows(done, time_dim, steps)
         totals = self._running_totals(reward, done, valid)
         last = totals[-1]
         self.running.copy_(torch.where(done[-1].unsqueeze(-1), 0, last))
@@ -172,22 +187,64 @@ class EpisodeStatistics:
         total = torch.where(written, self.ring[:, column], 0).sum(dtype=torch.float64)
         return total / written.sum(dtype=torch.float64)
 
-    def _check(self, reward: Tensor, done: Tensor, valid: Tensor | None) -> None:
-        """Refuse a batch of another shape, dtype or device."""
-        shapes_fit = (
-            reward.ndim == 3 and reward.shape == done.shape and (reward.shape[0], reward.shape[2]) == (self.num_envs, 1)
-        )
-        devices_fit = reward.device == self.device and done.device == self.device
-        if shapes_fit and devices_fit and done.dtype == torch.bool and reward.shape[1] > 0:
-            if valid is None or (valid.shape, valid.dtype, valid.device) == (done.shape, done.dtype, done.device):
-                return
+    def _time_dim(self, reward: Tensor, done: Tensor, valid: Tensor | None, given: int | None) -> int | None:
+        """Dimension of time in ``reward``; None for a single step. Refuses what does not fit the number of streams."""
+        shape = reward.shape
+        if given is not None:
+            dim = given + reward.ndim if given < 0 else given
+        elif reward.numel() == self.num_envs:
+            dim = None
+        else:
+            dims = reward.ndim - (reward.ndim > 1 and shape[-1] == 1)
+            dim = 1 if dims > 1 else 0 if dims == 1 and self.num_envs == 1 else None
+        fits = dim is None or 0 <= dim < reward.ndim
+        steps = shape[dim] if fits and dim is not None else 1
+        if not fits or not steps or reward.numel() != steps * self.num_envs or not _fit(done, reward, dim):
+            raise ValueError(self._expected(reward, done, given))
+        if valid is not None and (valid.shape, valid.dtype, valid.device) != (done.shape, torch.bool, done.device):
             raise ValueError(
                 f"EpisodeStatistics.update: expected bool valid of shape {tuple(done.shape)} on {self.device}, got "
                 f"{tuple(valid.shape)} {valid.dtype} on {valid.device}. Pass 'valid' of the same [N, T] batch."
             )
-        raise ValueError(
+        return dim
+
+    def _check(self, reward: Tensor, done: Tensor, valid: Tensor | None) -> None:
+        """Refuse tensors of another dtype or device."""
+        is_flag = done.dtype == torch.bool or not (done.is_floating_point() or done.is_complex())
+        if reward.device != self.device or done.device != self.device or not is_flag or reward.is_complex():
+            raise ValueError(self._expected(reward, done, None))
+
+    def _expected(self, reward: Tensor, done: Tensor, time_dim: int | None) -> str:
+        more = (
+            " EpisodeStatistics(N * A) follows A agents; a team is the mean of its agents' rewards; time_dim= says "
+            "where time is."
+        )
+        told = "" if time_dim is None else f" with {time_dim=}"
+        return (
             f"EpisodeStatistics.update: expected reward and bool done of shape [{self.num_envs}, T, 1] on "
             f"{self.device}, got reward {tuple(reward.shape)} {reward.dtype} on {reward.device} and done "
-            f"{tuple(done.shape)} {done.dtype} on {done.device}. Pass ('next', 'reward') and "
-            "('next', 'done') of a [N, T] batch."
+            f"{tuple(done.shape)} {done.dtype} on {done.device}{told}. Pass "
+            f"('next', 'reward') and ('next', 'done') of a [N, T] batch.{more if reward.ndim > 2 else ''}"
         )
+
+
+def _rows(values: Tensor, time_dim: int | None, steps: int) -> Tensor:
+    """``[T, N]``, a view where time is one of two dims."""
+    return (values if time_dim is None else values.movedim(time_dim, 0)).reshape(steps, -1)
+
+
+def _fit(flag: Tensor, reward: Tensor, time_dim: int | None) -> bool:
+    """Whether a flag is shaped as the reward, or lacks the dim of agents before the last one."""
+    if flag.shape == reward.shape:
+        return True
+    agents = reward.ndim - 2
+    if flag.ndim == reward.ndim - 1:
+        return agents != time_dim and flag.shape == (*reward.shape[:agents], 1) and reward.shape[-1] == 1
+    return agents not in (time_dim, -1) and flag.shape == (*reward.shape[:agents], 1, *reward.shape[agents + 1 :])
+
+
+def _like(flag: Tensor, reward: Tensor) -> Tensor:
+    """A flag that :func:`_fit` lets pass, in the shape of the reward."""
+    if flag.shape == reward.shape:
+        return flag
+    return (flag.unsqueeze(-2) if flag.ndim < reward.ndim else flag).expand(reward.shape)

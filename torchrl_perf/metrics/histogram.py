@@ -13,6 +13,8 @@ HEADER = 3
 # Cells narrower than 2**-40 of the largest magnitude would make the cell number too large to be exact in float64.
 _RELATIVE_RESOLUTION = 2.0**-40
 _SMALLEST_WIDTH = 2.0**-60
+# The range of larger numbers, and the edges around it, would not be finite in float64.
+_LARGEST = 2.0**1000
 
 
 class Histogram(NamedTuple):
@@ -21,7 +23,7 @@ class Histogram(NamedTuple):
     Attributes:
         counts: number of elements in each bin, length ``bins``.
         edges: bin edges in the unit of the metric, length ``bins + 1``, evenly spaced.
-        nonfinite: number of NaN or infinite elements, which are in no bin.
+        nonfinite: number of elements that are NaN, infinite or beyond 2**1000, which are in no bin.
     """
 
     counts: list[float]
@@ -81,7 +83,7 @@ def update_row_no_sync(row: Tensor, values: Tensor, mask: Tensor | None) -> None
     """
     bins = row.shape[0] - HEADER
     values = values.reshape(-1).to(torch.float64)
-    finite = torch.isfinite(values)
+    finite = values.abs() <= _LARGEST
     wanted = finite if mask is None else finite & mask.reshape(-1)
     excluded = ~finite if mask is None else ~finite & mask.reshape(-1)
 

@@ -34,7 +34,8 @@ class OptionUsage:
         min_used: least number of options in use; by default 3, or all where there are fewer.
 
     Raises:
-        ValueError: for fewer than two names, shares outside [0, 1], ``min_used`` greater than the number of options.
+        ValueError: for fewer than two names, names that are given twice, shares outside [0, 1], ``min_used``
+            greater than the number of options.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class OptionUsage:
         self.min_share = min_share
         self.min_used = min(3, count) if min_used is None else min_used
         in_range = 0 <= self.max_share <= 1 and 0 <= min_share <= 1 and 0 <= self.min_used <= count
-        if count < 2 or not in_range:
+        if count < 2 or len(set(self.names)) < count or not in_range:
             raise ValueError(
-                f"expected at least two names, shares in [0, 1] and min_used of at most their number, received "
-                f"{self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
+                "expected at least two names, all different, shares in [0, 1] and min_used of at most their number, "
+                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
             )
         self.metrics = metrics
         self._index = torch.arange(count, device=metrics.device)
@@ -69,7 +70,8 @@ class OptionUsage:
         """Counts the options of a batch, on the device and without a host read.
 
         Args:
-            active_option: int64 of any shape, such as ``batch["active_option"] [N, T]``.
+            active_option: index of any dtype and shape, such as ``batch["active_option"] [N, T]``. Steps of another
+                index, such as -1 for none, count, and are those of no option.
             start: bool of the same shape, ``batch["option_start"]``, for the mean duration.
             mask: bool of the same shape, True for the steps that count; all by default.
         """

@@ -1,5 +1,6 @@
 """The scale of a float16 loss, adapted on the device."""
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ class LossScale:
         initial: scale at the start; lower than GradScaler's 65,536, since losses of values are large.
         interval: steps without an overflow after which the scale is doubled.
 
+    Raises:
+        ValueError: for a scale below 1 or not finite, which an overflow could not lower, or an interval below 1.
+
     Attributes:
         scale: float32 0-d, at least 1.
         steps: steps since the last change, int32 0-d.
@@ -29,15 +33,20 @@ class LossScale:
     """
 
     def __init__(self, device: torch.device | str, *, initial: float = 2.0**12, interval: int = 2_000) -> None:
+        if not 1.0 <= initial < math.inf or interval < 1:
+            raise ValueError(
+                f"LossScale: expected a finite initial >= 1 and interval >= 1, received {initial} and {interval}. "
+                "Remedy: the defaults."
+            )
         self.interval = interval
-        self.scale = torch.tensor(initial, device=device)
+        self.scale = torch.tensor(float(initial), dtype=torch.float32, device=device)
         self.steps = torch.zeros((), dtype=torch.int32, device=device)
         self.overflow = torch.zeros((), dtype=torch.bool, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """``loss * scale``, float32."""
-        return loss.float() * self.scale
+        """``loss * scale``, float32, or float64 for a loss of that dtype."""
+        return (loss if loss.dtype == torch.float64 else loss.float()) * self.scale
 
     def check(self, norm: Tensor) -> Tensor:
         """Sets ``overflow`` from the norm of the scaled gradients, 0-d, and returns the norm without the scale."""

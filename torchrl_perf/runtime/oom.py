@@ -33,7 +33,7 @@ class Part(NamedTuple):
     share: float
     """``b / B``: its weight in a mean over rows."""
     weight: float | Tensor
-    """Its weight in a mean over rows with importance weights, 0-d; ``share`` where there are none."""
+    """Its weight in a mean over rows with importance weights, 0-d, 0 where it has none of it; ``share`` without any."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -82,16 +82,33 @@ def parts_of(batch: B, parts: int, weights: Tensor | None = None) -> list[Part]:
     Args:
         batch: tensor or TensorDict ``[B, ...]``.
         parts: at most B.
-        weights: ``[B]`` importance weights, where the loss is ``sum(w x) / sum(w)``.
+        weights: ``[B]`` or ``[B, *]`` importance weights, or a mask, where the loss is ``sum(w x) / sum(w)``. Where all
+            of them are 0, so is the weight of each part.
+
+    Raises:
+        ValueError: for parts without a row, and for weights of another number of rows.
     """
-    rows = batch.shape[0]
+    rows = batch.shape[0] if batch.ndim else 0
+    if not 1 <= parts <= rows:
+        raise ValueError(
+            f"parts: expected 1 to {rows}, the rows of a batch of shape {tuple(batch.shape)}, received {parts}. "
+            "Remedy: fewer parts, or a batch with rows."
+        )
+    if weights is not None and (weights.ndim == 0 or weights.shape[0] != rows):
+        raise ValueError(
+            f"weights: expected one for each of the {rows} rows, received shape {tuple(weights.shape)}. Remedy: the "
+            "weights of this batch."
+        )
     sizes = [rows // parts + (k < rows % parts) for k in range(parts)]
     chunks = batch.split(sizes)
     shares = [size / rows for size in sizes]
     if weights is None:
         return [Part(chunk, share, share) for chunk, share in zip(chunks, shares, strict=True)]
-    total = weights.sum()
-    sums = [part.sum() / total for part in weights.split(sizes)]
+    # the sum of many 16-bit numbers, or of a mask, needs more digits than they have
+    dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
+    total = weights.sum(dtype=dtype)
+    total = torch.where(total == 0, 1.0, total)
+    sums = [part.sum(dtype=dtype) / total for part in weights.split(sizes)]
     return [Part(*part) for part in zip(chunks, shares, sums, strict=True)]
 
 
@@ -141,6 +158,8 @@ class MicroBatches:
 
     @parts.setter
     def parts(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"parts: expected a positive integer, received {value!r}. Remedy: 1, not to split.")
         self._parts = value
         self.count.fill_(value)
 
@@ -167,13 +186,15 @@ class MicroBatches:
             loss_fn: the mean loss, 0-d, of the rows it is given.
             batch: tensor or TensorDict ``[B, ...]``.
             params: the parameters.
-            weights: ``[B]``, where ``loss_fn`` is a mean with importance weights.
+            weights: ``[B]``, where ``loss_fn`` is a mean with importance weights. A micro-batch whose weights are all 0
+                adds 0 to loss and gradients, also where ``loss_fn`` divides by their sum.
 
         Returns:
             The loss of the whole batch, detached, 0-d.
 
         Raises:
             torch.OutOfMemoryError: if a single row does not fit.
+            ValueError: for a batch without rows, and weights of another number of rows.
         """
         params = list(params)
 
@@ -181,9 +202,15 @@ class MicroBatches:
             clear(params)
             total = None
             for part in parts_of(batch, parts, weights):
+                before = [param.grad for param in params]
+                if isinstance(part.weight, Tensor):
+                    clear(params)
                 loss = loss_fn(part.batch) * part.weight
                 loss.backward()
-                total = loss.detach() if total is None else total + loss.detach()
+                loss = loss.detach()
+                if isinstance(part.weight, Tensor):
+                    loss = _without_nothing(loss, part.weight, params, before)
+                total = loss if total is None else total + loss
             return cast("Tensor", total)
 
         return self.run(attempt, batch.shape[0], undo=lambda: clear(params))
@@ -274,6 +301,23 @@ class MicroBatches:
             OutOfMemoryWarning,
             stacklevel=3,
         )
+
+
+@torch.no_grad()
+def _without_nothing(
+    loss: Tensor, weight: Tensor, params: Sequence[nn.Parameter], before: Sequence[Tensor | None]
+) -> Tensor:
+    """Adds up gradients and gives the loss, both 0 for a part of weight 0, whose own mean is 0 / 0.
+
+    Decided on the device: a product with 0 would keep the NaN, in the loss as in the gradients.
+    """
+    counts = weight != 0
+    for param, earlier in zip(params, before, strict=True):
+        if param.grad is not None:
+            param.grad = torch.where(counts, param.grad, 0.0)
+        if earlier is not None:
+            param.grad = earlier if param.grad is None else earlier.add_(param.grad)
+    return torch.where(counts, loss, 0.0)
 
 
 def clear(params: Sequence[nn.Parameter]) -> None:

@@ -35,6 +35,8 @@ class RunConfig:
     """Steps of each env in one iteration (T)."""
     total_steps: int = 300_000
     """Env steps of the whole run, over all envs; rounded up to whole iterations."""
+    schedule_steps: int | None = None
+    """Env steps over which what is annealed over the run reaches its end; None is total_steps."""
     gamma: float = 0.99
     """Discount factor."""
     seed: int = 0
@@ -80,9 +82,15 @@ class RunConfig:
     def _check(self, checks: Checks) -> None:
         """Note what is wrong with the values of this class's fields."""
         checks.each(("num_envs", "num_steps", "total_steps", "log_interval"), is_count, "a positive integer")
-        checks.each(("keep_checkpoints",), is_count, "a positive integer")
+        checks.each(("keep_checkpoints", "schedule_steps"), is_count, "a positive integer")
         checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("gamma",), is_share, "a number in [0, 1]")
+        if checks.sound("schedule_steps") and self.schedule_steps is not None and not self.anneals_over_run:
+            checks.add(
+                "schedule_steps",
+                f"schedule_steps: expected None where nothing is annealed over the run, received {self.schedule_steps}."
+                " Remedy: leave it out.",
+            )
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
 
@@ -135,6 +143,17 @@ class RunConfig:
         """Iterations of the whole run."""
         return -(-self.total_steps // self.batch_size)
 
+    @property
+    def anneals_over_run(self) -> bool:
+        """Whether anything depends on the length of the run: learning rate, entropy weight, exponent of the weights."""
+        entropy = getattr(self, "entropy_coeff_final", None) is not None and getattr(self, "entropy_frames", 1) is None
+        return getattr(self, "anneal_learning_rate", False) or getattr(self, "beta_final", None) is not None or entropy
+
+    @property
+    def schedule_iterations(self) -> int:
+        """Iterations over which what is annealed over the run reaches its end."""
+        return self.iterations if self.schedule_steps is None else -(-self.schedule_steps // self.batch_size)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
@@ -176,7 +195,7 @@ class PPOConfig(RunConfig):
     learning_rate: float = 1.5e-3
     """Adam's step size at the start."""
     anneal_learning_rate: bool = True
-    """Lower the learning rate linearly to 0 over the run."""
+    """Lower the learning rate linearly to 0 over the run, or over schedule_steps."""
     lmbda: float = 0.95
     """Lambda of generalised advantage estimation."""
     clip_epsilon: float = 0.2

@@ -1,18 +1,19 @@
 """Adam that is fed with gradients and guards, clips and follows up with target networks in one function of tensors."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.functional.adam import bias_corrections, exact_copy_, widest_dtype
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.loss_scale import LossScale
+from torchrl_perf.trainers.adam_settings import check_params, check_setting, checked_betas, learning_rate_tensor
 from torchrl_perf.trainers.optimization import is_fault
 
-_BETA1, _BETA2 = 0.9, 0.999
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class GroupAdam:
@@ -23,10 +24,15 @@ class GroupAdam:
     ``compile``, and where the caller is compiled, norm, guard, moments, parameters and target networks are one function
     of few kernels.
 
+    Parameters may be float32, float64, bfloat16 and float16, mixed as well: moments and arithmetic are float32, or
+    float64 for float64, and a 16-bit parameter is the rounding of a float32 one, as in :class:`GuardedAdam`.
+
     Args:
         groups: pairs of parameters and their initial step size, all on one device.
         max_grad_norm: norm of all gradients together above which they are scaled down to it; None never.
         eps: Adam's epsilon.
+        betas: decay of the means of gradients and of their squares.
+        weight_decay: added to the gradients, times the parameters.
         targets: target parameters, one for each parameter, moved by ``tau`` after each step; none by default.
         compile: whether to compile the step.
         fused: eagerly, whether the step is PyTorch's fused kernel; if not, elementwise operations a parameter.
@@ -37,6 +43,9 @@ class GroupAdam:
         learning_rates: 0-d tensors, one for each group, to be overwritten in place.
         grad_checks: one number for each parameter, float32 ``[P]``; the first that is not finite is that of the first
             parameter whose gradient was not at the latest step.
+
+    Raises:
+        ValueError: for settings out of range, no parameters, or such on several devices or of another dtype.
     """
 
     def __init__(
@@ -45,6 +54,8 @@ class GroupAdam:
         *,
         max_grad_norm: float | None = None,
         eps: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
         targets: Sequence[Tensor] = (),
         compile: bool = False,
         fused: bool = True,
@@ -52,17 +63,34 @@ class GroupAdam:
     ) -> None:
         self.groups = [list(params) for params, _ in groups]
         self.params = [param for group in self.groups for param in group]
+        if not self.params:
+            raise ValueError("groups: expected at least one parameter, received none. Remedy: those of a network.")
+        check_params(self.params)
         device = self.params[0].device
-        self.learning_rates = [torch.tensor(rate, device=device) for _, rate in groups]
-        self.max_grad_norm, self.eps, self.targets = max_grad_norm, eps, list(targets)
-        self.exp_avg = [torch.zeros_like(param, requires_grad=False) for param in self.params]
-        self.exp_avg_sq = [torch.zeros_like(param, requires_grad=False) for param in self.params]
-        self.steps = torch.zeros((), device=device)
+        self.learning_rates = [learning_rate_tensor(rate, params) for params, rate in groups]
+        self.max_grad_norm = None if max_grad_norm is None else check_setting("max_grad_norm", max_grad_norm)
+        self.eps, self.weight_decay = check_setting("eps", eps), check_setting("weight_decay", weight_decay)
+        self.betas = checked_betas(betas)
+        self.targets = list(targets)
+        self.exp_avg, self.exp_avg_sq = (
+            [torch.zeros_like(param, dtype=widest_dtype(param.dtype), requires_grad=False) for param in self.params]
+            for _ in range(2)
+        )
+        # what the step is computed of: the parameters themselves, or the float32 ones that they are the rounding of
+        self._exact: list[Tensor] = [
+            param.detach().to(torch.float32) if param.dtype in _NARROW else param for param in self.params
+        ]
+        self._narrow = [number for number, param in enumerate(self.params) if param.dtype in _NARROW]
+        # the widest of them, in which norms are taken; None where it is that of all gradients
+        wide = max((exact.dtype for exact in self._exact), key=lambda dtype: dtype.itemsize)
+        self._norm_dtype = None if all(param.dtype == wide for param in self.params) else wide
+        self.steps = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_checks = torch.zeros(len(self.params), device=device)
         self._numbers = torch.arange(len(self.params), device=device)
         self._ends = torch.tensor([param.numel() for param in self.params], device=device).cumsum(0)
         self.loss_scale = loss_scale
-        eager = self._kernel if fused else self._formula
+        # the kernel reads step sizes and divisors as float32
+        eager = self._kernel if fused and wide == torch.float32 else self._formula
         self._step: Callable[..., tuple[Tensor, Tensor]] = compiled(self._formula) if compile else eager
 
     def cotangent(self, loss: Tensor) -> Tensor:
@@ -83,6 +111,8 @@ class GroupAdam:
         """
         step = self._formula if torch.compiler.is_compiling() else self._step
         with torch.no_grad():
+            for number in self._narrow:
+                exact_copy_(self._exact[number], self.params[number])
             return step(list(grads), loss.detach(), tau)
 
     def is_fault(self, loss: Tensor, norm: Tensor) -> Tensor:
@@ -103,61 +133,74 @@ class GroupAdam:
 
     def _kernel(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
         """The step by PyTorch's fused kernel, which skips on a flag."""
-        norms = torch.stack(torch._foreach_norm(grads))
+        norms = torch.stack(torch._foreach_norm(grads, 2, self._norm_dtype))
         self.grad_checks.copy_(norms)
         norm = torch.linalg.vector_norm(norms)
         apply, divisor, norm = self._guard(norm, loss)
         start, skip = 0, (~apply).float()
+        for number in self._narrow:
+            grads[number] = grads[number].to(torch.float32)
         for group, rate in zip(self.groups, self.learning_rates, strict=True):
             part = slice(start, start := start + len(group))
             torch._fused_adam_(
-                list[Tensor](self.params[part]),
+                self._exact[part],
                 grads[part],
                 self.exp_avg[part],
                 self.exp_avg_sq[part],
                 [],
                 [self.steps] * len(group),
                 lr=rate,
-                beta1=_BETA1,
-                beta2=_BETA2,
-                weight_decay=0.0,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=self.weight_decay,
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
                 grad_scale=divisor,
                 found_inf=skip,
             )
-        if self.targets:
+        for number in self._narrow:
+            self.params[number].copy_(self._exact[number])
+        if self.targets and not self._narrow:
             polyak_update_(self.targets, self.params, tau)
+        elif self.targets:
+            for target, exact in zip(self.targets, self._exact, strict=True):
+                _follow(target, exact, tau)
         return apply, norm
 
     def _formula(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
         """The same in elementwise operations, which a compiler merges into few kernels."""
         # one sum over all: a sum for each gradient is two kernels where it is large
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        flat = torch.cat([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
         norm = flat.square().sum().sqrt()
         # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
         place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
         number = (self._ends <= place).sum()
         self.grad_checks.copy_(torch.where(self._numbers == number, torch.inf, 0.0))
         apply, divisor, norm = self._guard(norm, loss)
-        # 1 - beta ** steps would lose half of its digits in float32
-        correction1 = -torch.expm1(self.steps * math.log(_BETA1))
-        correction2 = (-torch.expm1(self.steps * math.log(_BETA2))).sqrt()
+        corrections = {
+            dtype: bias_corrections(self.steps.to(dtype), self.betas)
+            for dtype in dict.fromkeys(exact.dtype for exact in self._exact)
+        }
+        beta1, beta2 = self.betas
         rates = [rate for group, rate in zip(self.groups, self.learning_rates, strict=True) for _ in group]
-        for number, (param, grad, rate) in enumerate(zip(self.params, grads, rates, strict=True)):
+        for number, (exact, grad, rate) in enumerate(zip(self._exact, grads, rates, strict=True)):
             mean, square = self.exp_avg[number], self.exp_avg_sq[number]
-            scaled = grad / divisor
-            new_mean = mean + (1 - _BETA1) * (scaled - mean)
-            new_square = _BETA2 * square + (1 - _BETA2) * scaled * scaled
+            correction1, correction2 = corrections[exact.dtype]
+            scaled = grad.to(exact.dtype) / divisor
+            if self.weight_decay:
+                scaled = scaled + self.weight_decay * exact
+            new_mean = mean + (1 - beta1) * (scaled - mean)
+            new_square = beta2 * square + (1 - beta2) * scaled * scaled
             change = rate * (new_mean / correction1) / (new_square.sqrt() / correction2 + self.eps)
-            new_param = torch.where(apply, param - change, param)
+            new_param = torch.where(apply, exact - change, exact)
             mean.copy_(torch.where(apply, new_mean, mean))
             square.copy_(torch.where(apply, new_square, square))
             if self.targets:
-                target = self.targets[number]
-                target.lerp_(new_param, tau)  # pyright: ignore[reportCallIssue, reportArgumentType]
-            param.copy_(new_param)
+                _follow(self.targets[number], new_param, tau)
+            exact.copy_(new_param)
+            if number in self._narrow:
+                self.params[number].copy_(new_param)
         return apply, norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,6 +211,7 @@ class GroupAdam:
             "exp_avg": list(self.exp_avg),
             "exp_avg_sq": list(self.exp_avg_sq),
             "learning_rates": list(self.learning_rates),
+            **({"exact": [self._exact[number] for number in self._narrow]} if self._narrow else {}),
             **scale,
         }
 
@@ -191,3 +235,13 @@ class GroupAdam:
         for name in ("exp_avg", "exp_avg_sq", "learning_rates"):
             for value, saved in zip(own[name], state_dict[name], strict=True):
                 value.copy_(saved)
+        for value, saved in zip(own.get("exact", ()), state_dict.get("exact", ()), strict=False):
+            value.copy_(saved)
+
+
+def _follow(target: Tensor, source: Tensor, tau: float | Tensor) -> None:
+    """Moves a target by ``tau`` towards a parameter, in place, in the parameter's dtype."""
+    if target.dtype == source.dtype:
+        target.lerp_(source, tau)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    else:
+        target.copy_(torch.lerp(target.to(source.dtype), source, tau))  # pyright: ignore

@@ -78,15 +78,17 @@ class DeviceLogHook(TrainerHookBase):
         return self.flush()
 
     def add(self, batch: TensorDictBase) -> None:
-        """Adds the rewards and episodes of ``batch [N, T]`` on the device, without a host read."""
+        """Adds the rewards and episodes of ``batch [N, T]``, or ``[T]``, on the device, without a host read."""
         reward, done = batch.get(self.reward_key), batch.get(self.done_key)
         if self.episodes is None:
-            self.episodes = EpisodeStatistics(batch.shape[0], reward.device, window=self.window)
+            # one stream for each env, and for each agent whose rewards are its own
+            streams = reward.numel() // batch.shape[-1]
+            self.episodes = EpisodeStatistics(streams, reward.device, window=self.window)
             if self._saved_episodes is not None:
                 self.episodes.load_state_dict(self._saved_episodes)
         self.metrics.add("batch/reward", reward)
         self.metrics.add("batch/reward_max", reward, reduce="max")
-        self.episodes.update(reward, done)
+        self.episodes.update(reward, done, time_dim=batch.ndim - 1)
         count = self.episodes.count
         values = (self.episodes.mean_return, self.episodes.mean_length, count)
         for name, value in zip(EPISODE_NAMES, values, strict=True):

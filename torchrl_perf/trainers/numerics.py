@@ -98,6 +98,7 @@ class NumericalGuard:
         self.keys: list[NestedKey] = []
         self._widths: list[int] = []
         self._shape = (0, 0)  # N, T
+        self._batch_shape = torch.Size([])
         self._updates = 0  # of an iteration that learns; it never changes
         self._none = torch.zeros(2, dtype=torch.int64, device=device)
         self._good: dict[str, Any] | None = None
@@ -126,22 +127,27 @@ class NumericalGuard:
         """Counts what is not finite in a batch and finds the first of it; call it before anything is added to it.
 
         Args:
-            batch: ``[N, T]``, always of the same entries; those of floating point are looked at.
+            batch: ``[N, T]``, ``[T]`` of one env, or ``[N, T, *]``; always of the same entries. Those of floating
+                point are looked at.
 
         Raises:
-            ValueError: for a batch of another shape or without an entry of the first one.
+            ValueError: for a batch without dims, of another shape, or without an entry of the first one.
         """
         if not self.keys:
             self._prepare(batch)
         values = [batch.get(key, None) for key in self.keys]
-        if batch.shape != self._shape or any(value is None for value in values):
+        if batch.shape != self._batch_shape or any(value is None for value in values):
             absent = [name_of(key) for key, value in zip(self.keys, values, strict=True) if value is None]
             raise ValueError(
-                f"NumericalGuard.check: expected batches like the first, {list(self._shape)} with "
+                f"NumericalGuard.check: expected batches like the first, {list(self._batch_shape)} with "
                 f"{[name_of(key) for key in self.keys]}, received {list(batch.shape)} without {absent}. Remedy: a "
                 "guard for each kind of batch."
             )
         self._noted.clear()  # of an iteration that broke off
+        if not self.keys:
+            return
+        if batch.ndim == 1:
+            values = [value.unsqueeze(0) for value in values]
         with torch.no_grad():
             self._counts, self._row = self._scan_fn(values)
 
@@ -202,9 +208,15 @@ class NumericalGuard:
 
     def _prepare(self, batch: TensorDictBase) -> None:
         """Fixes keys and shapes: host work, at the first batch."""
+        if not batch.ndim or not batch.shape.numel():
+            raise ValueError(
+                f"NumericalGuard.check: expected a batch [N, T] or [T], received one of shape {list(batch.shape)}. "
+                "Remedy: the batch that a collector yields."
+            )
         self.keys = float_keys(batch)
-        self._shape = (batch.shape[0], batch.shape[1])
-        self._widths = [batch.get(key).shape[2:].numel() for key in self.keys]
+        self._batch_shape = batch.shape
+        self._shape = (1, batch.shape[0]) if batch.ndim == 1 else (batch.shape[0], batch.shape[1])
+        self._widths = [batch.get(key).shape[min(batch.ndim, 2) :].numel() for key in self.keys]
         owner = [number for number, width in enumerate(self._widths) for _ in range(width)]
         device = self.metrics.device
         self._owner = torch.tensor(owner, device=device).unsqueeze(-1) == torch.arange(len(self.keys), device=device)

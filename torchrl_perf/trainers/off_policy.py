@@ -266,8 +266,9 @@ class OffPolicyTrainer(Checkpointed, ABC):
 
     @property
     def progress(self) -> Tensor:
-        """Share of the run's iterations that are done, float32 0-d on the device."""
-        return self._iteration / self.config.iterations
+        """Share of the iterations over which the run anneals that are done, float32 0-d on the device, at most 1."""
+        done = self._iteration / self.config.schedule_iterations
+        return done if self.config.schedule_steps is None else done.clamp_max(1.0)
 
     @property
     def rows(self) -> Tensor:
@@ -327,7 +328,9 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config
         self._anneals_beta = config.beta_final is not None
-        options = {"beta_end": config.beta_final, "anneal_steps": config.iterations} if self._anneals_beta else {}
+        options = (
+            {"beta_end": config.beta_final, "anneal_steps": config.schedule_iterations} if self._anneals_beta else {}
+        )
         if self.valid_key is not None:
             options["mask_key"] = self.valid_key
         return make_replay_buffer(

@@ -234,11 +234,14 @@ class PPOTrainer(Checkpointed):
     def schedule(self) -> None:
         """Learning rate and entropy weight of this iteration."""
         config = self.config
-        done = self._iteration / config.iterations
+        done = self._iteration / config.schedule_iterations
+        if config.schedule_steps is not None:
+            done = done.clamp_max(1.0)  # where the run is longer than its schedules
         if config.anneal_learning_rate:
             self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         if config.entropy_coeff_final is not None:
-            length = config.iterations if config.entropy_frames is None else config.entropy_frames / config.batch_size
+            frames = config.entropy_frames
+            length = config.schedule_iterations if frames is None else frames / config.batch_size
             ends = config.entropy_coeff, config.entropy_coeff_final
             self._entropy_coeff.copy_(linear(self._iteration, *ends, length))
         self._iteration += 1

@@ -11,6 +11,7 @@ from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run_files import RunFolderError, make_run_dir, open_run
+from torchrl_perf.trainers.schedules import go_on
 
 __all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
 
@@ -66,6 +67,8 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
     config = trainer.config
     resumes = run_dir is not None
     run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
+    if resumes:
+        go_on(trainer, run_dir)
     lock = open_run(run_dir, config)
     try:
         rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, config.card(), resume=resumes)

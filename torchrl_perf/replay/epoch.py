@@ -1,6 +1,8 @@
 """Sampling in epochs: every row of the buffer once, in random order."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
-from torchrl_perf.replay._checks import check_state
+from torchrl_perf.replay._checks import check_entries_of_state, check_state, check_tensor_of_state, state_error
 from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.runtime.capture import is_capturing
@@ -58,20 +60,24 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows, at most those that are filled.
+            batch_size: rows. More than are filled give those that are, as in TorchRL; inside a captured function, where
+                shapes are static, they are refused, and with ``drop_last``.
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
 
         Raises:
-            ValueError: if fewer rows than ``batch_size`` are filled.
+            ValueError: if no row is filled, or fewer than ``batch_size`` where that is refused.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
-        if ring.recorded or is_capturing():
-            index = self._draw_on_device(ring, batch_size)
-        else:
-            index = self._draw(ring, batch_size)
+        on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
+        if batch_size > rows and not ring.recorded and (self.drop_last or on_device):
+            raise ValueError(
+                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. Remedy: "
+                "extend the buffer first, or draw fewer rows."
+            )
+        index = ring.vouch(self._draw_on_device(ring, batch_size) if on_device else self._draw(ring, batch_size))
         self._count((ring.host_length or ring.steps) * ring.num_streams, batch_size)
         return index, {}
 
@@ -149,8 +155,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
         return self._device_state
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether there are ``batch_size`` rows."""
-        return len(storage) >= batch_size
+        """Whether there are rows, with ``drop_last`` at least ``batch_size`` of them."""
+        return len(storage) >= (batch_size if self.drop_last else 1)
 
     @property
     def ran_out(self) -> bool:
@@ -186,7 +192,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         Raises:
             ValueError: for the state of another sampler.
         """
-        check_state(state_dict, "drop_last", _NAME)
+        self.check_state(state_dict)
         self.drop_last = bool(state_dict["drop_last"])
         self.shuffle = bool(state_dict["shuffle"])
         self._ran_out = bool(state_dict["ran_out"])
@@ -199,6 +205,25 @@ class DeviceSamplerWithoutReplacement(Sampler):
             return
         for name, tensor in self._device_state.items():
             tensor.copy_(loaded[name]) if name in loaded else tensor.zero_()
+
+    @staticmethod
+    def check_state(state_dict: Any) -> None:
+        """That a state is one of this sampler.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_state(state_dict, "drop_last", _NAME)
+        kinds: dict[str, Any] = {"drop_last": bool, "shuffle": bool, "ran_out": bool, "position": int}
+        check_entries_of_state(state_dict, {**kinds, "order": (Tensor, NoneType), "device": Mapping}, _NAME)
+        order, device = state_dict["order"], state_dict["device"]
+        if order is not None:
+            check_tensor_of_state(order, order.new_empty(order.shape[:1], dtype=torch.int64), "order", _NAME)
+        shapes = {"position": (), "rows": (), "keys": (ROUNDS,)}
+        if device and device.keys() != shapes.keys():
+            raise state_error(_NAME, f"'device' of {sorted(shapes)}", f"{sorted(map(str, device))}")
+        for name, value in device.items():
+            check_tensor_of_state(value, torch.empty(shapes[name], dtype=torch.int64), name, _NAME)
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""

@@ -101,6 +101,7 @@ def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
     if storage._frames is not None:
         storage._frames.load_state_dict(state["frames"], slots)
     storage._bump_mutation_revision()
+    storage._known_version = storage._version()
 
 
 class DeviceStorageCheckpointer(StorageCheckpointerBase):

@@ -1,0 +1,121 @@
+"""What TorchRL's writers do to a storage: rows at slots of the writer's choice, where ours appends to a ring.
+
+A round-robin writer's slots are those that come next in the ring: its rows are appended, in the order of time. Slots in any
+other order (``TensorDictMaxValueWriter``, the free slots of a ``ConsumingSampler``) leave no order in time, which the ring
+is told: slices and windows of steps are refused from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from torch import Tensor
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
+
+from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
+
+if TYPE_CHECKING:
+    from torchrl_perf.replay.storage import DeviceStorage
+
+
+def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool) -> None:
+    """Writes rows to slots.
+
+    Args:
+        storage: the storage.
+        cursor: slots, as many as rows; an int for one row without batch dimensions.
+        data: rows ``[B, *]``; of more than one batch dimension the first counts rows, as in TorchRL's storages.
+        set_cursor: whether the rows come after those stored.
+
+    Raises:
+        IndexError: for slots that are neither filled nor next.
+        TypeError: for rows that are no TensorDict.
+        ValueError: for rows that do not fit, or a storage that needs their streams; nothing is written then.
+    """
+    data = _as_rows(data)
+    if isinstance(cursor, slice):
+        return storage.put(cursor, data)
+    is_one = isinstance(cursor, (int, np.integer)) or getattr(cursor, "ndim", 1) == 0
+    rows = data.unsqueeze(0) if is_one else data
+    leaves, batch_size = leaves_of(rows, OWN_KEYS), (rows.batch_size[0],)
+    if storage.initialized and leaves.keys() != storage._fields.keys():
+        return storage.put(cursor, data)  # some entries: rows that are there
+    slots = _known_slots(storage, cursor, batch_size[0])
+    if len(slots) != batch_size[0]:
+        raise ValueError(
+            f"DeviceStorage.set: expected one slot for each of {batch_size[0]} rows, received {len(slots)}. Nothing was "
+            "written. Remedy: slots and rows of one length."
+        )
+    if storage.initialized and not storage._flat:
+        return storage.put(cursor, data)
+    _require_plain(storage)
+    row_shape = tuple(rows.batch_size[1:])
+    length = len(storage)
+    next_slot = 0 if not storage.initialized else storage.ring.read()[0] % storage.max_size
+    if set_cursor and np.array_equal(slots, (next_slot + np.arange(len(slots))) % storage.max_size):
+        storage._append(leaves, batch_size, row_shape)
+        return None
+    return _scatter(storage, slots, leaves, row_shape, length, set_cursor)
+
+
+def _scatter(
+    storage: DeviceStorage, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
+) -> None:
+    """Writes rows to slots that are filled, or that follow them without a gap."""
+    new = np.unique(slots[slots >= length])
+    if slots.size and (slots.min() < 0 or not np.array_equal(new, np.arange(length, length + new.size))):
+        raise IndexError(
+            f"DeviceStorage.set: expected slots below {length}, which are filled, and those that follow, received "
+            f"{slots[:8]}{'...' if slots.size > 8 else ''}. Nothing was written. Remedy: fill the slots in their order."
+        )
+    if length + new.size > storage.max_size:
+        raise IndexError(
+            f"DeviceStorage.set: expected slots below the {storage.max_size} rows of the storage, received {new[-1]}."
+        )
+    storage._agree(leaves, (len(slots),), row_shape)
+    _, last = np.unique(slots[::-1], return_index=True)  # of several rows for one slot the last stays, as in a loop
+    kept = torch.as_tensor(np.sort(len(slots) - 1 - last))
+    where = torch.as_tensor(slots)[kept]
+    if new.size or set_cursor:
+        storage.ring.fill(length + new.size)
+    chosen = kept.to(storage.device)
+    storage._put_leaves(where.to(storage.device), {key: leaf.index_select(0, chosen) for key, leaf in leaves.items()})
+
+
+def _as_rows(data: Any) -> TensorDictBase:
+    if isinstance(data, list) and data and is_tensor_collection(data[0]):
+        data = torch.stack(data)
+    if is_tensor_collection(data) and not isinstance(data, TensorDictBase):
+        data = data.to_tensordict()
+    if not isinstance(data, TensorDictBase):
+        raise TypeError(
+            f"DeviceStorage: expected rows as a TensorDict, received {type(data).__name__}. Remedy: "
+            "TensorDict({'observation': ...}, [B]); for other objects a ListStorage."
+        )
+    return data
+
+
+def _known_slots(storage: DeviceStorage, cursor: Any, count: int) -> np.ndarray:
+    """Slots as numbers of the host.
+
+    Those on a GPU are read, which waits, unless they are the next ones of the one round-robin writer that there is: its
+    counter is a number of the host. (TorchRL tells the storage nothing else of who writes.)
+    """
+    if isinstance(cursor, Tensor) and cursor.is_cuda:
+        writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
+        if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) and cursor.ndim:
+            return (writers[0]._cursor - count + np.arange(count)) % storage.max_size
+        cursor = cursor.to("cpu")
+    return np.asarray(cursor).reshape(-1).astype(np.int64)
+
+
+def _require_plain(storage: DeviceStorage) -> None:
+    if storage.compact or storage.n_step > 1:
+        option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
+        raise ValueError(
+            f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand over. "
+            "Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."
+        )

@@ -272,8 +272,9 @@ class TestErrors:
         world = World(1)
         buffer = make_buffer(world, 30, 2)
         buffer.extend(world.batch(5))
-        with pytest.raises(ValueError, match="5 rows"):
-            buffer.sample(6)
+        assert buffer.sample(60)["index"].unique().tolist() == [0, 1, 2, 3, 4]  # with replacement
+        with pytest.raises(ValueError, match="at least 1"):
+            buffer.sampler.sample(buffer.storage, 0)
 
     def test_n_step_storages(self):
         with pytest.raises(ValueError, match="n_step"):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from tensordict.utils import unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import ConsumingSampler, SamplerWithoutReplacement, SliceSampler
+from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_key
 
@@ -33,23 +34,28 @@ def check_device(device: torch.device | str) -> torch.device:
     return torch.device(device)
 
 
-def check_sampler(sampler: Any, keys: Iterable[Key], streams: int, max_size: int, may_forget: bool) -> None:
-    """That a sampler can serve rows like those of a first batch, before they are written.
+def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int) -> None:
+    """That a buffer's sampler can serve rows like those of a first batch, before they are written.
 
     Args:
-        sampler: its ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
+        buffer: of its sampler ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
         keys: entries of the batch.
         streams: envs N of the batch.
         max_size: rows of the storage.
-        may_forget: whether the storage forgets rows where its side ring is full.
 
     Raises:
         KeyError: if it reads an entry that the batch lacks.
-        ValueError: if its slices are longer than what the storage holds of each stream, and for samplers of TorchRL's that
-            do not know streams, or not that rows can be forgotten.
+        ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch of
+            several streams, and for slices where the writer keeps rows in no order of time.
     """
-    if isinstance(sampler, SliceSampler | SamplerWithoutReplacement | ConsumingSampler):
-        _check_sampler_of_torchrl(sampler, streams, may_forget)
+    sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # asked of a buffer half made
+    if hasattr(sampler, "slice_len") and isinstance(writer, TensorDictMaxValueWriter):
+        raise ValueError(
+            f"{type(sampler).__name__}: expected a writer that keeps the order of time, received {type(writer).__name__}. "
+            "Nothing was written. Remedy: DeviceWriter, TorchRL's round-robin writers, or a sampler of single rows."
+        )
+    if isinstance(sampler, SliceSampler):
+        _check_slices_of_torchrl(sampler, streams)
         return
     name = type(sampler).__name__
     slice_len = getattr(sampler, "slice_len", None)
@@ -67,20 +73,13 @@ def check_sampler(sampler: Any, keys: Iterable[Key], streams: int, max_size: int
         )
 
 
-def _check_sampler_of_torchrl(sampler: Any, streams: int, may_forget: bool) -> None:
-    name, ours = type(sampler).__name__, "DeviceSamplerWithoutReplacement"
-    if isinstance(sampler, SliceSampler):
-        ours = "DeviceSliceSampler"
-        if streams > 1:
-            raise ValueError(
-                f"{name}: expected rows of one env, one after the other, received a batch of {streams} envs, whose rows lie "
-                "side by side: its slices would mix them. Nothing was written. Remedy: DeviceSliceSampler(slice_len), which "
-                "follows each env, or flat rows [B] of one env."
-            )
-    if may_forget:
+def _check_slices_of_torchrl(sampler: Any, streams: int) -> None:
+    if streams > 1:
+        name = type(sampler).__name__
         raise ValueError(
-            f"{name}: expected rows at slots 0 to len - 1, received a storage with compact=True, which forgets rows where "
-            f"more end an episode than final_fraction says. Nothing was written. Remedy: {ours}, or final_fraction=1.0."
+            f"{name}: expected rows of one env, one after the other, received a batch of {streams} envs, whose rows lie side "
+            "by side: its slices would mix them. Nothing was written. Remedy: DeviceSliceSampler(slice_len), which follows "
+            "each env, or flat rows [B] of one env."
         )
 
 

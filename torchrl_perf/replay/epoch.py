@@ -15,6 +15,7 @@ from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
 from torchrl_perf.replay._checks import check_entries_of_state, check_state, check_tensor_of_state, state_error
 from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.capture import is_capturing
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
@@ -25,6 +26,7 @@ _NAME = "DeviceSamplerWithoutReplacement"
 _FILE = "epoch.pt"
 
 
+@shows_arguments
 class DeviceSamplerWithoutReplacement(Sampler):
     """Draws each row once an epoch, in an order shuffled on the device; TorchRL's ``SamplerWithoutReplacement``.
 
@@ -60,19 +62,18 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows. More than are filled give those that are, as in TorchRL; inside a captured function, where
-                shapes are static, they are refused, and with ``drop_last``.
+            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter batch.)
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
 
         Raises:
-            ValueError: if no row is filled, or fewer than ``batch_size`` where that is refused.
+            ValueError: if fewer rows than ``batch_size`` are filled.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
         on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
-        if batch_size > rows and not ring.recorded and (self.drop_last or on_device):
+        if batch_size > rows and not ring.recorded:
             raise ValueError(
                 f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. Remedy: "
                 "extend the buffer first, or draw fewer rows."
@@ -155,8 +156,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
         return self._device_state
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether there are rows, with ``drop_last`` at least ``batch_size`` of them."""
-        return len(storage) >= (batch_size if self.drop_last else 1)
+        """Whether there are ``batch_size`` rows."""
+        return len(storage) >= batch_size
 
     @property
     def ran_out(self) -> bool:

@@ -28,6 +28,7 @@ from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DevicePrioritizedSampler"]
@@ -37,6 +38,7 @@ _FILE = "priorities.pt"
 _REDUCTIONS = ("max", "min", "median", "mean")
 
 
+@shows_arguments
 class DevicePrioritizedSampler(PrioritizedSampler):
     """Draws rows with probability ``p ** alpha / sum``. The counterpart of ``PrioritizedSampler``, without host waits.
 

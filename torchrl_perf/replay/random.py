@@ -17,6 +17,7 @@ from torchrl_perf.replay._checks import check_state
 from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.ring import Ring, capturing
+from torchrl_perf.replay.signatures import shows_arguments
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceRandomSampler"]
 
 
+@shows_arguments
 class DeviceRandomSampler(Sampler):
     """Draws rows uniformly with replacement on the device, without a host wait. The counterpart of ``RandomSampler``.
 

@@ -41,6 +41,7 @@ class Ring:
         self.cursor, self.length = self._counters[0], self._counters[1]
         self.host_cursor = self.host_length = 0
         self.recorded, self.ordered = False, True
+        self.may_forget = False  # whether rows may have been forgotten on the device, so that filled slots have gaps
         self._offsets: dict[tuple[int, bool], Tensor] = {}
 
     def slots(self, time_rows: int, flat: bool = False) -> Tensor:
@@ -220,6 +221,8 @@ def slots_of(index: Any, ring: Ring) -> Tensor:
             f"DeviceStorage: expected slots (int64), received an index of dtype {slots.dtype}. Remedy: slots as extend "
             "and sample return them."
         )
+    if slots.is_cuda and ring.may_forget and not capturing():
+        slots = slots.to("cpu")  # the one wait: TorchRL's samplers count on rows 0 to len - 1, which may be gone
     if slots.is_cuda:
         return torch.where(slots < 0, slots + ring.length * ring.num_streams, slots).to(torch.int64)
     return _checked(slots.to(torch.int64), ring).to(ring.device)

@@ -19,6 +19,7 @@ from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring, capturing
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DeviceSliceSampler"]
@@ -29,6 +30,7 @@ _MASK = ("collector", "mask")
 _INIT = "is_init"
 
 
+@shows_arguments
 class DeviceSliceSampler(Sampler):
     """Draws slices of ``slice_len`` consecutive rows of one stream, uniformly or by priority, without a host wait.
 

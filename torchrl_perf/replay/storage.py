@@ -221,9 +221,8 @@ class DeviceStorage(TensorStorage):
         if not self.initialized:
             streams = checks.check_streams(batch_size, self.max_size, self._num_streams)
             checks.check_streams_known(dims == 1, self.n_step, self.compact)
-            may_forget = self.compact and self._final_rows(streams) < self.max_size // streams * streams
             for buffer in self._attached_entities:
-                checks.check_sampler(getattr(buffer, "_sampler", None), leaves.keys(), streams, self.max_size, may_forget)
+                checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
             self._allocate(fields_of(leaves, dims), batch_size)
             self._row_shape = row_shape
         checks.check_row_shape(row_shape, self._row_shape)
@@ -252,7 +251,8 @@ class DeviceStorage(TensorStorage):
         ring.advance(time_rows)
         if frames is not None and forgotten is not None:
             ring.forget_until(forgotten)
-            ring.recorded |= frames.may_forget(index.numel())
+            ring.may_forget = frames.may_forget(index.numel())
+            ring.recorded |= ring.may_forget
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows where a writer of TorchRL's wants them; see :mod:`torchrl_perf.replay.torchrl_writers`.

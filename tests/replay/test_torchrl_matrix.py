@@ -1,0 +1,111 @@
+"""Samplers, writers and buffers of TorchRL on our storage, and the reverse: right rows, or a refusal with its reason."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl_matrix import (
+    BUFFERS,
+    CAPACITY,
+    SAMPLERS,
+    SLICE,
+    STORAGES,
+    WRITERS,
+    Cell,
+    cells_on_our_storage,
+    cells_on_storages_of_torchrl,
+)
+
+from torchrl_perf.replay import DeviceStorage
+
+REFUSALS = (TypeError, ValueError)
+
+
+def rows(first, count):
+    """Rows whose every entry says which row it is; episodes have 6 rows, and the rank is a shuffled number."""
+    number = torch.arange(first, first + count)
+    done = (number % 6 == 5).unsqueeze(-1)
+    following = {"observation": number[:, None] + 1.0, "reward": number[:, None] * 0.5, "done": done}
+    following |= {"terminated": done.clone(), "truncated": torch.zeros_like(done)}
+    entries = {"number": number, "observation": number[:, None] + 0.25, "episode": number // 6, "rank": number * 7 % 101 * 1.0}
+    return TensorDict({**entries, "policy_version": number * 0.0, "next": following}, [count])
+
+
+def fill(buffer, cell):
+    """Extends by rows 0 to 41 of 24 slots; the numbers of the rows that must be left."""
+    if cell.writer == "ImmutableDatasetWriter":
+        buffer.storage.write(rows(0, CAPACITY))
+        with pytest.raises(RuntimeError, match="allow writing"):
+            buffer.extend(rows(0, 2))
+        return set(range(CAPACITY))
+    for first, count in ((0, 10), (10, 7), (17, 20)):
+        buffer.extend(rows(first, count))
+    assert len(buffer) == CAPACITY
+    for first in range(37, 42):
+        buffer.add(rows(first, 1)[0])
+    assert len(buffer) == CAPACITY
+    if cell.writer == "TensorDictMaxValueWriter":
+        best = sorted(range(42), key=lambda number: number * 7 % 101)[-CAPACITY:]
+        return set(best)
+    return set(range(42 - CAPACITY, 42))
+
+
+def check_contents(sample):
+    """That all entries of a row belong to its number."""
+    number = sample["number"].float()
+    assert (sample["observation"][:, 0] == number + 0.25).all()
+    assert (sample["next", "observation"][:, 0] == number + 1).all()
+    assert (sample["next", "reward"][:, 0] == number * 0.5).all()
+    assert (sample["episode"] == sample["number"] // 6).all()
+
+
+def check_slices(sample, length):
+    windows = sample["number"].view(-1, length)
+    assert (windows.diff(dim=1) == 1).all()
+    assert (windows[:, 0] // 6 == windows[:, -1] // 6).all()
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells_on_our_storage() if not cell.refused], ids=lambda cell: cell.name)
+def test_works_on_our_storage(cell: Cell):
+    torch.manual_seed(0)
+    buffer = BUFFERS[cell.buffer](
+        storage=DeviceStorage(CAPACITY), sampler=SAMPLERS[cell.sampler](), writer=WRITERS[cell.writer](), batch_size=6
+    )
+    kept, seen = fill(buffer, cell), []
+    for _ in range(4):
+        sample, info = buffer.sample(return_info=True)
+        check_contents(sample)
+        index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
+        assert (buffer.storage.get(index)["number"] == sample["number"]).all()
+        if "Slice" in cell.sampler and "strict" not in cell.sampler:
+            check_slices(sample, SLICE)
+        seen += sample["number"].tolist()
+    assert set(seen) <= kept
+    if cell.sampler in ("SamplerWithoutReplacement", "DeviceSamplerWithoutReplacement", "ConsumingSampler"):
+        assert sorted(seen) == sorted(kept)
+    if "Consuming" not in cell.sampler and "Slice" not in cell.sampler:
+        drawn = {number for _ in range(25) for number in buffer.sample()["number"].tolist()}
+        assert drawn == kept  # every row is drawn, none of those that are gone
+
+
+def make_refused(cell: Cell, folder):
+    """Builds and uses a combination up to the first sample."""
+    storage = STORAGES[cell.storage](folder) if cell.storage in STORAGES else DeviceStorage(CAPACITY)
+    buffer = BUFFERS[cell.buffer](
+        storage=storage, sampler=SAMPLERS[cell.sampler](), writer=WRITERS[cell.writer](), batch_size=6
+    )
+    batch = rows(0, 12)
+    for _ in range(3):
+        buffer.extend(batch.view(4, 3) if "ndim=2" in cell.storage else batch)
+    buffer.sample()
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells_on_our_storage() if cell.refused], ids=lambda cell: cell.name)
+def test_refused_on_our_storage(cell: Cell, tmp_path):
+    with pytest.raises(REFUSALS, match=r"write_at|order of time.*Remedy"):
+        make_refused(cell, tmp_path)
+
+
+@pytest.mark.parametrize("cell", cells_on_storages_of_torchrl(), ids=lambda cell: cell.name)
+def test_refused_on_storages_of_torchrl(cell: Cell, tmp_path):
+    with pytest.raises(TypeError, match=r"expected a (torchrl_perf\.replay\.)?DeviceStorage, received \w+\. Remedy"):
+        make_refused(cell, tmp_path)

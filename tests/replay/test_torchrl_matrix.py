@@ -26,7 +26,12 @@ def rows(first, count):
     done = (number % 6 == 5).unsqueeze(-1)
     following = {"observation": number[:, None] + 1.0, "reward": number[:, None] * 0.5, "done": done}
     following |= {"terminated": done.clone(), "truncated": torch.zeros_like(done)}
-    entries = {"number": number, "observation": number[:, None] + 0.25, "episode": number // 6, "rank": number * 7 % 101 * 1.0}
+    entries = {
+        "number": number,
+        "observation": number[:, None] + 0.25,
+        "episode": number // 6,
+        "rank": number * 7 % 101 * 1.0,
+    }
     return TensorDict({**entries, "policy_version": number * 0.0, "next": following}, [count])
 
 
@@ -64,7 +69,9 @@ def check_slices(sample, length):
     assert (windows[:, 0] // 6 == windows[:, -1] // 6).all()
 
 
-@pytest.mark.parametrize("cell", [cell for cell in cells_on_our_storage() if not cell.refused], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", [cell for cell in cells_on_our_storage() if not cell.refused], ids=lambda cell: cell.name
+)
 def test_works_on_our_storage(cell: Cell):
     torch.manual_seed(0)
     buffer = BUFFERS[cell.buffer](

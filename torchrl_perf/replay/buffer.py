@@ -336,7 +336,9 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         try:
             torch.Generator(device=device).set_state(saved)
         except (RuntimeError, TypeError) as error:
-            raise state_error(name, f"'_rng' of a generator on {device}", f"{saved.dtype} {list(saved.shape)}") from error
+            raise state_error(
+                name, f"'_rng' of a generator on {device}", f"{saved.dtype} {list(saved.shape)}"
+            ) from error
         return saved, str(device)
 
     def dumps(self, path: str | Path) -> None:

@@ -131,7 +131,9 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._max_priority_within_buffer = False
         self._device = None if device is None else torch.device(device)
         self._tree: PriorityTree | None = None
-        self._admitted: Tensor | None = None  # the mask as of the last look; one more slot, for rows that were not written
+        self._admitted: Tensor | None = (
+            None  # the mask as of the last look; one more slot, for rows that were not written
+        )
         self._seen_writes = 0  # writes through views that the tree knows of
         self._storage: Any = None
         self._pending: dict[str, Any] | None = None

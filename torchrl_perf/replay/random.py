@@ -188,7 +188,9 @@ def sampled_ring(storage: Any, batch_size: int, name: str) -> Ring:
     """
     ring = ring_of(storage, name)
     if batch_size < 1:
-        raise ValueError(f"{name}: expected a batch size of at least 1, received {batch_size}. Remedy: a positive number.")
+        raise ValueError(
+            f"{name}: expected a batch size of at least 1, received {batch_size}. Remedy: a positive number."
+        )
     if not ring.host_length and not ring.recorded:
         raise ValueError(
             f"{name}: expected a filled storage to draw {batch_size} rows from, received an empty one. Remedy: extend the "

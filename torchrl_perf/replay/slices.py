@@ -397,7 +397,13 @@ class DeviceSliceSampler(Sampler):
         """A copy: which rows a slice may start at, how long each stream has run, the priorities' state."""
         if self._pending is not None:
             return {**self._pending}
-        state: dict[str, Any] = {"slice_len": self.slice_len, "run": None, "tree": None, "priorities": None, "starts": None}
+        state: dict[str, Any] = {
+            "slice_len": self.slice_len,
+            "run": None,
+            "tree": None,
+            "priorities": None,
+            "starts": None,
+        }
         if self._run is not None:
             if self._storage is not None:
                 self._catch_up(self._storage)

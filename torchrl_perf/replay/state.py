@@ -42,7 +42,12 @@ def _layout(storage: DeviceStorage) -> dict[str, Any]:
     """What two storages must have in common for rows to mean the same in both."""
     fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage._fields.values()]
     streams = storage.ring.num_streams
-    known = {"fields": sorted(fields), "num_streams": streams, "flat": storage._flat, "row_shape": list(storage._row_shape)}
+    known = {
+        "fields": sorted(fields),
+        "num_streams": streams,
+        "flat": storage._flat,
+        "row_shape": list(storage._row_shape),
+    }
     return {**known, **_options(storage, streams)}
 
 
@@ -115,7 +120,9 @@ def check_frames_state(state: Any, rows: int, size: int, streams: int, final_row
     expected = {"frames": rows, "head": streams, "final": filled}
     for key, count in expected.items():
         check_tensor_of_state(state.get(key), _bytes(count, size), key, name)
-    check_tensor_of_state(state.get("final_time"), torch.empty(filled, dtype=torch.int64, device="meta"), "final_time", name)
+    check_tensor_of_state(
+        state.get("final_time"), torch.empty(filled, dtype=torch.int64, device="meta"), "final_time", name
+    )
 
 
 def _bytes(rows: int, size: int) -> Tensor:

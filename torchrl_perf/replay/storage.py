@@ -81,7 +81,9 @@ class DeviceStorage(TensorStorage):
 
     def _forget_layout(self) -> None:
         self.initialized, self._flat = False, False
-        self._row_shape: tuple[int, ...] = ()  # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
+        self._row_shape: tuple[
+            int, ...
+        ] = ()  # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
         self._ring = None
         self._fields: dict[Key, Field] = {}
         self._rows: PackedRows = None  # type: ignore[assignment]  # made with the layout

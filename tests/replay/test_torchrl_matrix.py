@@ -1,4 +1,4 @@
-"""Samplers, writers and buffers of TorchRL on our storage, and the reverse: right rows, or a refusal with its reason."""
+"""Samplers, writers and buffers of TorchRL on our storage, and the reverse: right rows, or a refusal with a reason."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What fits together in replay: samplers, writers, storages and buffers of TorchRL and ours, with the reason where not."""
+"""What fits together in replay: samplers, writers, storages and buffers of TorchRL and ours, and why where not."""
 
 import itertools
 from collections.abc import Callable

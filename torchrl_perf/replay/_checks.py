@@ -20,6 +20,30 @@ def is_whole(number: Any) -> bool:
     return isinstance(number, Real) and 1 <= float(number) < float("inf") and int(number) == float(number)
 
 
+def refuse_options(name: str, given: Mapping[str, Any], known: Mapping[str, tuple[Any, str]]) -> None:
+    """That options of TorchRL's counterpart are left at their defaults where they would be ignored.
+
+    Args:
+        name: the class.
+        given: the options that it was given beside its own.
+        known: default of each of TorchRL's options (None: any value), and why others have no meaning.
+
+    Raises:
+        TypeError: for an option that nobody knows.
+        ValueError: for another value than the default, naming the option and the reason.
+    """
+    for option, value in given.items():
+        if option not in known:
+            raise TypeError(
+                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}."
+            )
+        default, reason = known[option]
+        if default is not None and value is not None and value != default:
+            raise ValueError(
+                f"{name}: expected {option}={default!r}, received {value!r}: {reason}. Remedy: leave {option} out."
+            )
+
+
 def check_device(device: torch.device | str) -> torch.device:
     """The device, if this machine has one of its kind.
 
@@ -45,14 +69,15 @@ def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int)
 
     Raises:
         KeyError: if it reads an entry that the batch lacks.
-        ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch of
-            several streams, and for slices where the writer keeps rows in no order of time.
+        ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch
+            of several streams, and for slices where the writer keeps rows in no order of time.
     """
     sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # asked of a buffer half made
     if hasattr(sampler, "slice_len") and isinstance(writer, TensorDictMaxValueWriter):
         raise ValueError(
-            f"{type(sampler).__name__}: expected a writer that keeps the order of time, received {type(writer).__name__}. "
-            "Nothing was written. Remedy: DeviceWriter, TorchRL's round-robin writers, or a sampler of single rows."
+            f"{type(sampler).__name__}: expected a writer that keeps the order of time, received "
+            f"{type(writer).__name__}. Nothing was written. Remedy: DeviceWriter, TorchRL's round-robin writers, or a "
+            "sampler of single rows."
         )
     if isinstance(sampler, SliceSampler):
         _check_slices_of_torchrl(sampler, streams)
@@ -63,8 +88,8 @@ def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int)
     for key in read:
         if key is not None and _as_key(key) not in keys:
             raise KeyError(
-                f"{name}: expected the batch to have {key!r}, received keys {sorted(map(readable_key, keys))}. Nothing was "
-                "written. Remedy: another mask_key or end_key, or a batch with that entry."
+                f"{name}: expected the batch to have {key!r}, received keys {sorted(map(readable_key, keys))}. Nothing "
+                "was written. Remedy: another mask_key or end_key, or a batch with that entry."
             )
     if slice_len is not None and slice_len > max_size // max(streams, 1) > 0:
         raise ValueError(
@@ -77,9 +102,9 @@ def _check_slices_of_torchrl(sampler: Any, streams: int) -> None:
     if streams > 1:
         name = type(sampler).__name__
         raise ValueError(
-            f"{name}: expected rows of one env, one after the other, received a batch of {streams} envs, whose rows lie side "
-            "by side: its slices would mix them. Nothing was written. Remedy: DeviceSliceSampler(slice_len), which follows "
-            "each env, or flat rows [B] of one env."
+            f"{name}: expected rows of one env, one after the other, received a batch of {streams} envs, whose rows "
+            "lie side by side: its slices would mix them. Nothing was written. Remedy: DeviceSliceSampler(slice_len), "
+            "which follows each env, or flat rows [B] of one env."
         )
 
 
@@ -96,8 +121,9 @@ def check_dim_extend(dim_extend: int | None) -> None:
     """
     if dim_extend:
         raise ValueError(
-            f"DeviceStorage: expected dim_extend=None, received {dim_extend}. A batch [N, T] is added along time, a batch [B] "
-            "along its rows, whatever it says. Remedy: leave dim_extend out, and extend with the batch as it was collected."
+            f"DeviceStorage: expected dim_extend=None, received {dim_extend}. A batch [N, T] is added along time, a "
+            "batch [B] along its rows, whatever it says. Remedy: leave dim_extend out, and extend with the batch as it "
+            "was collected."
         )
 
 
@@ -109,8 +135,8 @@ def check_row_shape(received: tuple[int, ...], expected: tuple[int, ...]) -> Non
     """
     if received != expected:
         raise ValueError(
-            f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received {list(received)}. "
-            "Nothing was written. Remedy: reshape the batch, or use another buffer."
+            f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
+            f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
         )
 
 
@@ -322,13 +348,10 @@ def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, 
     for key, kinds in entries.items():
         if key not in state:
             raise state_error(name, f"an entry {key!r}", f"entries {sorted(map(str, state))}")
-        value, number = state[key], (int, float)
-        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        is_number = isinstance(value, number) and not isinstance(value, bool)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            if float in kinds and is_number:
-                continue
-            expected = " or ".join(kind.__name__ for kind in kinds)
+        value, allowed = state[key], kinds if isinstance(kinds, tuple) else (kinds,)
+        allowed = (*allowed, int) if float in allowed else allowed
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join(kind.__name__ for kind in allowed)
             raise state_error(name, f"{key!r} as {expected}", f"{type(value).__name__}")
 
 
@@ -353,8 +376,8 @@ def check_tree_state(state: Any, num_slots: int | None, name: str) -> None:
     saved, weights = state["num_slots"], state["weights"]
     if num_slots is not None and saved != num_slots:
         raise ValueError(
-            f"{name}: expected the state of {num_slots} slots, received that of {saved}. Nothing was changed. Remedy: build "
-            "the buffer with the capacity and the number of envs of the checkpoint."
+            f"{name}: expected the state of {num_slots} slots, received that of {saved}. Nothing was changed. Remedy: "
+            "build the buffer with the capacity and the number of envs of the checkpoint."
         )
     check_tensor_of_state(weights, weights.new_empty(weights.shape[:1], dtype=torch.float32), "weights", name)
     if weights.shape[0] > saved:
@@ -364,8 +387,8 @@ def check_tree_state(state: Any, num_slots: int | None, name: str) -> None:
 def state_error(name: str, expected: str, received: str) -> ValueError:
     """The error for a state that does not fit."""
     return ValueError(
-        f"{name}: expected a state with {expected}, received {received}. Nothing was changed. Remedy: the state of a buffer "
-        "made with the same arguments, as state_dict() or dumps() of this version wrote it."
+        f"{name}: expected a state with {expected}, received {received}. Nothing was changed. Remedy: the state of a "
+        "buffer made with the same arguments, as state_dict() or dumps() of this version wrote it."
     )
 
 

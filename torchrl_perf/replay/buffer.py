@@ -33,10 +33,10 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
     """``TensorDictReplayBuffer`` whose ``extend`` and ``sample`` do what the device parts need and nothing else.
 
     The writer is a :class:`~torchrl_perf.replay.DeviceWriter` by default, TorchRL's round-robin writer where rows are
-    consumed. Transforms, a ``collate_fn``, prefetching and sample units take TorchRL's own path. Differences: ``extend``
-    does not write into the caller's TensorDict; an explicit ``batch_size`` of ``sample`` prevails without a warning; rows
-    whose slot was written again between sampling and a priority update are left alone, where samples carry
-    "index_generation".
+    consumed. Transforms, a ``collate_fn``, prefetching and sample units take TorchRL's own path. Differences:
+    ``extend`` does not write into the caller's TensorDict; an explicit ``batch_size`` of ``sample`` prevails without a
+    warning; rows whose slot was written again between sampling and a priority update are left alone, where samples
+    carry "index_generation".
 
     Args:
         storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
@@ -56,8 +56,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         **options: TorchRL's other options at their defaults.
 
     Raises:
-        ValueError: for options that have no meaning here: ``dim_extend``, ``shared``, ``checkpointer``, ``compilable=False``
-            and those of services, each with the reason.
+        ValueError: for options that have no meaning here: ``dim_extend``, ``shared``, ``checkpointer``,
+            ``compilable=False`` and those of services, each with the reason.
     """
 
     _storage: DeviceStorage
@@ -149,8 +149,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
 
         Raises:
             RuntimeError: without a batch size.
-            ValueError: from an empty buffer, and for more rows than there are, where they are drawn without replacement and
-                cannot be fewer.
+            ValueError: from an empty buffer, and for more rows than there are, where they are drawn without replacement
+                and cannot be fewer.
         """
         if self._takes_long_path() or include_info is not None:
             return super().sample(batch_size, return_info, include_info)
@@ -235,7 +235,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         self.update_priority(index, self._one_a_row(priority, index), generation)
 
     def _one_a_row(self, priority: Tensor, index: Tensor) -> Tensor:
-        """Priorities in the shape of ``index``: over what dimensions follow, the sampler's reduction, in float32 at least."""
+        """Priorities in the shape of ``index``: the sampler's reduction over the dimensions that follow."""
         if priority.shape == index.shape or priority.dim() <= index.dim():
             return priority
         trailing = priority.flatten(index.dim())
@@ -260,7 +260,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         return self.set_at_(key, value, slice(None))
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> DeviceReplayBuffer:
-        """Writes entries of all rows, in ascending order of slot, in place; ``clone`` is of no effect: all is copied."""
+        """Writes entries of all rows, in ascending order of slot, in place; all is copied, as with ``clone``."""
         del clone
         rows = TensorDict({}, [len(self._storage)], device=self._storage.device)
         with self._replay_lock:
@@ -285,8 +285,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         """Restores ``state_dict()``, in place: recorded graphs stay valid.
 
         Raises:
-            ValueError: for the state of another capacity, number of streams, layout, sampler or writer, and for one with
-                entries that are missing or wrong; nothing is changed then.
+            ValueError: for the state of another capacity, number of streams, layout, sampler or writer, and for one
+                with entries that are missing or wrong; nothing is changed then.
         """
         if self._delayed_init and not self._initialized:
             self._init()
@@ -299,7 +299,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             check = getattr(part, "check_state", None)
             if check is not None:
                 check(state)
-        # Parts of others (transforms, TorchRL's samplers and writers) cannot be asked; they are put back if they refuse.
+        # Parts of others (transforms, TorchRL's samplers and writers) cannot be asked; they are put back if they
+        # refuse.
         small = [self._transform, *(part for part in (self._sampler, self._writer) if not hasattr(part, "check_state"))]
         before = [part.state_dict() for part in small]
         try:

@@ -38,22 +38,22 @@ def check_buffer_options(name: str, options: dict[str, Any], device: torch.devic
             raise ValueError(f"{name}: expected no {option}, received {given!r}: {reason}. Remedy: leave {option} out.")
     if options.get("compilable") is False:
         raise ValueError(
-            f"{name}: expected compilable=None or True, received False: counters are plain numbers and device tensors in any "
-            "case. Remedy: leave compilable out."
+            f"{name}: expected compilable=None or True, received False: counters are plain numbers and device tensors "
+            "in any case. Remedy: leave compilable out."
         )
     options.pop("compilable", None)
     if device is None:
         return options
     if options.get("pin_memory") and device.type != "cpu":
         raise ValueError(
-            f"{name}: expected pin_memory=False, received True: samples are on {device} already, and only memory of a CPU can "
-            "be pinned. Remedy: leave pin_memory out."
+            f"{name}: expected pin_memory=False, received True: samples are on {device} already, and only memory of a "
+            "CPU can be pinned. Remedy: leave pin_memory out."
         )
     generator = options.get("generator")
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
-            f"{name}: expected a generator on {device}, where samples are drawn, received one on {generator.device}. Remedy: "
-            f"torch.Generator({str(device)!r})."
+            f"{name}: expected a generator on {device}, where samples are drawn, received one on {generator.device}. "
+            f"Remedy: torch.Generator({str(device)!r})."
         )
     return options
 

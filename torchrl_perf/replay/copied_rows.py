@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class CopiedRows(TensorDict):
     """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which have no memory of their own in the storage.
 
-    TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here. Other
-    writes in place would change the copy alone and are refused. What is derived from these rows (``clone``, an index,
-    ``reshape``) is a copy like any other.
+    TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here.
+    Other writes in place would change the copy alone and are refused. What is derived from these rows (``clone``, an
+    index, ``reshape``) is a copy like any other.
     """
 
     _origin: tuple[DeviceStorage, Tensor] | None = None
@@ -73,7 +73,7 @@ class CopiedRows(TensorDict):
     def _refuse(self, name: str) -> None:
         if self._origin is not None:
             raise RuntimeError(
-                f"DeviceStorage: expected {name} on rows that the storage holds as they are, received rows of a storage "
-                "with compact or n_step, which are a copy: nothing would reach the storage. Remedy: "
+                f"DeviceStorage: expected {name} on rows that the storage holds as they are, received rows of a "
+                "storage with compact or n_step, which are a copy: nothing would reach the storage. Remedy: "
                 "buffer.set_at_(key, value, index), or .clone() for a copy to work on."
             )

@@ -62,7 +62,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter batch.)
+            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter
+                batch.)
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
@@ -75,8 +76,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
         on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
         if batch_size > rows and not ring.recorded:
             raise ValueError(
-                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. Remedy: "
-                "extend the buffer first, or draw fewer rows."
+                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. "
+                "Remedy: extend the buffer first, or draw fewer rows."
             )
         index = ring.vouch(self._draw_on_device(ring, batch_size) if on_device else self._draw(ring, batch_size))
         self._count((ring.host_length or ring.steps) * ring.num_streams, batch_size)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 
 from torchrl_perf.replay._checks import is_whole
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
@@ -68,8 +68,8 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
         collate_fn: what is done with the rows of a sample.
         priority_key: entry with the priorities of rows.
         generator: of random numbers, on ``device``.
-        **options: further options of the sampler: ``slice_len`` (rows of a window, 8 by default; divides ``batch_size``),
-            ``mask_key``, ``drop_last``, ...; of the storage: ``num_streams``, ``final_fraction``; of TorchRL's buffer:
+        **options: of the sampler: ``slice_len`` (rows of a window, 8 by default; divides ``batch_size``), ``mask_key``,
+            ``drop_last``, ...; of the storage: ``num_streams``, ``final_fraction``; of TorchRL's buffer:
             ``transform_factory``, ``delayed_init``, ``sample_unit``, ``consume_after_n_samples``.
 
     Returns:
@@ -85,8 +85,9 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
     of_buffer = {name: options.pop(name) for name in (*_OF_BUFFER, *REFUSED, "compilable") if name in options}
     given = {"alpha": alpha, "beta": beta}
     sampler_options = {name: value for name, value in given.items() if value is not None} | options
-    if isinstance(sampler, str) or sampler is None:
-        made = _make_sampler(sampler, sampler_options, n_step)
+    consumes = of_buffer.get("consume_after_n_samples") is not None
+    if isinstance(sampler, str):
+        made = _consuming(sampler, sampler_options) if consumes else _make_sampler(sampler, sampler_options, n_step)
     else:
         made = _given_sampler(sampler, sampler_options)
     storage = DeviceStorage(capacity, device=device, compact=compact, n_step=n_step, gamma=gamma, **of_storage)
@@ -98,8 +99,22 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
     of_buffer |= {"transform": transform, "prefetch": prefetch, "pin_memory": pin_memory, "collate_fn": collate_fn}
     of_buffer |= {"priority_key": priority_key, "generator": generator, "batch_size": batch_size}
     of_buffer = check_buffer_options("make_replay_buffer", of_buffer, storage.device)
-    writer = None if of_buffer.get("consume_after_n_samples") is not None else DeviceWriter()
+    writer = None if consumes else DeviceWriter()
     return DeviceReplayBuffer(storage=storage, sampler=made, writer=writer, **of_buffer)
+
+
+def _consuming(name: str, options: dict[str, Any]) -> Sampler:
+    """The sampler that TorchRL's buffer replaces by one that takes rows away.
+
+    Raises:
+        ValueError: for another sampler than "random", or with options.
+    """
+    if name != "random" or options:
+        raise ValueError(
+            f"make_replay_buffer: expected consume_after_n_samples with uniform draws, received the sampler {name!r} with "
+            f"{sorted(options)}. Remedy: sampler='random' without options."
+        )
+    return RandomSampler()
 
 
 def _given_sampler(sampler: Any, options: dict[str, Any]) -> Any:
@@ -110,8 +125,8 @@ def _given_sampler(sampler: Any, options: dict[str, Any]) -> Any:
     """
     if options:
         raise ValueError(
-            f"make_replay_buffer: expected no options for the sampler {sampler!r}, received {sorted(options)}. Remedy: give "
-            "them to the sampler itself, or choose one by name."
+            f"make_replay_buffer: expected no options for the sampler {sampler!r}, received {sorted(options)}. Remedy: "
+            "give them to the sampler itself, or choose one by name."
         )
     return sampler
 
@@ -136,13 +151,14 @@ def _make_sampler(name: str, options: dict[str, Any], n_step: int) -> Sampler:
         others = [f"{other!r}" for other in SAMPLERS if option in _options_of(other)]
         remedy = f"sampler={' or '.join(others)}, which takes it" if others else f"one of {sorted(takes)}"
         raise ValueError(
-            f"make_replay_buffer: expected options of the sampler {name!r}, received {option}={value!r}. Remedy: {remedy}."
+            f"make_replay_buffer: expected options of the sampler {name!r}, received {option}={value!r}. Remedy: "
+            f"{remedy}."
         )
     if name == "slice":
         if "alpha" not in options and ("beta" in options or "eps" in options):
             raise ValueError(
-                "make_replay_buffer: expected alpha together with beta or eps, received slices without it, which are drawn "
-                "uniformly. Remedy: alpha=0.6 for slices by priority, or neither."
+                "make_replay_buffer: expected alpha together with beta or eps, received slices without it, which are "
+                "drawn uniformly. Remedy: alpha=0.6 for slices by priority, or neither."
             )
         options = {"slice_len": 8, **options}
     return SAMPLERS[name](**options)

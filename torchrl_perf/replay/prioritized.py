@@ -58,8 +58,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     priority on: the weights of rows stay until their priority is updated. Assigning ``sampler.alpha`` converts all
     weights.
 
-    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0, except terminal ones. Where the entry is
-    written in place, rows that it leaves out are drawn no more, and those that it lets in count as new.
+    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0, except terminal ones. Where the entry
+    is written in place, rows that it leaves out are drawn no more, and those that it lets in count as new.
 
     The tree is made at the first extend or sample. With a compact storage each extend takes time in proportion to the
     capacity, because rows may be forgotten.
@@ -78,8 +78,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         beta_end: beta after ``anneal_steps``.
         anneal_steps: number of steps from the first to the last value.
 
-    The first arguments are those of ``PrioritizedSampler``, in its order; ``(alpha, beta)`` alone, as fractions, are taken
-    too.
+    The first arguments are those of ``PrioritizedSampler``, in its order; ``(alpha, beta)`` alone, as fractions, are
+    taken too.
 
     Raises:
         ValueError: for arguments out of range, and for those that have no meaning here.
@@ -116,8 +116,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         if dtype != torch.float32 or max_priority_within_buffer:
             raise ValueError(
                 f"{_NAME}: expected dtype=torch.float32 and max_priority_within_buffer=False, received {dtype} and "
-                f"{max_priority_within_buffer}: weights are float32 (sums float64), and the largest priority is a running "
-                "one, which costs no search. Remedy: leave them out."
+                f"{max_priority_within_buffer}: weights are float32 (sums float64), and the largest priority is a "
+                "running one, which costs no search. Remedy: leave them out."
             )
         self._alphas = (checked_alpha(alpha), checked_alpha(alpha if alpha_end is None else alpha_end))
         self._betas = (checked_beta(beta), checked_beta(beta if beta_end is None else beta_end))
@@ -289,8 +289,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
         """Read the mask from the rows again, in place, so that recorded graphs stay valid. Storages call it.
 
-        Rows that are left out from now on get the priority 0, those that are let in the largest priority seen so far; the
-        others keep theirs.
+        Rows that are left out from now on get the priority 0, those that are let in the largest priority seen so far;
+        the others keep theirs.
 
         Args:
             storage: the storage that holds the rows.
@@ -444,8 +444,8 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             )
         if self._device is not None and self._device.type != device.type:
             raise ValueError(
-                f"{_NAME}: expected a storage on device={self._device}, where the tree shall be, received one on {device}. "
-                "Remedy: leave device out."
+                f"{_NAME}: expected a storage on device={self._device}, where the tree shall be, received one on "
+                f"{device}. Remedy: leave device out."
             )
         if self._pending is not None and self._pending["tree"] is not None:
             slots = self._pending["tree"]["num_slots"]

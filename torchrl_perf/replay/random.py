@@ -193,15 +193,15 @@ def sampled_ring(storage: Any, batch_size: int, name: str) -> Ring:
         )
     if not ring.host_length and not ring.recorded:
         raise ValueError(
-            f"{name}: expected a filled storage to draw {batch_size} rows from, received an empty one. Remedy: extend the "
-            "buffer first."
+            f"{name}: expected a filled storage to draw {batch_size} rows from, received an empty one. Remedy: extend "
+            "the buffer first."
         )
     return ring
 
 
 def wrote_outside(storage: Any) -> int:
     """How often rows of a storage were written through views, as far as it knows."""
-    return getattr(storage, "outside_writes", 0)
+    return 0 if storage is None else storage.count_outside_writes()
 
 
 def reads(keys: Iterable[Key] | None, mask_key: NestedKey | None, end_key: NestedKey | None = None) -> bool:

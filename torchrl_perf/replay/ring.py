@@ -26,9 +26,9 @@ class Ring:
         length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
         host_cursor: mirror of ``cursor`` on the host, advanced by Python calls alone.
         host_length: mirror of ``length`` on the host, likewise.
-        ordered: whether the rows lie in the order of time. False once rows were written to slots that a writer of TorchRL's
-            chose (``TensorDictMaxValueWriter``, ``ConsumingSampler``); ages and generations then say which slots are
-            filled, and no more.
+        ordered: whether the rows lie in the order of time. False once rows were written to slots that a writer of
+            TorchRL's chose (``TensorDictMaxValueWriter``, ``ConsumingSampler``); ages and generations then say which
+            slots are filled, and no more.
         recorded: True once the mirrors can no longer be trusted, because a write was recorded in a CUDA graph (whose
             replays the host does not see) or because rows were forgotten on the device (see
             :class:`~torchrl_perf.replay.DeviceStorage`, ``compact``). Sizes are then read from the device.
@@ -193,9 +193,9 @@ def capturing() -> bool:
 def slots_of(index: Any, ring: Ring) -> Tensor:
     """Slots that an index means: int (negative: from the end of the valid rows), slice of the valid rows, or slots.
 
-    What the host knows is checked: ints, lists, ranges, arrays and tensors on a CPU. A tensor on another device is taken
-    as it is, since to look at it would be a host wait; of those, negative ones count from the end of a ring that holds
-    its rows from slot 0 on.
+    What the host knows is checked: ints, lists, ranges, arrays and tensors on a CPU. A tensor on another device is
+    taken as it is, since to look at it would be a host wait; of those, negative ones count from the end of a ring that
+    holds its rows from slot 0 on.
 
     Returns:
         int64 on the ring's device, 0-d for an int.
@@ -234,8 +234,8 @@ def _checked(slots: Tensor, ring: Ring) -> Tensor:
     Raises:
         IndexError: for one that is not filled.
     """
-    # The memory as it is, not an operation of torch: an audit would count a wait that there is not, since tensors on a GPU
-    # are not looked at.
+    # The memory as it is, not an operation of torch: an audit would count a wait that there is not, since tensors on a
+    # GPU are not looked at.
     numbers = np.from_dlpack(slots)
     if not numbers.size:
         return slots
@@ -253,6 +253,6 @@ def _checked(slots: Tensor, ring: Ring) -> Tensor:
 def _not_filled(index: int, ring: Ring) -> str:
     count = ring.read()[1] * ring.num_streams
     return (
-        f"DeviceStorage: expected a row that is filled, received {index}: row {index} is not among the {count} valid rows. "
-        "Remedy: extend first, or slots as extend and sample return them."
+        f"DeviceStorage: expected a row that is filled, received {index}: row {index} is not among the {count} valid "
+        "rows. Remedy: extend first, or slots as extend and sample return them."
     )

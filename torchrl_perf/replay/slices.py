@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.functional.windows import run_lengths
-from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state, check_tree_state
+from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state, check_tree_state, refuse_options
 from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
@@ -28,6 +28,23 @@ _NAME = "DeviceSliceSampler"
 _FILE = "slices.pt"
 _MASK = ("collector", "mask")
 _INIT = "is_init"
+_ENV_ROWS = "slices follow the rows of an env, which have their place in the ring, up to the flag end_key"
+SLICE_SAMPLER: dict[str, tuple[Any, str]] = {
+    "cache_values": (None, ""),
+    "compile": (None, ""),
+    "use_gpu": (None, ""),
+    "end_keys": ((), "one flag ends an episode, ('next', 'done') by default, which holds for all ways to end"),
+    "traj_key": ((), _ENV_ROWS),
+    "step_key": ("step_count", _ENV_ROWS),
+    "fragmented": (False, _ENV_ROWS),
+    "ends": ((), _ENV_ROWS),
+    "trajectories": ((), _ENV_ROWS),
+    "init_key": (_INIT, "recurrent parts read 'is_init'"),
+    "strict_length": (True, "shapes are static, so that all slices have slice_len rows"),
+    "pad_output": (False, "shapes are static, so that all slices have slice_len rows"),
+    "span": (False, "shapes are static, so that all slices have slice_len rows"),
+}
+"""Options of TorchRL's slice sampler: their defaults (None: any value), and why others have no meaning here."""
 
 
 @shows_arguments
@@ -69,24 +86,41 @@ class DeviceSliceSampler(Sampler):
             it in the mask. Terminal rows count as active.
         end_key: bool entry that ends an episode.
         truncated_key: where the end of a slice is marked; None to leave all flags as stored.
+        **options: of TorchRL's ``SliceSampler``: ``cache_values``, ``compile`` and ``use_gpu``, which say how it
+        searches,
+            are taken and have nothing to do here; the others are refused where they ask for something else.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for numbers out of range, for ``num_slices`` without ``slice_len``, for options of slices by
+            priority without ``alpha``, and for options of TorchRL's that have no meaning here.
     """
 
     def __init__(
         self,
-        slice_len: int,
+        slice_len: int | None = None,
         *,
         num_slices: int | None = None,
         within_episode: bool = True,
         alpha: float | None = None,
-        beta: float = 0.4,
-        eps: float = 0.0,
+        beta: float | None = None,
+        eps: float | None = None,
         mask_key: NestedKey | None = None,
         end_key: NestedKey = ("next", "done"),
         truncated_key: NestedKey | None = ("next", "truncated"),
+        **options: Any,
     ) -> None:
+        refuse_options(_NAME, options, SLICE_SAMPLER)
+        if slice_len is None:
+            raise ValueError(
+                f"{_NAME}: expected slice_len, the rows of a slice, received num_slices={num_slices} alone: which rows "
+                "a slice may start at is learned with each write, before a batch size is known. Remedy: "
+                "slice_len=batch_size // num_slices."
+            )
+        if alpha is None and (beta is not None or eps is not None):
+            raise ValueError(
+                f"{_NAME}: expected alpha together with beta or eps, received alpha=None, beta={beta}, eps={eps}: "
+                "uniform slices have no priorities. Remedy: alpha=0.6, or neither."
+            )
         if slice_len < 1 or (num_slices is not None and num_slices < 1):
             raise ValueError(
                 f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}."
@@ -95,7 +129,9 @@ class DeviceSliceSampler(Sampler):
         self.mask_key = None if mask_key is None else unravel_key(mask_key)
         self.end_key = unravel_key(end_key)
         self.truncated_key = None if truncated_key is None else unravel_key(truncated_key)
-        self._priorities = None if alpha is None else DevicePrioritizedSampler(alpha=alpha, beta=beta, eps=eps)
+        self._priorities = None
+        if alpha is not None:
+            self._priorities = DevicePrioritizedSampler(alpha=alpha, beta=beta, eps=eps or 0.0)
         self._has_tree = within_episode or alpha is not None
         self._tree: PriorityTree | None = None
         self._run: Tensor | None = None
@@ -230,9 +266,10 @@ class DeviceSliceSampler(Sampler):
             self._learn(storage, min(time_rows, steps))
 
     def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
-        """Read ends and mask from the rows again: at the next draw, or at once where a graph is recorded. Storages call it.
+        """Read ends and mask from the rows again, at the next draw, or at once while a graph is recorded.
 
-        Slices that may be drawn as before keep their priorities, those that may be drawn from now on get the largest one.
+        Slices that may be drawn as before keep their priorities, those that may be drawn from now on get the largest
+        one.
 
         Args:
             storage: the storage that holds the rows.
@@ -298,8 +335,9 @@ class DeviceSliceSampler(Sampler):
         ring = ring_of(storage, _NAME)
         if not ring.ordered:
             raise ValueError(
-                f"{_NAME}: expected rows in the order of time, received a storage whose rows a writer put at slots of its own "
-                "choice (TensorDictMaxValueWriter, say). Remedy: DeviceWriter, or TorchRL's round-robin writers."
+                f"{_NAME}: expected rows in the order of time, received a storage whose rows a writer put at slots of "
+                "its own choice (TensorDictMaxValueWriter, say). Remedy: DeviceWriter, or TorchRL's round-robin "
+                "writers."
             )
         self._storage = storage
         if self._ring is ring:

@@ -24,6 +24,15 @@ from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_st
 from torchrl_perf.replay.torchrl_writers import set_rows
 from torchrl_perf.replay.windows import NStepWindow
 
+LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
+    "ndim": (1, "rows have slots, and a batch [N, T] is N streams of time rows by itself"),
+    "compilable": (None, "counters are plain numbers and device tensors in any case"),
+    "consolidated": (False, "all entries of a row lie side by side in any case"),
+    "shared_init": (False, "the rows belong to one process"),
+    "cleanup_memmap": (True, "the rows belong to one process"),
+}
+"""Options of TorchRL's storage: their defaults, and why others have no meaning here."""
+
 OPTIONS = ("max_size", "device", "compact", "n_step", "gamma", "final_fraction")
 
 
@@ -46,7 +55,8 @@ class DeviceStorage(TensorStorage):
         gamma: discount of the n-step windows.
         final_fraction: size of the side ring as a fraction of ``max_size`` (at least N rows). Where more rows end
             an episode or a batch than that, the oldest rows are forgotten (``ring.length`` shrinks): fewer rows, never
-            wrong ones.
+            wrong ones. With ``compact`` alone; 0.125 by default.
+        **options: of ``LazyTensorStorage``, at their defaults.
 
     Attributes:
         ring: counters, see :class:`~torchrl_perf.replay.ring.Ring`.
@@ -70,8 +80,16 @@ class DeviceStorage(TensorStorage):
         compact: bool = False,
         n_step: int = 1,
         gamma: float = 0.99,
-        final_fraction: float = 0.125,
+        final_fraction: float | None = None,
+        **options: Any,
     ) -> None:
+        checks.refuse_options("DeviceStorage", options, LAZY_TENSOR_STORAGE)
+        if final_fraction is not None and not compact and 0 < final_fraction <= 1:
+            raise ValueError(
+                f"DeviceStorage: expected final_fraction together with compact=True, received {final_fraction} without "
+                "it: plain rows have no side ring. Remedy: compact=True, or leave final_fraction out."
+            )
+        final_fraction = 0.125 if final_fraction is None else final_fraction
         max_size, num_streams = checks.check_options(max_size, num_streams, n_step, gamma, final_fraction)
         super().__init__(None, max_size, device=checks.check_device(device), compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
@@ -208,7 +226,7 @@ class DeviceStorage(TensorStorage):
         """Adds leaves ``[*batch_size, *row_shape, ...]`` behind the newest rows; their slots."""
         self._agree(leaves, batch_size, row_shape)
         ring, time_rows = self.ring, batch_size[-1]
-        self.outside_writes  # noqa: B018  those so far are counted before this one hides them
+        self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
             index = ring.slots(time_rows, self._flat)
             if time_rows:
@@ -266,8 +284,8 @@ class DeviceStorage(TensorStorage):
 
         Raises:
             IndexError: for slots that are neither filled nor next.
-            ValueError: for entries that are not stored, or of another dtype or shape, or with ``compact`` or ``n_step``,
-                which need the streams of rows; nothing is written then.
+            ValueError: for entries that are not stored, or of another dtype or shape, or with ``compact`` or
+                ``n_step``, which need the streams of rows; nothing is written then.
         """
         set_rows(self, cursor, data, set_cursor=set_cursor)
 
@@ -313,7 +331,7 @@ class DeviceStorage(TensorStorage):
         self._put_leaves(slots, leaves)
 
     def _put_leaves(self, slots: Tensor, leaves: Leaves) -> None:
-        self.outside_writes  # noqa: B018  those so far are counted before this one hides them
+        self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
             for key, leaf in leaves.items():
                 self._views[key].index_put_((slots,), leaf.to(self.device))
@@ -326,14 +344,13 @@ class DeviceStorage(TensorStorage):
 
     # --- writes through views
 
-    @property
-    def outside_writes(self) -> int:
-        """How often somebody wrote into the rows through a view (``buffer[:]``, :meth:`field`), as far as it was noticed.
+    def count_outside_writes(self) -> int:
+        """How often somebody wrote into the rows through a view (``buffer[:]``, :meth:`field`), as far as was noticed.
 
-        Views share torch's count of writes in place with the rows, and the host knows it: samplers that keep something of
-        the rows ask here before each draw, without a host wait. Not seen are writes that torch does not count: through
-        ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the sampler's
-        ``refresh(storage)``.
+        Views share torch's count of writes in place with the rows, and the host knows it: samplers that keep something
+        of the rows ask here before each draw, without a host wait. Not seen are writes that torch does not count:
+        through ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the
+        sampler's ``refresh(storage)``.
         """
         if not torch.compiler.is_compiling() and self.initialized:
             version = self._version()
@@ -361,8 +378,8 @@ class DeviceStorage(TensorStorage):
 
         Returns:
             The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do, and
-            :class:`~torchrl_perf.replay.copied_rows.CopiedRows` with ``compact`` or ``n_step``; everything else is a copy.
-            With ``n_step`` above 1, ("next", "reward") is the discounted sum of the
+            :class:`~torchrl_perf.replay.copied_rows.CopiedRows` with ``compact`` or ``n_step``; everything else is a
+            copy. With ``n_step`` above 1, ("next", "reward") is the discounted sum of the
             window, the other "next" entries are those of its last row, and "steps_to_next_obs" (int64 ``[*, 1]``) and
             "gamma" (float32 ``[*, 1]``, ``gamma ** steps``) are added.
 
@@ -463,7 +480,7 @@ class DeviceStorage(TensorStorage):
 
     @property
     def _mutation_revision(self) -> int:
-        self.outside_writes  # noqa: B018  a write through a view counts too
+        self.count_outside_writes()
         return self._revision
 
     def _bump_mutation_revision(self) -> None:
@@ -480,6 +497,8 @@ class DeviceStorage(TensorStorage):
                 "arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
+        if not self.compact:
+            del options["final_fraction"]
         options["num_streams"] = self._num_streams
         return {"options": options, "state": self.state_dict(), "buffers": self._attached_entities}
 

@@ -1,8 +1,8 @@
 """What TorchRL's writers do to a storage: rows at slots of the writer's choice, where ours appends to a ring.
 
-A round-robin writer's slots are those that come next in the ring: its rows are appended, in the order of time. Slots in any
-other order (``TensorDictMaxValueWriter``, the free slots of a ``ConsumingSampler``) leave no order in time, which the ring
-is told: slices and windows of steps are refused from then on.
+A round-robin writer's slots are those that come next in the ring: its rows are appended, in the order of time. Slots in
+any other order (``TensorDictMaxValueWriter``, the free slots of a ``ConsumingSampler``) leave no order in time, which
+the ring is told: slices and windows of steps are refused from then on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool
     slots = _known_slots(storage, cursor, batch_size[0])
     if len(slots) != batch_size[0]:
         raise ValueError(
-            f"DeviceStorage.set: expected one slot for each of {batch_size[0]} rows, received {len(slots)}. Nothing was "
-            "written. Remedy: slots and rows of one length."
+            f"DeviceStorage.set: expected one slot for each of {batch_size[0]} rows, received {len(slots)}. Nothing "
+            "was written. Remedy: slots and rows of one length."
         )
     if storage.initialized and not storage._flat:
         return storage.put(cursor, data)
@@ -65,24 +65,26 @@ def _scatter(
     storage: DeviceStorage, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
 ) -> None:
     """Writes rows to slots that are filled, or that follow them without a gap."""
-    new = np.unique(slots[slots >= length])
-    if slots.size and (slots.min() < 0 or not np.array_equal(new, np.arange(length, length + new.size))):
+    last = {
+        int(slot): row for row, slot in enumerate(slots)
+    }  # of several rows for one slot the last stays, as in a loop
+    new = sorted(slot for slot in last if slot >= length)
+    if (
+        new != list(range(length, length + len(new)))
+        or min(last, default=0) < 0
+        or length + len(new) > storage.max_size
+    ):
         raise IndexError(
-            f"DeviceStorage.set: expected slots below {length}, which are filled, and those that follow, received "
-            f"{slots[:8]}{'...' if slots.size > 8 else ''}. Nothing was written. Remedy: fill the slots in their order."
-        )
-    if length + new.size > storage.max_size:
-        raise IndexError(
-            f"DeviceStorage.set: expected slots below the {storage.max_size} rows of the storage, received {new[-1]}."
+            f"DeviceStorage.set: expected slots below {length}, which are filled, and those that follow, below "
+            f"{storage.max_size}, received {slots[:8]}{'...' if slots.size > 8 else ''}. Nothing was written. Remedy: "
+            "fill the slots in their order."
         )
     storage._agree(leaves, (len(slots),), row_shape)
-    _, last = np.unique(slots[::-1], return_index=True)  # of several rows for one slot the last stays, as in a loop
-    kept = torch.as_tensor(np.sort(len(slots) - 1 - last))
-    where = torch.as_tensor(slots)[kept]
-    if new.size or set_cursor:
-        storage.ring.fill(length + new.size)
-    chosen = kept.to(storage.device)
-    storage._put_leaves(where.to(storage.device), {key: leaf.index_select(0, chosen) for key, leaf in leaves.items()})
+    if new or set_cursor:
+        storage.ring.fill(length + len(new))
+    kept = torch.tensor(list(last.values()), dtype=torch.int64, device=storage.device)
+    where = torch.tensor(list(last), dtype=torch.int64, device=storage.device)
+    storage._put_leaves(where, {key: leaf.index_select(0, kept) for key, leaf in leaves.items()})
 
 
 def _as_rows(data: Any) -> TensorDictBase:
@@ -116,6 +118,6 @@ def _require_plain(storage: DeviceStorage) -> None:
     if storage.compact or storage.n_step > 1:
         option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
         raise ValueError(
-            f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand over. "
-            "Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."
+            f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand "
+            "over. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."
         )

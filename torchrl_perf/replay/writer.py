@@ -37,7 +37,7 @@ class DeviceWriter(Writer):
         self.tracks_generations = track_generations
 
     def generations_of(self, index: int | Tensor) -> Tensor:
-        """How often each slot was written before its present row; int64, -1 if never, or without ``track_generations``."""
+        """How often each slot was written before its present row, int64; -1 if that is not tracked, or never."""
         index = torch.as_tensor(index)
         if not self.tracks_generations or not self._storage.initialized:
             return torch.full_like(index, -1, dtype=torch.int64)

@@ -88,7 +88,9 @@ class TestFactory:
             ("final_fraction", 0.5),
         ],
     )
-    @pytest.mark.parametrize("make", [make_replay_buffer, lambda n, **o: DeviceReplayBuffer(storage=DeviceStorage(n), **o)])
+    @pytest.mark.parametrize(
+        "make", [make_replay_buffer, lambda n, **o: DeviceReplayBuffer(storage=DeviceStorage(n), **o)]
+    )
     def test_options_without_a_meaning(self, make, option, value):
         if option in ("final_fraction", "service_backend", "transport") and make is not make_replay_buffer:
             pytest.skip("an option of the storage, or one that TorchRL's metaclass takes first")
@@ -142,7 +144,9 @@ class TestBufferOptions:
         assert (sample["two"] == sample["observation"] * 2).all()
 
     def test_transform_factory(self):
-        rb = make_replay_buffer(16, batch_size=4, transform_factory=lambda: lambda td: td.set("one", td["observation"] + 1))
+        rb = make_replay_buffer(
+            16, batch_size=4, transform_factory=lambda: lambda td: td.set("one", td["observation"] + 1)
+        )
         rb.extend(batch())
         sample = rb.sample()
         assert (sample["one"] == sample["observation"] + 1).all()
@@ -150,7 +154,9 @@ class TestBufferOptions:
     def test_collate_fn(self):
         rb = self.make(batch_size=4, collate_fn=lambda td: td.select("observation"))
         assert ("next", "reward") not in rb.sample().keys(True)
-        plain = DeviceReplayBuffer(storage=DeviceStorage(16), batch_size=4, collate_fn=lambda td: td.select("observation"))
+        plain = DeviceReplayBuffer(
+            storage=DeviceStorage(16), batch_size=4, collate_fn=lambda td: td.select("observation")
+        )
         plain.extend(batch())
         assert ("next", "reward") not in plain.sample().keys(True)
 
@@ -225,7 +231,9 @@ class TestBufferOptions:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
     def test_the_reduction_of_priorities(self, reduction, dtype):
         rb = DeviceReplayBuffer(
-            storage=DeviceStorage(16), sampler=DevicePrioritizedSampler(alpha=1.0, beta=1.0, reduction=reduction), batch_size=4
+            storage=DeviceStorage(16),
+            sampler=DevicePrioritizedSampler(alpha=1.0, beta=1.0, reduction=reduction),
+            batch_size=4,
         )
         rb.extend(batch())
         sample = rb.sample()

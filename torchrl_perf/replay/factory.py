@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ _OF_BUFFER = frozenset(inspect.signature(DeviceReplayBuffer).parameters) - {"sto
 _OF_STORAGE = ("num_streams", "final_fraction")
 
 
-def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
+def make_replay_buffer(
     capacity: int,
     *,
     batch_size: int | None = None,
@@ -40,12 +39,6 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
     n_step: int = 1,
     gamma: float = 0.99,
     compact: bool = False,
-    transform: Any = None,
-    prefetch: int | None = None,
-    pin_memory: bool = False,
-    collate_fn: Callable[[Any], Any] | None = None,
-    priority_key: str = "td_error",
-    generator: torch.Generator | None = None,
     **options: Any,
 ) -> DeviceReplayBuffer:
     """Makes a replay buffer on the device.
@@ -62,29 +55,29 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
         n_step: rows of the n-step windows; 1 for plain rows.
         gamma: discount of the n-step windows; a window of one row has nothing to discount.
         compact: store each observation once.
-        transform: of TorchRL's buffer, as are the four that follow: applied to samples, its inverse to what is added.
-        prefetch: number of samples that threads prepare.
-        pin_memory: whether samples are in pinned memory, for ``device="cpu"``.
-        collate_fn: what is done with the rows of a sample.
-        priority_key: entry with the priorities of rows.
-        generator: of random numbers, on ``device``.
         **options: of the sampler: ``slice_len`` (rows of a window, 8 by default; divides ``batch_size``), ``mask_key``,
-            ``drop_last``, ...; of the storage: ``num_streams``, ``final_fraction``; of TorchRL's buffer:
-            ``transform_factory``, ``delayed_init``, ``sample_unit``, ``consume_after_n_samples``.
+            ``drop_last``, ...; of the storage: ``num_streams``, ``final_fraction``; of TorchRL's buffer, see
+            :class:`DeviceReplayBuffer`: ``transform``, ``transform_factory``, ``prefetch``, ``pin_memory``,
+            ``collate_fn``, ``priority_key``, ``generator``, ``delayed_init``, ``consume_after_n_samples``,
+            ``sample_unit``.
 
     Returns:
         A buffer whose ``extend`` takes ``[N, T]`` batches (or flat ``[B]`` rows where neither n-step, nor ``compact``,
         nor slices need streams), whose ``sample`` gives ``[B]`` rows and whose ``len`` counts rows.
 
     Raises:
-        ValueError: for an unknown sampler, a batch larger than the capacity, options out of range, options of another
-            sampler than the one chosen, options of TorchRL's buffer without a meaning here, or slices together with
-            n-step windows.
+        ValueError: for an unknown sampler, a batch larger than the capacity, options out of range, of another sampler
+            or without a meaning here, or slices together with n-step windows.
     """
     of_storage = {name: options.pop(name) for name in _OF_STORAGE if name in options}
     of_buffer = {name: options.pop(name) for name in (*_OF_BUFFER, *REFUSED, "compilable") if name in options}
     given = {"alpha": alpha, "beta": beta}
     sampler_options = {name: value for name, value in given.items() if value is not None} | options
+    if "final_fraction" in of_storage and not compact:
+        raise ValueError(
+            "make_replay_buffer: expected final_fraction together with compact=True, received it without: plain rows "
+            "have no side ring. Remedy: compact=True, or leave final_fraction out."
+        )
     consumes = of_buffer.get("consume_after_n_samples") is not None
     if isinstance(sampler, str):
         made = _consuming(sampler, sampler_options) if consumes else _make_sampler(sampler, sampler_options, n_step)
@@ -96,11 +89,9 @@ def make_replay_buffer(  # noqa: PLR0913  TorchRL's arguments
             f"make_replay_buffer: expected a batch_size from 1 to the capacity of {capacity} rows, received "
             f"{batch_size!r}. Remedy: a smaller batch_size, or a larger capacity."
         )
-    of_buffer |= {"transform": transform, "prefetch": prefetch, "pin_memory": pin_memory, "collate_fn": collate_fn}
-    of_buffer |= {"priority_key": priority_key, "generator": generator, "batch_size": batch_size}
     of_buffer = check_buffer_options("make_replay_buffer", of_buffer, storage.device)
     writer = None if consumes else DeviceWriter()
-    return DeviceReplayBuffer(storage=storage, sampler=made, writer=writer, **of_buffer)
+    return DeviceReplayBuffer(storage=storage, sampler=made, writer=writer, batch_size=batch_size, **of_buffer)
 
 
 def _consuming(name: str, options: dict[str, Any]) -> Sampler:
@@ -111,8 +102,8 @@ def _consuming(name: str, options: dict[str, Any]) -> Sampler:
     """
     if name != "random" or options:
         raise ValueError(
-            f"make_replay_buffer: expected consume_after_n_samples with uniform draws, received the sampler {name!r} with "
-            f"{sorted(options)}. Remedy: sampler='random' without options."
+            f"make_replay_buffer: expected consume_after_n_samples with uniform draws, received the sampler {name!r} "
+            f"with {sorted(options)}. Remedy: sampler='random' without options."
         )
     return RandomSampler()
 

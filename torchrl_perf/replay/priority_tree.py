@@ -294,7 +294,7 @@ class PriorityTree:
             ValueError: if the state is of another number of slots; the tree is then unchanged.
         """
         weights, num_slots = state.get("weights"), state.get("num_slots")
-        if not isinstance(weights, Tensor) or weights.dtype != torch.float32:
+        if not isinstance(weights, Tensor) or weights.dtype != torch.float32 or not isinstance(num_slots, int):
             raise ValueError(
                 f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}; "
                 "load what state_dict() returned"

@@ -13,7 +13,13 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.functional.windows import run_lengths
-from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state, check_tree_state, refuse_options
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_tensor_of_state,
+    check_tree_state,
+    refuse_options,
+    state_error,
+)
 from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
@@ -474,6 +480,8 @@ class DeviceSliceSampler(Sampler):
         """
         check_entries_of_state(state_dict, {}, _NAME)
         kinds = (state_dict.get("slice_len"), state_dict.get("priorities") is not None)  # none, of another sampler
+        if not isinstance(kinds[0], int | NoneType):
+            raise state_error(_NAME, "'slice_len' as int", type(kinds[0]).__name__)
         if kinds != (self.slice_len, self._priorities is not None):
             raise ValueError(
                 f"{_NAME}: expected the state of slices of {self.slice_len} rows, prioritised: "

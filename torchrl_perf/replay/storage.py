@@ -55,7 +55,7 @@ class DeviceStorage(TensorStorage):
         gamma: discount of the n-step windows.
         final_fraction: size of the side ring as a fraction of ``max_size`` (at least N rows). Where more rows end
             an episode or a batch than that, the oldest rows are forgotten (``ring.length`` shrinks): fewer rows, never
-            wrong ones. With ``compact`` alone; 0.125 by default.
+            wrong ones. Without ``compact`` there is no side ring, and nothing for it to size.
         **options: of ``LazyTensorStorage``, at their defaults.
 
     Attributes:
@@ -80,16 +80,10 @@ class DeviceStorage(TensorStorage):
         compact: bool = False,
         n_step: int = 1,
         gamma: float = 0.99,
-        final_fraction: float | None = None,
+        final_fraction: float = 0.125,
         **options: Any,
     ) -> None:
         checks.refuse_options("DeviceStorage", options, LAZY_TENSOR_STORAGE)
-        if final_fraction is not None and not compact and 0 < final_fraction <= 1:
-            raise ValueError(
-                f"DeviceStorage: expected final_fraction together with compact=True, received {final_fraction} without "
-                "it: plain rows have no side ring. Remedy: compact=True, or leave final_fraction out."
-            )
-        final_fraction = 0.125 if final_fraction is None else final_fraction
         max_size, num_streams = checks.check_options(max_size, num_streams, n_step, gamma, final_fraction)
         super().__init__(None, max_size, device=checks.check_device(device), compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
@@ -497,8 +491,6 @@ class DeviceStorage(TensorStorage):
                 "arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
-        if not self.compact:
-            del options["final_fraction"]
         options["num_streams"] = self._num_streams
         return {"options": options, "state": self.state_dict(), "buffers": self._attached_entities}
 

@@ -3,6 +3,9 @@
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import ReplayBufferEnsemble, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import TensorStorageCheckpointer
+from torchrl.data.replay_buffers.sample_units import Sequence
 from torchrl_matrix import (
     BUFFERS,
     CAPACITY,
@@ -15,7 +18,7 @@ from torchrl_matrix import (
     cells_on_storages_of_torchrl,
 )
 
-from torchrl_perf.replay import DeviceStorage
+from torchrl_perf.replay import DeviceStorage, DeviceWriter
 
 REFUSALS = (TypeError, ValueError)
 
@@ -32,7 +35,8 @@ def rows(first, count):
         "episode": number // 6,
         "rank": number * 7 % 101 * 1.0,
     }
-    return TensorDict({**entries, "policy_version": number * 0.0, "next": following}, [count])
+    entries |= {"policy_version": number * 0.0, "step_count": number % 6}
+    return TensorDict({**entries, "next": following}, [count])
 
 
 def fill(buffer, cell):
@@ -116,3 +120,68 @@ def test_refused_on_our_storage(cell: Cell, tmp_path):
 def test_refused_on_storages_of_torchrl(cell: Cell, tmp_path):
     with pytest.raises(TypeError, match=r"expected a (torchrl_perf\.replay\.)?DeviceStorage, received \w+\. Remedy"):
         make_refused(cell, tmp_path)
+
+
+@pytest.mark.parametrize("sampler", ["RandomSampler", "DeviceRandomSampler", "DevicePrioritizedSampler"])
+def test_ensembles(sampler):
+    """Members with storages of ours, read and written through TorchRL's ensembles of storages, samplers and writers."""
+    members = [
+        TensorDictReplayBuffer(storage=DeviceStorage(CAPACITY), sampler=SAMPLERS[sampler](), batch_size=4) for _ in "ab"
+    ]
+    both = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=40)
+    for first, member in zip((0, 60), members, strict=True):
+        member.extend(rows(first, 12))
+    sample = both.sample()
+    for number, part in enumerate(sample):
+        check_contents(part)
+        assert set(part["number"].tolist()) <= set(range(60 * number, 60 * number + 12))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_windows_around_a_row(kind):
+    """TorchRL's sample unit ``Sequence``, which reads the ends by their key."""
+    buffer = BUFFERS[kind](
+        storage=DeviceStorage(CAPACITY),
+        writer=WRITERS["TensorDictRoundRobinWriter"](),
+        sample_unit=Sequence(length=3, episode_boundary="stop"),
+        batch_size=5,
+    )
+    buffer.extend(rows(0, 40))
+    for _ in range(5):
+        sample = buffer.sample()
+        check_contents(sample)
+        check_slices(sample, 3)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_what_follows_the_rows_of_one_env_refuses_several(kind):
+    batch = torch.stack([rows(0, 8), rows(60, 8)])
+    for options in ({"sampler": SAMPLERS["SliceSampler(traj_key)"]()}, {"sample_unit": Sequence(length=3)}):
+        buffer = BUFFERS[kind](storage=DeviceStorage(CAPACITY), writer=DeviceWriter(), batch_size=6, **options)
+        with pytest.raises(
+            ValueError, match=r"rows of one env.*received a batch of 2 envs.*Nothing was written.*Remedy"
+        ):
+            buffer.extend(batch)
+        assert not buffer.storage.initialized
+
+
+@pytest.mark.parametrize("kind", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_checkpointers_of_torchrl(kind):
+    with pytest.raises(ValueError, match=r"received TensorStorageCheckpointer: rows are packed.*Remedy"):
+        BUFFERS[kind](storage=DeviceStorage(CAPACITY), checkpointer=TensorStorageCheckpointer())
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "ConsumingSampler"])
+def test_files_of_torchrls_buffer_go_on(sampler, tmp_path):
+    def make():
+        return TensorDictReplayBuffer(storage=DeviceStorage(CAPACITY), sampler=SAMPLERS[sampler](), batch_size=6)
+
+    first, again = make(), make()
+    first.extend(rows(0, 30))
+    first.sample()
+    first.dumps(tmp_path)
+    again.loads(tmp_path)
+    for buffer in (first, again):
+        buffer.extend(rows(30, 5))
+    assert (first[:] == again[:]).all()
+    check_contents(again.sample())

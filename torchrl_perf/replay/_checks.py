@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict.utils import unravel_key
 from torch import Tensor
+from torchrl.data.replay_buffers.sample_units import Sequence as SequenceSampleUnit
 from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
@@ -73,6 +74,13 @@ def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int)
             of several streams, and for slices where the writer keeps rows in no order of time.
     """
     sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # asked of a buffer half made
+    unit = getattr(buffer, "_sample_unit", None)
+    if isinstance(unit, SequenceSampleUnit) and streams > 1:
+        raise ValueError(
+            f"{type(unit).__name__}: expected rows of one env, one after the other, received a batch of {streams} "
+            "envs, whose rows lie side by side. Nothing was written. Remedy: DeviceSliceSampler(slice_len), which "
+            "follows each env, or flat rows [B] of one env."
+        )
     if hasattr(sampler, "slice_len") and isinstance(writer, TensorDictMaxValueWriter):
         raise ValueError(
             f"{type(sampler).__name__}: expected a writer that keeps the order of time, received "
@@ -124,6 +132,20 @@ def check_dim_extend(dim_extend: int | None) -> None:
             f"DeviceStorage: expected dim_extend=None, received {dim_extend}. A batch [N, T] is added along time, a "
             "batch [B] along its rows, whatever it says. Remedy: leave dim_extend out, and extend with the batch as it "
             "was collected."
+        )
+
+
+def check_checkpointer(value: Any, kind: type) -> None:
+    """That a storage is saved by its own checkpointer, which knows how rows are packed.
+
+    Raises:
+        ValueError: for another one.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"DeviceStorage: expected checkpointer=None or a {kind.__name__}, received {type(value).__name__}: rows "
+            "are packed, which no other checkpointer knows. Remedy: leave checkpointer out; for files of TorchRL's, "
+            "TensorDict.memmap of rb[:]."
         )
 
 

@@ -362,13 +362,14 @@ class DeviceStorage(TensorStorage):
 
     # --- reading
 
-    def get(self, index: Any) -> TensorDict:
+    def get(self, index: Any) -> Any:
         """Rows by slot.
 
         Args:
             index: int64 tensor of any shape (slots; no host wait), a list, range or array of slots, a slot as an int
                 (negative: from the end of the valid rows), or a slice of the valid rows in ascending order of slot.
-                Slots on a GPU are not looked at: a row that is not filled reads as what its memory holds.
+                Slots on a GPU are not looked at: a row that is not filled reads as what its memory holds. A key gives
+                that entry of all rows.
 
         Returns:
             The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do, and
@@ -384,6 +385,8 @@ class DeviceStorage(TensorStorage):
         ring = self.ring
         if ring.vouches_for(index) or torch.compiler.is_compiling():  # drawn by a sampler: nothing to check
             return self._gather(index)
+        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
+            return self.get(slice(None)).get(index)  # as TorchRL's sample units ask
         if isinstance(index, slice):
             runs = ring.runs()
             if (index.step or 1) > 0 and not self.compact and self.n_step == 1 and len(runs) == 1:
@@ -447,6 +450,16 @@ class DeviceStorage(TensorStorage):
         load_storage_state(self, state_dict)
 
     # --- what TorchRL reads of a storage
+
+    @property
+    def checkpointer(self) -> Any:
+        """What ``dumps`` and ``loads`` of TorchRL's buffers use: :class:`DeviceStorageCheckpointer`, and no other."""
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, value: Any) -> None:
+        checks.check_checkpointer(value, DeviceStorageCheckpointer)
+        self._checkpointer = DeviceStorageCheckpointer() if value is None else value
 
     @property
     def _len(self) -> int:

@@ -185,3 +185,37 @@ def test_files_of_torchrls_buffer_go_on(sampler, tmp_path):
         buffer.extend(rows(30, 5))
     assert (first[:] == again[:]).all()
     check_contents(again.sample())
+
+
+@pytest.mark.parametrize("writer", ["RoundRobinWriter", "TensorDictRoundRobinWriter"])
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("filled", [7, 30])
+def test_a_batch_that_does_not_fit_leaves_writer_and_rows(kind, writer, filled):
+    buffer = BUFFERS[kind](storage=DeviceStorage(CAPACITY), writer=WRITERS[writer](), batch_size=6)
+    buffer.extend(rows(0, filled))
+    before, count = buffer[:].clone(), buffer.write_count
+    for wrong in (
+        rows(0, 5).exclude("rank"),
+        rows(0, 5).set("extra", torch.zeros(5)),
+        rows(0, 5).set("rank", torch.ones(5, 2)),
+    ):
+        with pytest.raises(ValueError, match="Nothing was written"):
+            buffer.extend(wrong)
+        assert (buffer[:] == before).all()
+    assert buffer.write_count == count
+    buffer.extend(rows(filled, 5))
+    assert buffer.storage.ring.ordered
+    newest = range(max(filled + 5 - CAPACITY, 0), filled + 5)
+    assert sorted(buffer[:]["number"].tolist()) == list(newest)
+
+
+def test_two_buffers_on_one_storage():
+    """A ring of several envs beside a writer that knows no envs: refused, and the rows stay as they were."""
+    storage = DeviceStorage(CAPACITY)
+    ours = BUFFERS["DeviceReplayBuffer"](storage=storage, batch_size=4)
+    ours.extend(torch.stack([rows(0, 8), rows(60, 8)]))
+    other, before = TensorDictReplayBuffer(storage=storage, batch_size=4), storage[:].clone()
+    with pytest.raises(ValueError, match=r"several streams needs the order of time.*Remedy: writer=DeviceWriter"):
+        other.extend(rows(0, 4))
+    assert (storage[:] == before).all()
+    check_contents(other.sample())

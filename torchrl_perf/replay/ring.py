@@ -237,7 +237,7 @@ def _checked(slots: Tensor, ring: Ring) -> Tensor:
     # The memory as it is, not an operation of torch: an audit would count a wait that there is not, since tensors on a
     # GPU are not looked at.
     numbers = np.from_dlpack(slots)
-    if not numbers.size:
+    if not numbers.size or capturing():  # while a graph is recorded the counters cannot be read
         return slots
     lowest, highest, runs = int(numbers.min()), int(numbers.max()), ring.runs()
     if len(runs) == 1 and runs[0][0] <= lowest and highest < runs[0][1]:

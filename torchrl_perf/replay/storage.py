@@ -315,7 +315,9 @@ class DeviceStorage(TensorStorage):
         name = (key,) if isinstance(key, str) else tuple(unravel_key(key))
         field = self._fields.get(name)
         if field is not None:
-            value = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=field.dtype)
+            if isinstance(value, bool | int | float):
+                value = torch.full((), value, dtype=field.dtype, device=self.device)  # no copy from the host
+            value = torch.as_tensor(value)
             whole = (*slots.shape, *field.shape)
             if value.shape != whole and checks.broadcasts(value.shape, whole):
                 value = value.expand(whole)

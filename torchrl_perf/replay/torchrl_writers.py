@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
-from torchrl.data.replay_buffers.writers import RoundRobinWriter
+from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
+
+_WRITERS = (RoundRobinWriter, TensorDictMaxValueWriter)
 
 
 def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool) -> None:
@@ -38,36 +40,47 @@ def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool
     data = _as_rows(data)
     if isinstance(cursor, slice):
         return storage.put(cursor, data)
-    is_one = isinstance(cursor, (int, np.integer)) or getattr(cursor, "ndim", 1) == 0
-    rows = data.unsqueeze(0) if is_one else data
-    leaves, batch_size = leaves_of(rows, OWN_KEYS), (rows.batch_size[0],)
-    if storage.initialized and leaves.keys() != storage._fields.keys():
-        return storage.put(cursor, data)  # some entries: rows that are there
-    slots = _known_slots(storage, cursor, batch_size[0])
-    if len(slots) != batch_size[0]:
-        raise ValueError(
-            f"DeviceStorage.set: expected one slot for each of {batch_size[0]} rows, received {len(slots)}. Nothing "
-            "was written. Remedy: slots and rows of one length."
-        )
-    if storage.initialized and not storage._flat:
-        return storage.put(cursor, data)
-    _require_plain(storage)
-    row_shape = tuple(rows.batch_size[1:])
-    length = len(storage)
+    rows = data.unsqueeze(0) if isinstance(cursor, (int, np.integer)) or getattr(cursor, "ndim", 1) == 0 else data
+    leaves = leaves_of(rows, OWN_KEYS)
+    writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
+    by_user = all(not isinstance(writer, _WRITERS) for writer in writers)
+    if by_user and storage.initialized and (not storage._flat or leaves.keys() != storage._fields.keys()):
+        return storage.put(cursor, data)  # rows that are there, some of their entries perhaps
+    writer = writers[0] if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) else None
     next_slot = 0 if not storage.initialized else storage.ring.read()[0] % storage.max_size
-    if set_cursor and np.array_equal(slots, (next_slot + np.arange(len(slots))) % storage.max_size):
-        storage._append(leaves, batch_size, row_shape)
-        return None
-    return _scatter(storage, slots, leaves, row_shape, length, set_cursor)
+    try:
+        return _write(storage, cursor, leaves, tuple(rows.batch_size), next_slot, set_cursor=set_cursor, writer=writer)
+    except (IndexError, ValueError):
+        if set_cursor and writer is not None and writer._cursor == (next_slot + len(rows)) % storage.max_size:
+            writer._cursor = next_slot  # it has counted rows already that were not written
+            writer._write_count -= len(rows)
+        raise
+
+
+def _write(
+    storage: DeviceStorage, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
+    set_cursor: bool, writer: RoundRobinWriter | None,
+) -> None:  # fmt: skip
+    """Writes whole rows ``[B, *row_shape]``: behind the newest ones where they are next, else where they belong."""
+    count, row_shape = shape[0], shape[1:]
+    slots = _known_slots(cursor, count, next_slot, storage.max_size, writer)
+    if len(slots) != count:
+        raise ValueError(
+            f"DeviceStorage.set: expected one slot for each of {count} rows, received {len(slots)}. Nothing was "
+            "written. Remedy: slots and rows of one length."
+        )
+    _require_plain(storage)
+    if set_cursor and np.array_equal(slots, (next_slot + np.arange(count)) % storage.max_size):
+        storage._append(leaves, (count,), row_shape)
+    else:
+        _scatter(storage, slots, leaves, row_shape, len(storage), set_cursor)
 
 
 def _scatter(
     storage: DeviceStorage, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
 ) -> None:
     """Writes rows to slots that are filled, or that follow them without a gap."""
-    last = {
-        int(slot): row for row, slot in enumerate(slots)
-    }  # of several rows for one slot the last stays, as in a loop
+    last = {int(slot): row for row, slot in enumerate(slots)}  # of several rows for one slot the last stays
     new = sorted(slot for slot in last if slot >= length)
     if (
         new != list(range(length, length + len(new)))
@@ -100,23 +113,25 @@ def _as_rows(data: Any) -> TensorDictBase:
     return data
 
 
-def _known_slots(storage: DeviceStorage, cursor: Any, count: int) -> np.ndarray:
+def _known_slots(cursor: Any, count: int, next_slot: int, size: int, writer: RoundRobinWriter | None) -> np.ndarray:
     """Slots as numbers of the host.
 
-    Those on a GPU are read, which waits, unless they are the next ones of the one round-robin writer that there is: its
-    counter is a number of the host. (TorchRL tells the storage nothing else of who writes.)
+    Those on a GPU are read, which waits, unless they are the next ones of the one round-robin writer that there is: it
+    counts on the host, and is ``count`` rows ahead of the ring while it writes. (TorchRL tells the storage nothing else
+    of who writes.)
     """
     if isinstance(cursor, Tensor) and cursor.is_cuda:
-        writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
-        if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) and cursor.ndim:
-            return (writers[0]._cursor - count + np.arange(count)) % storage.max_size
+        if writer is not None and cursor.ndim and count % size and writer._cursor == (next_slot + count) % size:
+            return (next_slot + np.arange(count)) % size
         cursor = cursor.to("cpu")
     return np.asarray(cursor).reshape(-1).astype(np.int64)
 
 
 def _require_plain(storage: DeviceStorage) -> None:
-    if storage.compact or storage.n_step > 1:
-        option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
+    if storage.compact or storage.n_step > 1 or (storage.initialized and not storage._flat):
+        option = "a storage of several streams"
+        if storage.compact or storage.n_step > 1:
+            option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
         raise ValueError(
             f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand "
             "over. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."

@@ -74,12 +74,15 @@ def make(kind, sampler, **options):
     return rb
 
 
-def drawn(rb, times=6):
+def drawn(rb, times=3):
     return torch.cat([rb.sample(return_info=True)[1]["index"] for _ in range(times)])
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
-@pytest.mark.parametrize(("storage", "sampler", "write"), CASES)
+# TorchRL's two buffers write in the same way: one of them goes with each case
+PAIRS = [(kind, *case) for number, case in enumerate(CASES) for kind in (BUFFERS[number % 2], DeviceReplayBuffer)]
+
+
+@pytest.mark.parametrize(("kind", "storage", "sampler", "write"), PAIRS)
 def test_a_mask_written_in_place(kind, storage, sampler, write):
     torch.manual_seed(0)
     rb = make(kind, sampler, **STORAGES[storage])
@@ -94,7 +97,7 @@ def test_a_mask_written_in_place(kind, storage, sampler, write):
     assert SLOT in drawn(rb)
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("kind", BUFFERS[1:])
 @pytest.mark.parametrize("write", WRITES | VIEWS)
 @pytest.mark.parametrize("alpha", [None, 1.0])
 def test_an_end_written_in_place(kind, write, alpha):

@@ -271,9 +271,10 @@ class TestErrors:
     def test_a_batch_larger_than_what_is_filled(self):
         world = World(1)
         buffer = make_buffer(world, 30, 2)
-        buffer.extend(world.batch(5))
-        with pytest.raises(ValueError, match="5 rows"):
-            buffer.sample(6)
+        buffer.extend(world.batch(5, done=[False] * 5))
+        assert buffer.sample(60)["index"].unique().tolist() == [0, 1, 2, 3, 4]  # with replacement
+        with pytest.raises(ValueError, match="whole slices of 2 rows, received 0"):
+            buffer.sampler.sample(buffer.storage, 0)
 
     def test_n_step_storages(self):
         with pytest.raises(ValueError, match="n_step"):

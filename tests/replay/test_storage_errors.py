@@ -8,6 +8,7 @@ import pytest
 import torch
 from ring_oracle import Stream
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from torchrl_perf.replay import DeviceStorage, DeviceWriter
 from torchrl_perf.replay.memory import available_bytes, readable
@@ -110,12 +111,15 @@ def test_reading_before_the_first_batch():
         storage.get(slice(None))
 
 
-def test_writers_of_torchrl_are_refused():
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-
-    rb = ReplayBuffer(storage=DeviceStorage(8))
-    with pytest.raises(RuntimeError, match="DeviceWriter"):
+@pytest.mark.parametrize("options", [{"compact": True}, {"n_step": 3}])
+def test_writers_of_torchrl_hand_over_no_streams(options):
+    rb = ReplayBuffer(storage=DeviceStorage(8, **options))
+    with pytest.raises(ValueError, match=r"needs the order of time.*Nothing was written.*DeviceWriter"):
         rb.extend(batch(2, 2).reshape(-1))
+    assert not rb.storage.initialized
+
+
+def test_our_writer_needs_our_storage():
     with pytest.raises(TypeError, match="DeviceStorage"):
         ReplayBuffer(storage=LazyTensorStorage(8), writer=DeviceWriter())
 

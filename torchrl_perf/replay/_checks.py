@@ -7,9 +7,11 @@ from numbers import Real
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
+from torchrl.data.replay_buffers.sample_units import Sequence as SequenceSampleUnit
+from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_key
 
@@ -17,6 +19,30 @@ from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_ke
 def is_whole(number: Any) -> bool:
     """Whether an argument is a whole number of at least 1 (``1e6`` is)."""
     return isinstance(number, Real) and 1 <= float(number) < float("inf") and int(number) == float(number)
+
+
+def refuse_options(name: str, given: Mapping[str, Any], known: Mapping[str, tuple[Any, str]]) -> None:
+    """That options of TorchRL's counterpart are left at their defaults where they would be ignored.
+
+    Args:
+        name: the class.
+        given: the options that it was given beside its own.
+        known: default of each of TorchRL's options (None: any value), and why others have no meaning.
+
+    Raises:
+        TypeError: for an option that nobody knows.
+        ValueError: for another value than the default, naming the option and the reason.
+    """
+    for option, value in given.items():
+        if option not in known:
+            raise TypeError(
+                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}."
+            )
+        default, reason = known[option]
+        if default is not None and value is not None and value != default:
+            raise ValueError(
+                f"{name}: expected {option}={default!r}, received {value!r}: {reason}. Remedy: leave {option} out."
+            )
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -33,34 +59,114 @@ def check_device(device: torch.device | str) -> torch.device:
     return torch.device(device)
 
 
-def check_sampler(sampler: Any, data: TensorDictBase, max_size: int) -> None:
-    """That a sampler can serve rows like those of a first batch, before they are written.
+def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int) -> None:
+    """That a buffer's sampler can serve rows like those of a first batch, before they are written.
 
     Args:
-        sampler: its ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
-        data: ``[N, T]`` or ``[B]``.
+        buffer: of its sampler ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
+        keys: entries of the batch.
+        streams: envs N of the batch.
         max_size: rows of the storage.
 
     Raises:
         KeyError: if it reads an entry that the batch lacks.
-        ValueError: if its slices are longer than what the storage holds of each stream.
+        ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch
+            of several streams, and for slices where the writer keeps rows in no order of time.
     """
+    sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # asked of a buffer half made
+    unit = getattr(buffer, "_sample_unit", None)
+    if isinstance(unit, SequenceSampleUnit) and streams > 1:
+        raise ValueError(
+            f"{type(unit).__name__}: expected rows of one env, one after the other, received a batch of {streams} "
+            "envs, whose rows lie side by side. Nothing was written. Remedy: DeviceSliceSampler(slice_len), which "
+            "follows each env, or flat rows [B] of one env."
+        )
+    if hasattr(sampler, "slice_len") and isinstance(writer, TensorDictMaxValueWriter):
+        raise ValueError(
+            f"{type(sampler).__name__}: expected a writer that keeps the order of time, received "
+            f"{type(writer).__name__}. Nothing was written. Remedy: DeviceWriter, TorchRL's round-robin writers, or a "
+            "sampler of single rows."
+        )
+    if isinstance(sampler, SliceSampler):
+        _check_slices_of_torchrl(sampler, streams)
+        return
     name = type(sampler).__name__
-    keys = {unravel_key(key) for key in data.keys(True, True)}
     slice_len = getattr(sampler, "slice_len", None)
-    read = [getattr(sampler, "mask_key", None), None if slice_len is None else sampler.end_key]
+    read = [getattr(sampler, "mask_key", None), None if slice_len is None else getattr(sampler, "end_key", None)]
     for key in read:
-        if key is not None and unravel_key(key) not in keys:
+        if key is not None and _as_key(key) not in keys:
             raise KeyError(
-                f"{name}: expected the batch to have {key!r}, received keys {sorted(map(str, keys))}. Nothing was "
-                "written. Remedy: another mask_key or end_key, or a batch with that entry."
+                f"{name}: expected the batch to have {key!r}, received keys {sorted(map(readable_key, keys))}. Nothing "
+                "was written. Remedy: another mask_key or end_key, or a batch with that entry."
             )
-    streams = data.batch_size[0] if data.ndim == 2 else 1
     if slice_len is not None and slice_len > max_size // max(streams, 1) > 0:
         raise ValueError(
             f"{name}: expected slice_len of at most the {max_size // streams} time rows that the storage holds of each "
             f"of {streams} streams, received {slice_len}. Nothing was written. Remedy: a larger capacity."
         )
+
+
+def _check_slices_of_torchrl(sampler: Any, streams: int) -> None:
+    if streams > 1:
+        name = type(sampler).__name__
+        raise ValueError(
+            f"{name}: expected rows of one env, one after the other, received a batch of {streams} envs, whose rows "
+            "lie side by side: its slices would mix them. Nothing was written. Remedy: DeviceSliceSampler(slice_len), "
+            "which follows each env, or flat rows [B] of one env."
+        )
+
+
+def _as_key(key: Any) -> Key:
+    key = unravel_key(key)
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def check_dim_extend(dim_extend: int | None) -> None:
+    """That a buffer does not transpose what it hands over.
+
+    Raises:
+        ValueError: for ``dim_extend`` above 0.
+    """
+    if dim_extend:
+        raise ValueError(
+            f"DeviceStorage: expected dim_extend=None, received {dim_extend}. A batch [N, T] is added along time, a "
+            "batch [B] along its rows, whatever it says. Remedy: leave dim_extend out, and extend with the batch as it "
+            "was collected."
+        )
+
+
+def check_checkpointer(value: Any, kind: type) -> None:
+    """That a storage is saved by its own checkpointer, which knows how rows are packed.
+
+    Raises:
+        ValueError: for another one.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"DeviceStorage: expected checkpointer=None or a {kind.__name__}, received {type(value).__name__}: rows "
+            "are packed, which no other checkpointer knows. Remedy: leave checkpointer out; for files of TorchRL's, "
+            "TensorDict.memmap of rb[:]."
+        )
+
+
+def check_row_shape(received: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """That rows have the batch dims of those stored.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if received != expected:
+        raise ValueError(
+            f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
+            f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
+        )
+
+
+def broadcasts(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a tensor of one shape can be expanded to another."""
+    return len(shape) <= len(whole) and all(
+        size in (1, full) for size, full in zip(reversed(shape), reversed(whole), strict=False)
+    )
 
 
 def check_options(
@@ -228,7 +334,7 @@ def check_n_step_fields(fields: Sequence[Field]) -> None:
         )
 
 
-def check_state(state: dict[str, Any], mark: str | None, name: str) -> None:
+def check_state(state: Any, mark: str | None, name: str) -> None:
     """That a state is one of a kind of sampler.
 
     Args:
@@ -239,12 +345,73 @@ def check_state(state: dict[str, Any], mark: str | None, name: str) -> None:
     Raises:
         ValueError: otherwise.
     """
-    if state if mark is None else mark not in state:
+    if not isinstance(state, Mapping) or (state if mark is None else mark not in state):
         entry = "no entries" if mark is None else f"an entry {mark!r}"
+        received = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
-            f"{name}: expected a state with {entry}, received one with {sorted(state)}. Nothing was changed. Remedy: "
+            f"{name}: expected a state with {entry}, received one with {received}. Nothing was changed. Remedy: "
             "make the buffer with the sampler that the state was saved with."
         )
+
+
+def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, ...]], name: str) -> None:
+    """That a state has all entries, each of its type; a tensor must be as the class later checks it.
+
+    Args:
+        state: the state.
+        entries: type or types of each entry.
+        name: the class that it is for.
+
+    Raises:
+        ValueError: otherwise, naming the first entry that is wrong.
+    """
+    if not isinstance(state, Mapping):
+        raise state_error(name, f"a dict with {sorted(entries)}", type(state).__name__)
+    for key, kinds in entries.items():
+        if key not in state:
+            raise state_error(name, f"an entry {key!r}", f"entries {sorted(map(str, state))}")
+        value, allowed = state[key], kinds if isinstance(kinds, tuple) else (kinds,)
+        allowed = (*allowed, int) if float in allowed else allowed
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join(kind.__name__ for kind in allowed)
+            raise state_error(name, f"{key!r} as {expected}", f"{type(value).__name__}")
+
+
+def check_tensor_of_state(value: Any, like: Tensor, key: str, name: str) -> None:
+    """That an entry of a state is a tensor of the shape and dtype of the one that it is copied into.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype:
+        received = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise state_error(name, f"{key!r} as {like.dtype} {list(like.shape)}", received)
+
+
+def check_tree_state(state: Any, num_slots: int | None, name: str) -> None:
+    """That a state is that of a tree of ``num_slots`` slots (None for any number).
+
+    Raises:
+        ValueError: otherwise.
+    """
+    check_entries_of_state(state, {"num_slots": int, "weights": Tensor}, name)
+    saved, weights = state["num_slots"], state["weights"]
+    if num_slots is not None and saved != num_slots:
+        raise ValueError(
+            f"{name}: expected the state of {num_slots} slots, received that of {saved}. Nothing was changed. Remedy: "
+            "build the buffer with the capacity and the number of envs of the checkpoint."
+        )
+    check_tensor_of_state(weights, weights.new_empty(weights.shape[:1], dtype=torch.float32), "weights", name)
+    if weights.shape[0] > saved:
+        raise state_error(name, f"at most {saved} weights", f"{weights.shape[0]}")
+
+
+def state_error(name: str, expected: str, received: str) -> ValueError:
+    """The error for a state that does not fit."""
+    return ValueError(
+        f"{name}: expected a state with {expected}, received {received}. Nothing was changed. Remedy: the state of a "
+        "buffer made with the same arguments, as state_dict() or dumps() of this version wrote it."
+    )
 
 
 def checked_alpha(alpha: float) -> float:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn.utils import _set_dispatch_td_nn_modules
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writer
 
+from torchrl_perf.replay._checks import check_entries_of_state, state_error
+from torchrl_perf.replay.buffer_options import check_buffer_options, is_consuming
+from torchrl_perf.replay.random import DeviceRandomSampler
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
@@ -20,21 +28,67 @@ from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 STATE_FILE = "replay.pt"
 
 
+@shows_arguments
 class DeviceReplayBuffer(TensorDictReplayBuffer):
     """``TensorDictReplayBuffer`` whose ``extend`` and ``sample`` do what the device parts need and nothing else.
 
-    Takes the arguments of ``TensorDictReplayBuffer``; the writer is a :class:`~torchrl_perf.replay.DeviceWriter` by
-    default. Transforms, prefetching and sample units take TorchRL's own path. Differences: ``extend`` does not write
-    into the caller's TensorDict; an explicit ``batch_size`` of ``sample`` prevails without a warning; rows whose slot
-    was written again between sampling and a priority update are left alone, where samples carry "index_generation".
+    The writer is a :class:`~torchrl_perf.replay.DeviceWriter` by default, TorchRL's round-robin writer where rows are
+    consumed. Transforms, a ``collate_fn``, prefetching and sample units take TorchRL's own path. Differences:
+    ``extend`` does not write into the caller's TensorDict; an explicit ``batch_size`` of ``sample`` prevails without a
+    warning; rows whose slot was written again between sampling and a priority update are left alone, where samples
+    carry "index_generation".
+
+    Args:
+        storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
+        sampler: any sampler; uniform with replacement by default.
+        writer: a ``DeviceWriter`` by default.
+        collate_fn: what is done with the rows of a sample, before transforms.
+        pin_memory: as in TorchRL, for a storage on a CPU.
+        prefetch: number of samples that threads prepare; needs ``batch_size``.
+        transform: applied to samples, its inverse to what is added.
+        transform_factory: makes the transform at the first use.
+        batch_size: rows of a sample.
+        generator: of random numbers, on the device of the storage.
+        delayed_init: whether the parts are made at the first use.
+        consume_after_n_samples: as in TorchRL.
+        sample_unit: as in TorchRL.
+        priority_key: entry with the priorities of rows.
+        **options: TorchRL's other options at their defaults.
+
+    Raises:
+        ValueError: for options that have no meaning here: ``dim_extend``, ``shared``, ``checkpointer``,
+            ``compilable=False`` and those of services, each with the reason.
     """
 
     _storage: DeviceStorage
 
-    def __init__(self, *, priority_key: str = "td_error", **kwargs: Any) -> None:
-        if kwargs.get("writer") is None:
-            kwargs["writer"] = DeviceWriter()
-        super().__init__(priority_key=priority_key, **kwargs)
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        generator: torch.Generator | None = None,
+        delayed_init: bool | None = None,
+        consume_after_n_samples: int | None = None,
+        sample_unit: Any = None,
+        priority_key: str = "td_error",
+        **options: Any,
+    ) -> None:
+        options |= {"storage": storage, "sampler": sampler, "collate_fn": collate_fn, "pin_memory": pin_memory}
+        options |= {"prefetch": prefetch, "transform": transform, "transform_factory": transform_factory}
+        options |= {"batch_size": batch_size, "generator": generator, "delayed_init": delayed_init}
+        options |= {"consume_after_n_samples": consume_after_n_samples, "sample_unit": sample_unit}
+        options = check_buffer_options(type(self).__name__, options, getattr(storage, "device", None))
+        if writer is None:
+            writer = TensorDictRoundRobinWriter() if is_consuming(options) else DeviceWriter()
+        super().__init__(priority_key=priority_key, writer=writer, **options)
 
     # --- writing
 
@@ -58,6 +112,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
                 f"{type(self).__name__}.extend: expected a TensorDict, received {type(tensordicts).__name__}. Remedy: "
                 "torch.stack(rows) of a list of TensorDicts."
             )
+        if not isinstance(self._writer, DeviceWriter) or self._is_consuming():
+            return super().extend(tensordicts.copy(), update_priority=update_priority)
         if len(self._transform):
             with _set_dispatch_td_nn_modules(True):
                 tensordicts = self._transform.inv(tensordicts)
@@ -68,7 +124,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         if update_priority is not False and self._is_prioritized():
             priority = tensordicts.get(self.priority_key, None)
             if priority is not None:
-                self.update_priority(index, _one_a_row(priority, index))
+                self.update_priority(index, self._one_a_row(priority, index))
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
@@ -93,7 +149,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
 
         Raises:
             RuntimeError: without a batch size.
-            ValueError: for more rows than there are.
+            ValueError: from an empty buffer, and for more rows than there are, where they are drawn without replacement
+                and cannot be fewer.
         """
         if self._takes_long_path() or include_info is not None:
             return super().sample(batch_size, return_info, include_info)
@@ -107,6 +164,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         with self._replay_lock, self._write_lock:
             index, info = self._sampler.sample(self._storage, batch_size)
             data = self._storage.get(index)
+            if self._writer.tracks_generations:
+                info["index_generation"] = self._writer.generations_of(index)
         info["index"] = index
         for key, value in info.items():
             if isinstance(value, Tensor):
@@ -116,9 +175,14 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
                     data.set(key, value)
         return (data, info) if return_info else data
 
+    def _get_collate_fn(self, collate_fn: Callable[[Any], Any] | None) -> None:
+        super()._get_collate_fn(collate_fn)
+        self._collates = collate_fn is not None
+
     def _takes_long_path(self) -> bool:
         return bool(
             not self._initialized
+            or self._collates
             or self._prefetch
             or len(self._transform)
             or self._sample_unit is not None
@@ -166,26 +230,54 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
                 f"{self.priority_key!r}, or priority_key=."
             )
         generation = data.get("index_generation", None)
-        self.update_priority(index, _one_a_row(priority, index), generation)
+        if index.ndim > 1 and priority.shape[: index.ndim] != index.shape:
+            index = index.reshape(index.shape[0], -1)[:, 0]  # TorchRL's samplers repeat it over the dims of a row
+        self.update_priority(index, self._one_a_row(priority, index), generation)
 
-    # --- changes in place: a storage's slices may be copies, so these go through storage.set
+    def _one_a_row(self, priority: Tensor, index: Tensor) -> Tensor:
+        """Priorities in the shape of ``index``: the sampler's reduction over the dimensions that follow."""
+        if priority.shape == index.shape or priority.dim() <= index.dim():
+            return priority
+        trailing = priority.flatten(index.dim())
+        if trailing.shape[-1] == 1:
+            return trailing.squeeze(-1)
+        reduction = getattr(self._sampler, "reduction", "max")
+        if reduction in ("max", "min"):
+            return trailing.amax(-1) if reduction == "max" else trailing.amin(-1)
+        exact = trailing if trailing.dtype == torch.float64 else trailing.float()
+        return exact.mean(-1) if reduction == "mean" else exact.median(-1).values
 
-    def set_at_(self, key: NestedKey, value: Tensor, index: Any) -> DeviceReplayBuffer:
-        """Writes one entry of the rows ``index`` (slots) in place."""
-        rows = self._storage.get(index).empty()
-        self._storage.set(index, rows.set(key, value))
+    # --- changes in place: a storage's slices may be copies, so these go to the storage itself
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any) -> DeviceReplayBuffer:
+        """Writes one entry of the rows ``index`` (slots) in place; samplers learn of masks and ends that change."""
+        with self._replay_lock:
+            self._storage.put_entry(key, value, index)
         return self
 
-    def set_(self, key: NestedKey, value: Tensor) -> DeviceReplayBuffer:
+    def set_(self, key: NestedKey, value: Any) -> DeviceReplayBuffer:
         """Writes one entry of all rows, in ascending order of slot, in place."""
         return self.set_at_(key, value, slice(None))
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> DeviceReplayBuffer:
-        """Writes entries of all rows, in ascending order of slot, in place; ``clone`` is of no effect."""
+        """Writes entries of all rows, in ascending order of slot, in place; all is copied, as with ``clone``."""
         del clone
-        rows = self._storage[:].empty().update(input_dict_or_td, keys_to_update=keys_to_update)
-        self._storage.set(slice(None), rows)
+        rows = TensorDict({}, [len(self._storage)], device=self._storage.device)
+        with self._replay_lock:
+            self._storage.put(slice(None), rows.update(input_dict_or_td, keys_to_update=keys_to_update))
         return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Writes rows (``buffer[3] = row``), or one entry of all rows (``buffer["mask"] = values``), in place."""
+        if self._delayed_init and not self._initialized:
+            self._init()
+        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
+            self.set_(index, value)
+        elif isinstance(self._storage, DeviceStorage) and not len(self._transform):
+            with self._replay_lock:
+                self._storage.put(index, value)
+        else:
+            super().__setitem__(index, value)
 
     # --- state
 
@@ -193,19 +285,62 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         """Restores ``state_dict()``, in place: recorded graphs stay valid.
 
         Raises:
-            ValueError: for the state of another capacity, number of streams or layout; nothing is changed then.
+            ValueError: for the state of another capacity, number of streams, layout, sampler or writer, and for one
+                with entries that are missing or wrong; nothing is changed then.
         """
+        if self._delayed_init and not self._initialized:
+            self._init()
+        parts = {"_storage": Mapping, "_sampler": Mapping, "_writer": Mapping, "_transforms": Mapping}
+        check_entries_of_state(state_dict, {**parts, "_batch_size": (int, NoneType)}, type(self).__name__)
+        self._validate_prefetch_state(state_dict.get("_prefetch_state"))
+        rng = self._checked_rng(state_dict.get("_rng"))
         check_storage_state(self._storage, state_dict["_storage"])
-        self._sampler.load_state_dict(state_dict["_sampler"])  # refuses by itself, before the rows are touched
-        rng = state_dict["_rng"]
-        if rng is not None and self._rng is not None:
-            self._rng.set_state(rng[0].to("cpu"))
-        elif rng is not None:
-            rng = (rng[0].to("cpu"), rng[1])
-        super().load_state_dict({**state_dict, "_rng": rng if self._rng is None else None})
+        for part, state in ((self._sampler, state_dict["_sampler"]), (self._writer, state_dict["_writer"])):
+            check = getattr(part, "check_state", None)
+            if check is not None:
+                check(state)
+        # Parts of others (transforms, TorchRL's samplers and writers) cannot be asked; they are put back if they
+        # refuse.
+        small = [self._transform, *(part for part in (self._sampler, self._writer) if not hasattr(part, "check_state"))]
+        before = [part.state_dict() for part in small]
+        try:
+            for part in small:
+                part.load_state_dict(state_dict[self._name_of(part)])
+        except Exception:
+            for part, state in zip(small, before, strict=True):
+                part.load_state_dict(state)
+            raise
+        if self._rng is not None and rng is not None:
+            self._rng.set_state(rng[0])
+            rng = None
+        super().load_state_dict({**state_dict, "_rng": rng})
         refresh = getattr(self._sampler, "refresh", None)
-        if refresh is not None:  # what the sampler reads from the rows, which it has seen too early
+        if refresh is not None and isinstance(self._sampler, DeviceRandomSampler):  # what it reads from the rows
             refresh(self._storage)
+
+    def _name_of(self, part: Any) -> str:
+        names = ((self._sampler, "_sampler"), (self._writer, "_writer"), (self._transform, "_transforms"))
+        return next(name for known, name in names if known is part)
+
+    def _checked_rng(self, state: Any) -> tuple[Tensor, str] | None:
+        """A generator's saved state, on the CPU, if it is one for the device of the storage.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        if state is None:
+            return None
+        name = type(self).__name__
+        if not isinstance(state, (tuple, list)) or len(state) != 2 or not isinstance(state[0], Tensor):
+            raise state_error(name, "'_rng' as (state, device)", f"{type(state).__name__}")
+        saved, device = state[0].to("cpu"), torch.device(state[1])
+        try:
+            torch.Generator(device=device).set_state(saved)
+        except (RuntimeError, TypeError) as error:
+            raise state_error(
+                name, f"'_rng' of a generator on {device}", f"{saved.dtype} {list(saved.shape)}"
+            ) from error
+        return saved, str(device)
 
     def dumps(self, path: str | Path) -> None:
         """Saves ``state_dict()`` as one file in the folder ``path``, written aside and renamed."""
@@ -219,11 +354,3 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             ValueError: see :meth:`load_state_dict`.
         """
         self.load_state_dict(load_checkpoint(Path(path) / STATE_FILE, self._storage.device))
-
-
-def _one_a_row(priority: Tensor, index: Tensor) -> Tensor:
-    """Priorities in the shape of ``index``: the largest over what dimensions follow."""
-    if priority.shape == index.shape or priority.dim() <= index.dim():
-        return priority
-    trailing = priority.flatten(index.dim())
-    return trailing.squeeze(-1) if trailing.shape[-1] == 1 else trailing.amax(-1)

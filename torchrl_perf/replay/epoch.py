@@ -1,6 +1,8 @@
 """Sampling in epochs: every row of the buffer once, in random order."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
-from torchrl_perf.replay._checks import check_state
+from torchrl_perf.replay._checks import check_entries_of_state, check_state, check_tensor_of_state, state_error
 from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.capture import is_capturing
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
@@ -23,6 +26,7 @@ _NAME = "DeviceSamplerWithoutReplacement"
 _FILE = "epoch.pt"
 
 
+@shows_arguments
 class DeviceSamplerWithoutReplacement(Sampler):
     """Draws each row once an epoch, in an order shuffled on the device; TorchRL's ``SamplerWithoutReplacement``.
 
@@ -58,7 +62,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows, at most those that are filled.
+            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter
+                batch.)
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
@@ -68,10 +73,13 @@ class DeviceSamplerWithoutReplacement(Sampler):
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
-        if ring.recorded or is_capturing():
-            index = self._draw_on_device(ring, batch_size)
-        else:
-            index = self._draw(ring, batch_size)
+        on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
+        if batch_size > rows and not ring.recorded:
+            raise ValueError(
+                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. "
+                "Remedy: extend the buffer first, or draw fewer rows."
+            )
+        index = ring.vouch(self._draw_on_device(ring, batch_size) if on_device else self._draw(ring, batch_size))
         self._count((ring.host_length or ring.steps) * ring.num_streams, batch_size)
         return index, {}
 
@@ -186,7 +194,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         Raises:
             ValueError: for the state of another sampler.
         """
-        check_state(state_dict, "drop_last", _NAME)
+        self.check_state(state_dict)
         self.drop_last = bool(state_dict["drop_last"])
         self.shuffle = bool(state_dict["shuffle"])
         self._ran_out = bool(state_dict["ran_out"])
@@ -199,6 +207,25 @@ class DeviceSamplerWithoutReplacement(Sampler):
             return
         for name, tensor in self._device_state.items():
             tensor.copy_(loaded[name]) if name in loaded else tensor.zero_()
+
+    @staticmethod
+    def check_state(state_dict: Any) -> None:
+        """That a state is one of this sampler.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_state(state_dict, "drop_last", _NAME)
+        kinds: dict[str, Any] = {"drop_last": bool, "shuffle": bool, "ran_out": bool, "position": int}
+        check_entries_of_state(state_dict, {**kinds, "order": (Tensor, NoneType), "device": Mapping}, _NAME)
+        order, device = state_dict["order"], state_dict["device"]
+        if order is not None:
+            check_tensor_of_state(order, order.new_empty(order.shape[:1], dtype=torch.int64), "order", _NAME)
+        shapes = {"position": (), "rows": (), "keys": (ROUNDS,)}
+        if device and device.keys() != shapes.keys():
+            raise state_error(_NAME, f"'device' of {sorted(shapes)}", f"{sorted(map(str, device))}")
+        for name, value in device.items():
+            check_tensor_of_state(value, torch.empty(shapes[name], dtype=torch.int64), name, _NAME)
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""

@@ -14,6 +14,9 @@ from torch import Tensor
 Key = tuple[str, ...]
 Leaves = dict[Key, Tensor]
 
+OWN_KEYS = frozenset({"index", "index_generation", "priority_weight"})
+"""Root keys that samples carry; they are not stored when a batch brings them."""
+
 ROW_ALIGNMENT = 16
 """Bytes that rows, and fields of at least this size, begin at a multiple of: the widest load of a GPU thread."""
 

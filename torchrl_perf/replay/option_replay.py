@@ -8,7 +8,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_perf.kernels import gather_rows
-from torchrl_perf.replay.layout import RowLayout, build, fields_of, leaves_of
+from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state
+from torchrl_perf.replay.layout import RowLayout, build, fields_of, leaves_of, readable_key
 from torchrl_perf.replay.memory import reserve
 from torchrl_perf.replay.ring import slots_among
 
@@ -95,15 +96,20 @@ class OptionReplay:
         """Restores :meth:`state_dict`, in place, so that captured graphs stay valid.
 
         Raises:
-            ValueError: for rows of another shape or another capacity.
+            ValueError: for rows of another shape, dtype or capacity, and for missing entries; nothing is changed then.
         """
+        check_entries_of_state(state_dict, {"columns": (list, tuple), "written": Tensor}, "OptionReplay")
         columns = state_dict["columns"]
         shapes = [list(column.shape) for column in self.columns.values()]
-        if [list(column.shape) for column in columns] != shapes:
+        if [list(getattr(column, "shape", ())) for column in columns] != shapes:
+            received = [list(getattr(column, "shape", ())) for column in columns]
             raise ValueError(
-                f"expected columns {shapes}, received {[list(column.shape) for column in columns]}. Remedy: the "
-                "example and the capacity of the saved buffer."
+                f"expected columns {shapes}, received {received}. Remedy: the example and the capacity of the saved "
+                "buffer."
             )
+        for (key, column), saved in zip(self.columns.items(), columns, strict=True):
+            check_tensor_of_state(saved, column, readable_key(key), "OptionReplay")
+        check_tensor_of_state(state_dict["written"], self.written, "written", "OptionReplay")
         for column, saved in zip(self.columns.values(), columns, strict=True):
             column.copy_(saved)
         self.written.copy_(state_dict["written"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,22 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_perf.replay._checks import check_state, checked_alpha, checked_beta, one_each
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_state,
+    check_tensor_of_state,
+    check_tree_state,
+    checked_alpha,
+    checked_beta,
+    is_whole,
+    one_each,
+    state_error,
+)
+from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import refuse_capture, ring_of, row_mask, sampled_ring
+from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DevicePrioritizedSampler"]
@@ -25,6 +38,7 @@ _FILE = "priorities.pt"
 _REDUCTIONS = ("max", "min", "median", "mean")
 
 
+@shows_arguments
 class DevicePrioritizedSampler(PrioritizedSampler):
     """Draws rows with probability ``p ** alpha / sum``. The counterpart of ``PrioritizedSampler``, without host waits.
 
@@ -44,40 +58,51 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     priority on: the weights of rows stay until their priority is updated. Assigning ``sampler.alpha`` converts all
     weights.
 
-    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0 for good, except terminal ones.
+    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0, except terminal ones. Where the entry
+    is written in place, rows that it leaves out are drawn no more, and those that it lets in count as new.
 
     The tree is made at the first extend or sample. With a compact storage each extend takes time in proportion to the
     capacity, because rows may be forgotten.
 
     Args:
-        alpha: exponent of the priorities, at least 0.
-        beta: exponent of the importance weights, in [0, 1].
-        eps: added to positive priorities.
         max_capacity: rows of the buffer, checked against the storage; None takes what the storage has.
-        mask_key: key of a bool entry of the rows.
+        alpha: exponent of the priorities, at least 0; 0.6 by default.
+        beta: exponent of the importance weights, in [0, 1]; 0.4 by default.
+        eps: added to positive priorities.
+        dtype: of the importance weights; float32 alone.
         reduction: how a buffer reduces the priorities of a row that has several: "max", "min", "median" or "mean".
+        max_priority_within_buffer: False alone: new rows get the largest priority that was seen since the start.
+        device: None, or that of the storage, where the tree is.
+        mask_key: key of a bool entry of the rows.
         alpha_end: alpha after ``anneal_steps``.
         beta_end: beta after ``anneal_steps``.
         anneal_steps: number of steps from the first to the last value.
 
+    The first arguments are those of ``PrioritizedSampler``, in its order; ``(alpha, beta)`` alone, as fractions, are
+    taken too.
+
     Raises:
-        ValueError: for arguments out of range.
+        ValueError: for arguments out of range, and for those that have no meaning here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        *,
+        max_capacity: int | float | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
         eps: float = 0.0,
-        max_capacity: int | None = None,
-        mask_key: NestedKey | None = None,
+        dtype: torch.dtype = torch.float32,
         reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        mask_key: NestedKey | None = None,
         alpha_end: float | None = None,
         beta_end: float | None = None,
         anneal_steps: int | None = None,
     ) -> None:
         # Not super().__init__: it makes the trees of TorchRL's extension.
+        max_capacity, alpha, beta = _in_order(max_capacity, alpha, beta)
         is_annealed = alpha_end is not None or beta_end is not None
         if is_annealed != (anneal_steps is not None) or (anneal_steps is not None and anneal_steps < 1):
             raise ValueError(
@@ -88,6 +113,12 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}.")
         if reduction not in _REDUCTIONS:
             raise ValueError(f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}.")
+        if dtype != torch.float32 or max_priority_within_buffer:
+            raise ValueError(
+                f"{_NAME}: expected dtype=torch.float32 and max_priority_within_buffer=False, received {dtype} and "
+                f"{max_priority_within_buffer}: weights are float32 (sums float64), and the largest priority is a "
+                "running one, which costs no search. Remedy: leave them out."
+            )
         self._alphas = (checked_alpha(alpha), checked_alpha(alpha if alpha_end is None else alpha_end))
         self._betas = (checked_beta(beta), checked_beta(beta if beta_end is None else beta_end))
         self._anneal_steps = anneal_steps
@@ -95,11 +126,15 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._eps = float(eps)
         self.mask_key = mask_key
         self.reduction = reduction
-        self.dtype = torch.float32
+        self.dtype = dtype
         self._max_capacity = max_capacity
         self._max_priority_within_buffer = False
-        self._device = None
+        self._device = None if device is None else torch.device(device)
         self._tree: PriorityTree | None = None
+        self._admitted: Tensor | None = (
+            None  # the mask as of the last look; one more slot, for rows that were not written
+        )
+        self._seen_writes = 0  # writes through views that the tree knows of
         self._storage: Any = None
         self._pending: dict[str, Any] | None = None
         self._largest = self._alpha_now = self._beta_now = torch.ones(())
@@ -164,21 +199,23 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
         Args:
             storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows B, at most those that are filled.
+            batch_size: rows B, more than are filled if so wished.
 
         Returns:
             Slots ``[B]`` int64, and the info: "priority_weight" ``[B]`` float32, "index_generation" ``[B]`` int64.
 
         Raises:
-            ValueError: if fewer rows than ``batch_size`` are filled.
+            ValueError: if no row is filled.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
         tree = self._attach(storage, ring)
+        if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
+            self.refresh(storage)
         uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=self._rng)
         rows = tree.draw_rows(uniform, self._beta_now, ring)
         # TorchRL's buffers hand the index back to `update_priority`, and know nothing of generations.
-        rows.index.generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
+        ring.vouch(rows.index).generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
         return rows.index, {"priority_weight": rows.weight, "index_generation": rows.generation}
 
     def update_priority(
@@ -241,11 +278,37 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         tree = self._attach(storage, ring)
         slot = torch.as_tensor(index, device=tree.device).reshape(-1)
         priority = self._largest
-        if self.mask_key is not None:
-            priority = torch.where(row_mask(storage, slot, self.mask_key), priority, 0.0)
+        if self._admitted is not None and self.mask_key is not None:
+            admitted = row_mask(storage, slot, self.mask_key)
+            self._admitted.index_put_((slot,), admitted)
+            priority = torch.where(admitted, priority, 0.0)
         tree.update_(slot, priority, alpha=self._alpha_now, eps=self._eps)
         if getattr(storage, "compact", False):
             tree.forget_(ring)
+
+    def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
+        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Storages call it.
+
+        Rows that are left out from now on get the priority 0, those that are let in the largest priority seen so far;
+        the others keep theirs.
+
+        Args:
+            storage: the storage that holds the rows.
+            slot: int64 slots that were written in place; None for all.
+            keys: the entries that were written; None for any.
+        """
+        if self._tree is None or self._admitted is None or self.mask_key is None or not reads(keys, self.mask_key):
+            return
+        if slot is None:
+            self._seen_writes = wrote_outside(storage)
+            slot = torch.arange(self._tree.num_slots, device=self._tree.device)
+        slot = slot.reshape(-1)
+        admitted = row_mask(storage, slot, self.mask_key)
+        is_new = admitted & ~self._admitted[slot]
+        priority = torch.where(is_new, self._largest, torch.nan)  # NaN: the row keeps what it has
+        priority = torch.where(admitted, priority, 0.0)
+        self._tree.update_(slot, priority, alpha=self._alpha_now, eps=self._eps, ring=ring_of(storage, _NAME))
+        self._admitted.index_put_((slot,), admitted)
 
     def add(self, index: int | Tensor) -> None:
         """Do nothing: :meth:`mark_update` learns of new rows."""
@@ -272,12 +335,40 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             "count": int(self._count),
             "max_priority": 1.0,
             "tree": None,
+            "admitted": None,
         }
         if self._tree is not None:
-            ring = self._storage.ring
+            if self.mask_key is not None and wrote_outside(self._storage) != self._seen_writes:
+                self.refresh(self._storage)
+            ring = None if self._storage is None else self._storage.ring
+            filled = None if ring is None else min(ring.read()[0], ring.steps) * ring.num_streams
             state["max_priority"] = float(self._largest)
-            state["tree"] = self._tree.state_dict(min(ring.read()[0], ring.steps) * ring.num_streams)
+            state["tree"] = self._tree.state_dict(filled)
+            state["admitted"] = None if self._admitted is None else self._admitted.clone()
         return state
+
+    def check_state(self, state_dict: Any) -> None:
+        """That a state is one of this sampler, of its capacity.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_state(state_dict, "max_priority", _NAME)
+        kinds: dict[str, Any] = {"alpha": (list, tuple), "beta": (list, tuple), "eps": float, "count": int}
+        kinds |= {"anneal_steps": (int, type(None)), "max_priority": float, "tree": (Mapping, type(None))}
+        check_entries_of_state(state_dict, kinds, _NAME)
+        for key, checked in (("alpha", checked_alpha), ("beta", checked_beta)):
+            if len(state_dict[key]) != 2:
+                raise state_error(_NAME, f"{key!r} as a first and a last value", f"{state_dict[key]}")
+            for value in state_dict[key]:
+                checked(value)
+        saved, admitted = state_dict["tree"], state_dict.get("admitted")
+        if saved is None:
+            return
+        check_tree_state(saved, None if self._tree is None else self._tree.num_slots, _NAME)
+        if self.mask_key is not None and admitted is not None:
+            like = torch.empty(saved["num_slots"] + 1, dtype=torch.bool)
+            check_tensor_of_state(admitted, like, "admitted", _NAME)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`, bit for bit.
@@ -285,13 +376,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         Raises:
             ValueError: if it is of another capacity or sampler; nothing is changed then.
         """
-        check_state(state_dict, "max_priority", _NAME)
-        saved, size = state_dict["tree"], self.max_size
-        if saved is not None and size is not None and saved["num_slots"] != size:
-            raise ValueError(
-                f"{_NAME}: expected the state of {size} slots, received that of {saved['num_slots']}. Remedy: build "
-                "the buffer with the capacity and the number of envs of the checkpoint."
-            )
+        self.check_state(state_dict)
         self._alphas, self._betas = tuple(state_dict["alpha"]), tuple(state_dict["beta"])
         self._eps, self._anneal_steps = state_dict["eps"], state_dict["anneal_steps"]
         if self._tree is None:
@@ -307,6 +392,11 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             self._tree.clear_()
         else:
             self._tree.load_state_dict(state["tree"])
+        admitted = state.get("admitted")
+        if self._admitted is not None and admitted is not None:
+            self._admitted.copy_(admitted)
+        elif self._admitted is not None:  # of a version that did not save it: what has a weight was let in
+            self._admitted[:-1].copy_(self._tree.weights > 0)
         self._alpha_now.fill_(self._alphas[0])
         self._beta_now.fill_(self._betas[0])
         self._set_exponents()
@@ -352,6 +442,11 @@ class DevicePrioritizedSampler(PrioritizedSampler):
                 f"{_NAME}: expected at most max_capacity={self._max_capacity} slots, received a storage of "
                 f"{ring.capacity}. Remedy: leave max_capacity out."
             )
+        if self._device is not None and self._device.type != device.type:
+            raise ValueError(
+                f"{_NAME}: expected a storage on device={self._device}, where the tree shall be, received one on "
+                f"{device}. Remedy: leave device out."
+            )
         if self._pending is not None and self._pending["tree"] is not None:
             slots = self._pending["tree"]["num_slots"]
             if slots != ring.capacity:
@@ -362,14 +457,19 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._alpha_now = torch.full((), self._alphas[0], device=device)
         self._beta_now = torch.full((), self._betas[0], device=device)
         self._set_exponents()
+        if self.mask_key is not None:
+            self._admitted = torch.zeros(ring.capacity + 1, dtype=torch.bool, device=device)
+        self._seen_writes = wrote_outside(storage)
         if self._pending is not None:
             self._restore(self._pending)
             self._pending = None
             return tree
         slot = torch.arange(ring.capacity, device=device)
         priority = torch.ones(ring.capacity, device=device)
-        if self.mask_key is not None:
-            priority = row_mask(storage, slot, self.mask_key).to(torch.float32)
+        if self._admitted is not None and self.mask_key is not None:
+            admitted = row_mask(storage, slot, self.mask_key)
+            self._admitted[:-1].copy_(admitted)
+            priority = admitted.to(torch.float32)
         tree.update_(slot, priority, alpha=self._alpha_now, eps=self._eps, ring=ring)
         return tree
 
@@ -380,3 +480,23 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         for value, (first, last) in ((self._alpha_now, self._alphas), (self._beta_now, self._betas)):
             if first != last:
                 value.copy_(first + (last - first) * fraction)
+
+
+def _in_order(capacity: Any, alpha: Any, beta: Any) -> tuple[int | None, float, float]:
+    """``max_capacity``, ``alpha``, ``beta`` of a call with TorchRL's order, or of one with ``(alpha, beta)`` alone.
+
+    A capacity is a whole number above 1, an exponent in front of no third argument any other.
+
+    Raises:
+        ValueError: for a first argument that is neither.
+    """
+    is_capacity = capacity is None or (is_whole(capacity) and (capacity > 1 or isinstance(capacity, int)))
+    if not is_capacity:
+        if beta is not None:
+            raise ValueError(
+                f"{_NAME}: expected max_capacity as a whole number of at least 1, received {capacity!r}. Remedy: "
+                "DevicePrioritizedSampler(max_capacity, alpha, beta), or (alpha, beta)."
+            )
+        capacity, alpha, beta = None, capacity, alpha
+    alpha, beta = 0.6 if alpha is None else alpha, 0.4 if beta is None else beta
+    return (None if capacity is None else int(capacity)), alpha, beta

@@ -293,7 +293,12 @@ class PriorityTree:
         Raises:
             ValueError: if the state is of another number of slots; the tree is then unchanged.
         """
-        weights, num_slots = state["weights"], state["num_slots"]
+        weights, num_slots = state.get("weights"), state.get("num_slots")
+        if not isinstance(weights, Tensor) or weights.dtype != torch.float32 or not isinstance(num_slots, int):
+            raise ValueError(
+                f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}; "
+                "load what state_dict() returned"
+            )
         if num_slots != self.num_slots or weights.ndim != 1 or weights.shape[0] > num_slots:
             raise ValueError(
                 f"expected the weights of {self.num_slots} slots, received those of {num_slots} in a tensor of shape "

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import NestedKey
+from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.replay._checks import check_state
+from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.ring import Ring, capturing
+from torchrl_perf.replay.signatures import shows_arguments
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceRandomSampler"]
 
 
+@shows_arguments
 class DeviceRandomSampler(Sampler):
     """Draws rows uniformly with replacement on the device, without a host wait. The counterpart of ``RandomSampler``.
 
@@ -39,6 +44,7 @@ class DeviceRandomSampler(Sampler):
         self.mask_key = mask_key
         self._tree: PriorityTree | None = None
         self._is_stale = False
+        self._seen_writes = 0  # writes through views that the tree knows of
         self._beta = torch.zeros(())
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -46,20 +52,23 @@ class DeviceRandomSampler(Sampler):
 
         Args:
             storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows B, at most those that are filled.
+            batch_size: rows B, more than are filled if so wished.
 
         Returns:
             Slots, ``[B]`` int64, and an empty info.
 
         Raises:
-            ValueError: if fewer rows than ``batch_size`` are filled.
+            ValueError: if no row is filled.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, "DeviceRandomSampler")
         if self.mask_key is None:
             return ring.random_slots(batch_size, self._rng), {}
         uniform = torch.rand(batch_size, dtype=torch.float64, device=ring.cursor.device, generator=self._rng)
-        return self._tree_of(storage).draw_rows(uniform, self._beta, ring).index, {}
+        tree = self._tree_of(storage)
+        if wrote_outside(storage) != self._seen_writes:
+            self.refresh(storage)
+        return ring.vouch(tree.draw_rows(uniform, self._beta, ring).index), {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learn of new rows; needed for ``mask_key`` alone.
@@ -70,8 +79,8 @@ class DeviceRandomSampler(Sampler):
         """
         if self.mask_key is None or storage is None:
             return
-        slot = torch.as_tensor(index).reshape(-1)
         tree = self._tree_of(storage)
+        slot = torch.as_tensor(index, device=tree.device).reshape(-1)
         tree.set_(slot, row_mask(storage, slot, self.mask_key).to(torch.float32))
         if getattr(storage, "compact", False):
             tree.forget_(ring_of(storage, "DeviceRandomSampler"))
@@ -90,18 +99,24 @@ class DeviceRandomSampler(Sampler):
             mask = row_mask(storage, slot, self.mask_key) if self.mask_key is not None else slot >= 0
             self._tree.clear_()
             self._tree.update_(slot, mask.to(torch.float32), ring=ring)
-            self._is_stale = False
+            self._is_stale, self._seen_writes = False, wrote_outside(storage)
         return self._tree
 
-    def refresh(self, storage: Storage) -> None:
-        """Read the mask from the rows again, in place, so that recorded graphs stay valid; after a load.
+    def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
+        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Storages call it.
 
         Args:
             storage: the storage that holds the rows.
+            slot: int64 slots that were written in place; None for all.
+            keys: the entries that were written; None for any.
         """
-        if self._tree is not None and getattr(storage, "initialized", True):
-            self._is_stale = True
+        if self._tree is None or not getattr(storage, "initialized", True) or not reads(keys, self.mask_key):
+            return
+        if slot is None:
+            self._seen_writes, self._is_stale = wrote_outside(storage), True
             self._tree_of(storage)
+        else:
+            self.mark_update(slot, storage=storage)
 
     def _empty(self) -> None:
         if self._tree is not None:
@@ -117,8 +132,17 @@ class DeviceRandomSampler(Sampler):
         Raises:
             ValueError: for the state of another sampler.
         """
-        check_state(state_dict, None, "DeviceRandomSampler")
+        self.check_state(state_dict)
         self._is_stale = True
+
+    @staticmethod
+    def check_state(state_dict: Any) -> None:
+        """That a state is one of this sampler.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_state(state_dict, None, "DeviceRandomSampler")
 
     def dumps(self, path: str | Path) -> None:
         """Write nothing."""
@@ -139,12 +163,11 @@ def ring_of(storage: Any, name: str) -> Ring:
         TypeError: for a storage without one.
         ValueError: before the first extend.
     """
-    if not getattr(storage, "initialized", True):
-        raise ValueError(f"{name}: expected a filled storage, received an empty one. Remedy: extend the buffer first.")
-    ring = getattr(storage, "ring", None)
-    if ring is None:
+    if not hasattr(type(storage), "ring"):  # asked of the class: the instance may not have made it yet
         raise TypeError(_wrong_storage(storage, name))
-    return ring
+    if not storage.initialized:
+        raise ValueError(f"{name}: expected a filled storage, received an empty one. Remedy: extend the buffer first.")
+    return storage.ring
 
 
 def _wrong_storage(storage: Any, name: str) -> str:
@@ -155,22 +178,43 @@ def _wrong_storage(storage: Any, name: str) -> str:
 
 
 def sampled_ring(storage: Any, batch_size: int, name: str) -> Ring:
-    """The ring of a storage that ``batch_size`` rows are drawn from.
+    """The ring of a storage that ``batch_size`` rows are drawn from, as often as need be.
 
-    The number of rows is checked against the mirrors on the host, where those are reliable.
+    Whether there are rows is asked of the mirrors on the host, where those are reliable.
 
     Raises:
-        ValueError: if fewer rows are filled, or ``batch_size`` is not positive.
+        ValueError: if no row is filled, or ``batch_size`` is not positive.
         TypeError: for a storage without a ring.
     """
     ring = ring_of(storage, name)
-    rows = ring.host_length * ring.num_streams
-    if batch_size < 1 or (batch_size > rows and not ring.recorded):
+    if batch_size < 1:
         raise ValueError(
-            f"{name}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. Remedy: "
-            "extend the buffer first, or draw fewer rows."
+            f"{name}: expected a batch size of at least 1, received {batch_size}. Remedy: a positive number."
+        )
+    if not ring.host_length and not ring.recorded:
+        raise ValueError(
+            f"{name}: expected a filled storage to draw {batch_size} rows from, received an empty one. Remedy: extend "
+            "the buffer first."
         )
     return ring
+
+
+def wrote_outside(storage: Any) -> int:
+    """How often rows of a storage were written through views, as far as it knows."""
+    return 0 if storage is None else storage.count_outside_writes()
+
+
+def reads(keys: Iterable[Key] | None, mask_key: NestedKey | None, end_key: NestedKey | None = None) -> bool:
+    """Whether entries that were written (None for any) are among those that a sampler keeps something of."""
+    if mask_key is None and end_key is None:
+        return False
+    if keys is None:
+        return True
+    watched = [key for key in (mask_key, end_key) if key is not None]
+    watched = {unravel_key((key,) if isinstance(key, str) else key) for key in watched}
+    if mask_key is not None:
+        watched.add(("next", "terminated"))  # terminal rows are admitted in any case
+    return any(unravel_key(key) in watched for key in keys)
 
 
 def refuse_capture(name: str) -> None:

@@ -11,6 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 
+from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state
+
 __all__ = ["BoundedHistory", "RecentWindow"]
 
 _MASK = "mask"
@@ -135,12 +137,19 @@ class RecentWindow:
         Raises:
             ValueError: if it is of a window of other entries, length or environments; nothing is changed then.
         """
-        expected, received = [tuple(t.shape) for t in self._rows], [tuple(t.shape) for t in state_dict["rows"]]
+        name = "RecentWindow"
+        check_entries_of_state(state_dict, {"rows": (list, tuple), "position": Tensor, "count": Tensor}, name)
+        expected = [tuple(t.shape) for t in self._rows]
+        received = [tuple(getattr(t, "shape", ())) for t in state_dict["rows"]]
         if expected != received:
             raise ValueError(
                 f"RecentWindow: expected rows of shapes {expected}, received {received}. Remedy: make the window with "
                 "the length and the example of the checkpoint."
             )
+        for key, rows, saved in zip(self._keys, self._rows, state_dict["rows"], strict=True):
+            check_tensor_of_state(saved, rows, str(key), name)
+        check_tensor_of_state(state_dict["position"], self._position, "position", name)
+        check_tensor_of_state(state_dict["count"], self._count, "count", name)
         for rows, saved in zip(self._rows, state_dict["rows"], strict=True):
             rows.copy_(saved)
         self._position.copy_(state_dict["position"])
@@ -181,8 +190,10 @@ class BoundedHistory(deque[float]):
 
     def load_state_dict(self, state_dict: dict[str, list[float]]) -> None:
         """Take the entries of :meth:`state_dict`; the newest ``maxlen`` of them stay."""
+        check_entries_of_state(state_dict, {"values": (list, tuple)}, "BoundedHistory")
+        values = [float(value) for value in state_dict["values"]]
         self.clear()
-        self.extend(state_dict["values"])
+        self.extend(values)
 
 
 def _bits_of(values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,9 @@ class Ring:
         length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
         host_cursor: mirror of ``cursor`` on the host, advanced by Python calls alone.
         host_length: mirror of ``length`` on the host, likewise.
+        ordered: whether the rows lie in the order of time. False once rows were written to slots that a writer of
+            TorchRL's chose (``TensorDictMaxValueWriter``, ``ConsumingSampler``); ages and generations then say which
+            slots are filled, and no more.
         recorded: True once the mirrors can no longer be trusted, because a write was recorded in a CUDA graph (whose
             replays the host does not see) or because rows were forgotten on the device (see
             :class:`~torchrl_perf.replay.DeviceStorage`, ``compact``). Sizes are then read from the device.
@@ -36,7 +40,8 @@ class Ring:
         self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # side by side: one addition counts both
         self.cursor, self.length = self._counters[0], self._counters[1]
         self.host_cursor = self.host_length = 0
-        self.recorded = False
+        self.recorded, self.ordered = False, True
+        self.may_forget = False  # whether rows may have been forgotten on the device, so that filled slots have gaps
         self._offsets: dict[tuple[int, bool], Tensor] = {}
 
     def slots(self, time_rows: int, flat: bool = False) -> Tensor:
@@ -82,6 +87,13 @@ class Ring:
             self.host_cursor += time_rows
             self.host_length = min(self.host_length + time_rows, self.steps)
 
+    def fill(self, rows: int) -> None:
+        """Say that the slots below ``rows`` hold rows, of no known order in time; for a ring of one stream."""
+        self.ordered = False
+        more = min(rows, self.steps) - self.host_length
+        if more > 0:
+            self.advance(more)
+
     def forget_until(self, time: Tensor) -> None:
         """Forget the rows up to an absolute time (int64, 0-d; -1 for none). No host wait."""
         torch.minimum(self.length, self.cursor - 1 - time, out=self.length)
@@ -125,7 +137,16 @@ class Ring:
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
         uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
-        return slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams)
+        return self.vouch(slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams))
+
+    def vouch(self, slots: Tensor) -> Tensor:
+        """Mark slots as drawn from this ring, so that reading them checks nothing; returns the same tensor."""
+        slots.drawn_from = self  # pyright: ignore[reportAttributeAccessIssue]  # TorchRL's buffers pass nothing else on
+        return slots
+
+    def vouches_for(self, slots: Any) -> bool:
+        """Whether slots were drawn from this ring."""
+        return getattr(slots, "drawn_from", None) is self
 
     def clear(self) -> None:
         """Forget every row.
@@ -137,14 +158,14 @@ class Ring:
         rounds = (self.cursor + self.steps - 1).div(self.steps, rounding_mode="floor") + 1
         self.cursor.copy_(torch.where(started, rounds * self.steps, 0))
         self.length.zero_()
-        self.host_length = 0
+        self.host_length, self.ordered = 0, True
         if self.host_cursor:
             self.host_cursor = (-(-self.host_cursor // self.steps) + 1) * self.steps
 
     def state_dict(self) -> dict[str, int]:
         """Counters as plain numbers."""
         cursor, length = self.read()
-        counters = {"cursor": cursor, "length": length, "recorded": self.recorded}
+        counters = {"cursor": cursor, "length": length, "recorded": self.recorded, "ordered": self.ordered}
         return {"steps": self.steps, "num_streams": self.num_streams, **counters}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -152,6 +173,7 @@ class Ring:
         self.host_cursor, self.host_length = state["cursor"], state["length"]
         # Samplers draw in another way once it is set, and go on as they did; a graph of this ring keeps it set.
         self.recorded |= bool(state["recorded"])
+        self.ordered = bool(state.get("ordered", True))
         self.cursor.fill_(self.host_cursor)
         self.length.fill_(self.host_length)
 
@@ -171,26 +193,66 @@ def capturing() -> bool:
 def slots_of(index: Any, ring: Ring) -> Tensor:
     """Slots that an index means: int (negative: from the end of the valid rows), slice of the valid rows, or slots.
 
+    What the host knows is checked: ints, lists, ranges, arrays and tensors on a CPU. A tensor on another device is
+    taken as it is, since to look at it would be a host wait; of those, negative ones count from the end of a ring that
+    holds its rows from slot 0 on.
+
     Returns:
         int64 on the ring's device, 0-d for an int.
 
     Raises:
-        IndexError: for an int that is no valid row.
+        IndexError: for a row that is not filled, where the host knows the index.
         TypeError: for an index of another kind, such as a mask.
     """
+    if isinstance(index, tuple) and len(index) == 1:  # as TorchRL's slice samplers give it
+        index = index[0]
     if isinstance(index, slice):
         valid = ring.valid_slots()
         chosen = range(valid.shape[0])[index]
         return valid[torch.arange(chosen.start, chosen.stop, chosen.step, device=ring.device)]
-    if isinstance(index, int):
+    if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
+        index = int(index)
         if not ring.contains(index):
-            count = ring.read()[1] * ring.num_streams
-            raise IndexError(f"DeviceStorage: row {index} is not among the {count} valid rows.")
+            raise IndexError(_not_filled(index, ring))
         return ring.valid_slots()[index] if index < 0 else torch.tensor(index, device=ring.device)
-    slots = torch.as_tensor(index, device=ring.device)
+    slots = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index))
     if slots.dtype == torch.bool or (slots.is_floating_point() and slots.numel()):
         raise TypeError(
             f"DeviceStorage: expected slots (int64), received an index of dtype {slots.dtype}. Remedy: slots as extend "
             "and sample return them."
         )
-    return slots.to(torch.int64)
+    if slots.is_cuda and ring.may_forget and not capturing():
+        slots = slots.to("cpu")  # the one wait: TorchRL's samplers count on rows 0 to len - 1, which may be gone
+    if slots.is_cuda:
+        return torch.where(slots < 0, slots + ring.length * ring.num_streams, slots).to(torch.int64)
+    return _checked(slots.to(torch.int64), ring).to(ring.device)
+
+
+def _checked(slots: Tensor, ring: Ring) -> Tensor:
+    """Slots on a CPU, the negative ones counted from the end of the valid rows.
+
+    Raises:
+        IndexError: for one that is not filled.
+    """
+    # The memory as it is, not an operation of torch: an audit would count a wait that there is not, since tensors on a
+    # GPU are not looked at.
+    numbers = np.from_dlpack(slots)
+    if not numbers.size or capturing():  # while a graph is recorded the counters cannot be read
+        return slots
+    lowest, highest, runs = int(numbers.min()), int(numbers.max()), ring.runs()
+    if len(runs) == 1 and runs[0][0] <= lowest and highest < runs[0][1]:
+        return slots
+    count = sum(last - first for first, last in runs)
+    valid = np.concatenate([np.arange(first, last) for first, last in runs] or [np.zeros(0, np.int64)])
+    filled = (numbers < 0) & (numbers >= -count) | np.isin(numbers, valid)
+    if not filled.all():
+        raise IndexError(_not_filled(int(numbers[~filled].flat[0]), ring))
+    return torch.as_tensor(np.where(numbers < 0, valid[np.where(numbers < 0, numbers, -1)], numbers))
+
+
+def _not_filled(index: int, ring: Ring) -> str:
+    count = ring.read()[1] * ring.num_streams
+    return (
+        f"DeviceStorage: expected a row that is filled, received {index}: row {index} is not among the {count} valid "
+        "rows. Remedy: extend first, or slots as extend and sample return them."
+    )

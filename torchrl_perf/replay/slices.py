@@ -1,6 +1,8 @@
 """Sampling of slices: windows of consecutive rows of one stream, drawn in O(batch)."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -11,10 +13,19 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.functional.windows import run_lengths
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_tensor_of_state,
+    check_tree_state,
+    refuse_options,
+    state_error,
+)
+from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import refuse_capture, ring_of, row_mask, sampled_ring
-from torchrl_perf.replay.ring import Ring
+from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
+from torchrl_perf.replay.ring import Ring, capturing
+from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DeviceSliceSampler"]
@@ -23,8 +34,26 @@ _NAME = "DeviceSliceSampler"
 _FILE = "slices.pt"
 _MASK = ("collector", "mask")
 _INIT = "is_init"
+_ENV_ROWS = "slices follow the rows of an env, which have their place in the ring, up to the flag end_key"
+SLICE_SAMPLER: dict[str, tuple[Any, str]] = {
+    "cache_values": (None, ""),
+    "compile": (None, ""),
+    "use_gpu": (None, ""),
+    "end_keys": ((), "one flag ends an episode, ('next', 'done') by default, which holds for all ways to end"),
+    "traj_key": ((), _ENV_ROWS),
+    "step_key": ("step_count", _ENV_ROWS),
+    "fragmented": (False, _ENV_ROWS),
+    "ends": ((), _ENV_ROWS),
+    "trajectories": ((), _ENV_ROWS),
+    "init_key": (_INIT, "recurrent parts read 'is_init'"),
+    "strict_length": (True, "shapes are static, so that all slices have slice_len rows"),
+    "pad_output": (False, "shapes are static, so that all slices have slice_len rows"),
+    "span": (False, "shapes are static, so that all slices have slice_len rows"),
+}
+"""Options of TorchRL's slice sampler: their defaults (None: any value), and why others have no meaning here."""
 
 
+@shows_arguments
 class DeviceSliceSampler(Sampler):
     """Draws slices of ``slice_len`` consecutive rows of one stream, uniformly or by priority, without a host wait.
 
@@ -63,24 +92,41 @@ class DeviceSliceSampler(Sampler):
             it in the mask. Terminal rows count as active.
         end_key: bool entry that ends an episode.
         truncated_key: where the end of a slice is marked; None to leave all flags as stored.
+        **options: of TorchRL's ``SliceSampler``: ``cache_values``, ``compile`` and ``use_gpu``, which say how it
+        searches,
+            are taken and have nothing to do here; the others are refused where they ask for something else.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for numbers out of range, for ``num_slices`` without ``slice_len``, for options of slices by
+            priority without ``alpha``, and for options of TorchRL's that have no meaning here.
     """
 
     def __init__(
         self,
-        slice_len: int,
+        slice_len: int | None = None,
         *,
         num_slices: int | None = None,
         within_episode: bool = True,
         alpha: float | None = None,
-        beta: float = 0.4,
-        eps: float = 0.0,
+        beta: float | None = None,
+        eps: float | None = None,
         mask_key: NestedKey | None = None,
         end_key: NestedKey = ("next", "done"),
         truncated_key: NestedKey | None = ("next", "truncated"),
+        **options: Any,
     ) -> None:
+        refuse_options(_NAME, options, SLICE_SAMPLER)
+        if slice_len is None:
+            raise ValueError(
+                f"{_NAME}: expected slice_len, the rows of a slice, received num_slices={num_slices} alone: which rows "
+                "a slice may start at is learned with each write, before a batch size is known. Remedy: "
+                "slice_len=batch_size // num_slices."
+            )
+        if alpha is None and (beta is not None or eps is not None):
+            raise ValueError(
+                f"{_NAME}: expected alpha together with beta or eps, received alpha=None, beta={beta}, eps={eps}: "
+                "uniform slices have no priorities. Remedy: alpha=0.6, or neither."
+            )
         if slice_len < 1 or (num_slices is not None and num_slices < 1):
             raise ValueError(
                 f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}."
@@ -89,12 +135,18 @@ class DeviceSliceSampler(Sampler):
         self.mask_key = None if mask_key is None else unravel_key(mask_key)
         self.end_key = unravel_key(end_key)
         self.truncated_key = None if truncated_key is None else unravel_key(truncated_key)
-        self._priorities = None if alpha is None else DevicePrioritizedSampler(alpha, beta, eps=eps)
+        self._priorities = None
+        if alpha is not None:
+            self._priorities = DevicePrioritizedSampler(alpha=alpha, beta=beta, eps=eps or 0.0)
         self._has_tree = within_episode or alpha is not None
         self._tree: PriorityTree | None = None
         self._run: Tensor | None = None
+        self._starts: Tensor | None = None  # where slices by priority may start, as of the last look
+        self._is_stale = False
+        self._seen_writes = 0  # writes through views that the starts know of
         self._pending: dict[str, Any] | None = None
         self._ring: Ring | None = None
+        self._storage: Any = None
 
     # --- drawing
 
@@ -121,13 +173,14 @@ class DeviceSliceSampler(Sampler):
                 f"slice_len={L}. Remedy: extend first, or draw shorter slices."
             )
         self._attach(storage)
+        self._catch_up(storage)
         start, info = self._draw_starts(storage, ring, S)
         order = torch.arange(L, device=start.device)
         rows = torch.add(start.unsqueeze(1), order, alpha=ring.num_streams).remainder_(ring.capacity)
         # Where no slice of valid rows is left, rows are drawn in front of the oldest or behind the newest one too.
         age = ring.age(start).unsqueeze(1) - order
         self._mark(storage, rows, (age >= 0) & (age < ring.length), info)
-        index = rows.view(-1)
+        index = ring.vouch(rows.view(-1))
         if self._priorities is not None:
             info["priority_weight"] = info["priority_weight"].unsqueeze(1).expand(S, L).reshape(-1)
             info["index_generation"] = generation = ring.generation(index)
@@ -189,6 +242,7 @@ class DeviceSliceSampler(Sampler):
     def _ends(self, storage: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The stored flag of rows, ``[*, *F]`` bool, and whether any of a row's flags is set, ``[*]`` bool."""
         done = storage.field(self.end_key).flatten(0, 1)[rows]
+        done = done if done.dtype == torch.bool else done.bool()
         return done, done.flatten(rows.ndim).any(-1) if done.ndim > rows.ndim else done
 
     # --- keeping the starts up to date
@@ -217,8 +271,38 @@ class DeviceSliceSampler(Sampler):
         if time_rows:
             self._learn(storage, min(time_rows, steps))
 
-    def _learn(self, storage: Any, time_rows: int) -> None:
-        """Set the weights of all starts that the newest ``time_rows`` time rows can have changed."""
+    def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
+        """Read ends and mask from the rows again, at the next draw, or at once while a graph is recorded.
+
+        Slices that may be drawn as before keep their priorities, those that may be drawn from now on get the largest
+        one.
+
+        Args:
+            storage: the storage that holds the rows.
+            slot: int64 slots that were written in place; None for all.
+            keys: the entries that were written; None for any.
+        """
+        end_key = self.end_key if self.within_episode else None
+        if self._run is None or self._ring is None or not reads(keys, self.mask_key, end_key):
+            return
+        self._is_stale = True
+        if slot is None or capturing():
+            self._catch_up(storage)
+
+    def _catch_up(self, storage: Any) -> None:
+        """Learn all starts anew if rows were written in place since the last look."""
+        writes = wrote_outside(storage)
+        if self._run is None or (not self._is_stale and writes == self._seen_writes):
+            return
+        self._is_stale, self._seen_writes = False, writes
+        self._run.zero_()
+        self._learn(storage, ring_of(storage, _NAME).steps, keep=True)
+
+    def _learn(self, storage: Any, time_rows: int, keep: bool = False) -> None:
+        """Set the weights of all starts that the newest ``time_rows`` time rows can have changed.
+
+        With ``keep`` slices that could be drawn before keep their priorities.
+        """
         ring, L = ring_of(storage, _NAME), self.slice_len
         assert self._run is not None
         count = min(time_rows + L - 1, ring.steps)
@@ -237,12 +321,15 @@ class DeviceSliceSampler(Sampler):
 
         is_start = torch.zeros_like(slots, dtype=torch.bool)
         is_start[: count - L + 1] = lengths[time_rows - (count - L + 1) :] >= L
-        self._set_starts(storage, slots.view(-1), is_start.view(-1))
+        self._set_starts(storage, slots.view(-1), is_start.view(-1), keep)
 
-    def _set_starts(self, storage: Any, slots: Tensor, is_start: Tensor) -> None:
+    def _set_starts(self, storage: Any, slots: Tensor, is_start: Tensor, keep: bool) -> None:
         ring = ring_of(storage, _NAME)
-        if self._priorities is not None:
+        if self._priorities is not None and self._starts is not None:
             priority = torch.where(is_start, self._priorities.default_priority, 0.0)
+            if keep:
+                priority = torch.where(is_start & self._starts[slots], torch.nan, priority)  # NaN changes nothing
+            self._starts.index_put_((slots,), is_start)
             self._priorities.update_priority(slots, priority, storage=storage)
         elif self._tree is not None:
             self._tree.set_(slots, is_start.to(torch.float32))
@@ -252,6 +339,13 @@ class DeviceSliceSampler(Sampler):
     def _attach(self, storage: Any) -> bool:
         """Make the state for a storage; whether all its rows were learned just now."""
         ring = ring_of(storage, _NAME)
+        if not ring.ordered:
+            raise ValueError(
+                f"{_NAME}: expected rows in the order of time, received a storage whose rows a writer put at slots of "
+                "its own choice (TensorDictMaxValueWriter, say). Remedy: DeviceWriter, or TorchRL's round-robin "
+                "writers."
+            )
+        self._storage = storage
         if self._ring is ring:
             return False
         if getattr(storage, "n_step", 1) > 1:
@@ -271,8 +365,11 @@ class DeviceSliceSampler(Sampler):
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
             self._run = torch.zeros(ring.num_streams, dtype=torch.int64, device=ring.device)
             self._tree = PriorityTree(ring.capacity, ring.device) if self._priorities is None else None
+            if self._priorities is not None:
+                self._starts = torch.zeros(ring.capacity, dtype=torch.bool, device=ring.device)
         if self._priorities is not None:
             self._priorities._attach(storage, ring)
+        self._is_stale, self._seen_writes = False, wrote_outside(storage)
         if self._pending is not None:
             self._restore(self._pending)
             self._pending = None
@@ -331,8 +428,10 @@ class DeviceSliceSampler(Sampler):
 
     def _empty(self) -> None:
         self._pending = None
-        if self._run is not None:
-            self._run.zero_()
+        self._is_stale = False
+        for kept in (self._run, self._starts):
+            if kept is not None:
+                kept.zero_()
         if self._tree is not None:
             self._tree.clear_()
         if self._priorities is not None:
@@ -342,9 +441,18 @@ class DeviceSliceSampler(Sampler):
         """A copy: which rows a slice may start at, how long each stream has run, the priorities' state."""
         if self._pending is not None:
             return {**self._pending}
-        state: dict[str, Any] = {"slice_len": self.slice_len, "run": None, "tree": None, "priorities": None}
+        state: dict[str, Any] = {
+            "slice_len": self.slice_len,
+            "run": None,
+            "tree": None,
+            "priorities": None,
+            "starts": None,
+        }
         if self._run is not None:
+            if self._storage is not None:
+                self._catch_up(self._storage)
             state["run"] = self._run.clone()
+            state["starts"] = None if self._starts is None else self._starts.clone()
         if self._tree is not None and self._ring is not None:
             filled = min(self._ring.read()[0], self._ring.steps) * self._ring.num_streams
             state["tree"] = self._tree.state_dict(filled)
@@ -358,19 +466,43 @@ class DeviceSliceSampler(Sampler):
         Raises:
             ValueError: if the state is of another slice length, kind, sampler or capacity.
         """
+        self.check_state(state_dict)
+        if self._run is None:
+            self._pending = dict(state_dict)
+        else:
+            self._restore(state_dict)
+
+    def check_state(self, state_dict: Any) -> None:
+        """That a state is one of this sampler, of its capacity.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_entries_of_state(state_dict, {}, _NAME)
         kinds = (state_dict.get("slice_len"), state_dict.get("priorities") is not None)  # none, of another sampler
+        if not isinstance(kinds[0], int | NoneType):
+            raise state_error(_NAME, "'slice_len' as int", type(kinds[0]).__name__)
         if kinds != (self.slice_len, self._priorities is not None):
             raise ValueError(
                 f"{_NAME}: expected the state of slices of {self.slice_len} rows, prioritised: "
                 f"{self._priorities is not None}, received {kinds[0]}, {kinds[1]}. Remedy: make the sampler with the "
                 "arguments of the checkpoint."
             )
-        if self._run is None:
-            self._pending = state_dict
-        else:
-            self._restore(state_dict)
+        check_entries_of_state(state_dict, {"run": (Tensor, NoneType), "tree": (Mapping, NoneType)}, _NAME)
+        if self._priorities is not None:
+            self._priorities.check_state(state_dict["priorities"])
+        run, tree, starts = state_dict["run"], state_dict["tree"], state_dict.get("starts")
+        if run is None:
+            return
+        check_tensor_of_state(run, run.new_empty(run.shape[:1], dtype=torch.int64), "run", _NAME)
+        if self._run is not None:
+            check_tensor_of_state(run, self._run, "run", _NAME)
+        if self._has_tree and self._priorities is None:
+            check_tree_state(tree, None if self._tree is None else self._tree.num_slots, _NAME)
+        if self._starts is not None and starts is not None:
+            check_tensor_of_state(starts, self._starts, "starts", _NAME)
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
         if state["run"] is None:
             self._empty()
@@ -379,7 +511,16 @@ class DeviceSliceSampler(Sampler):
             self._tree.load_state_dict(state["tree"])
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
+        starts = state.get("starts")
+        if self._starts is not None and starts is not None:
+            self._starts.copy_(starts)
+        elif self._starts is not None and self.tree is not None:  # of a version that did not save them
+            self._starts.copy_(self.tree.weights > 0)
         self._run.copy_(state["run"])
+        self._is_stale, self._seen_writes = False, wrote_outside(self._storage)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_storage": None}
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 
-from torchrl_perf.replay.layout import Field
+from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state, state_error
+from torchrl_perf.replay.layout import Field, RowLayout
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
 
 _FILE = "storage.pt"
+_NAME = "DeviceStorage"
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 def storage_state(storage: DeviceStorage) -> dict[str, Any]:
@@ -37,7 +42,13 @@ def _layout(storage: DeviceStorage) -> dict[str, Any]:
     """What two storages must have in common for rows to mean the same in both."""
     fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage._fields.values()]
     streams = storage.ring.num_streams
-    return {"fields": sorted(fields), "num_streams": streams, "flat": storage._flat, **_options(storage, streams)}
+    known = {
+        "fields": sorted(fields),
+        "num_streams": streams,
+        "flat": storage._flat,
+        "row_shape": list(storage._row_shape),
+    }
+    return {**known, **_options(storage, streams)}
 
 
 def _options(storage: DeviceStorage, streams: int) -> dict[str, Any]:
@@ -49,25 +60,84 @@ def _options(storage: DeviceStorage, streams: int) -> dict[str, Any]:
     }
 
 
-def check_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
-    """That a state fits the storage.
+def check_storage_state(storage: DeviceStorage, state: Any) -> None:
+    """That a state fits the storage in every entry: what is loaded after this cannot fail half-way.
 
     Raises:
-        ValueError: otherwise; the storage is unchanged.
+        ValueError: otherwise, naming the entry; the storage is unchanged.
     """
+    check_entries_of_state(state, {"max_size": int, "initialized": bool}, _NAME)
     if not state["initialized"]:
         # taken before the first extend, which rounds the size down to whole time rows
         size = state["max_size"] - (state["max_size"] % storage.ring.num_streams if storage.initialized else 0)
         if size != storage.max_size:
             _refuse("max_size", storage.max_size, state["max_size"])
         return
+    check_entries_of_state(state, {"layout": Mapping, "ring": Mapping, "rows": (list, tuple)}, _NAME)
     saved = state["layout"]
+    kinds: dict[str, Any] = {"fields": (list, tuple), "num_streams": int, "flat": bool, "capacity": int}
+    check_entries_of_state(saved, {**kinds, "compact": bool, "split": bool, "final_rows": int}, f"{_NAME} (layout)")
+    if saved["num_streams"] < 1:
+        raise state_error(_NAME, "num_streams of at least 1", f"{saved['num_streams']}")
     options = _layout(storage) if storage.initialized else _options(storage, saved["num_streams"])
     if storage._num_streams is not None:
         options["num_streams"] = storage._num_streams
     for name, expected in options.items():
-        if saved[name] != expected:
-            _refuse(name, expected, saved[name])
+        received = saved.get(name, [])
+        if received != expected:
+            _refuse(name, expected, received)
+    _check_rows(storage, state)
+
+
+def _check_rows(storage: DeviceStorage, state: Mapping[str, Any]) -> None:
+    """That counters are possible and that the rows have their number and size."""
+    counters, saved = state["ring"], state["layout"]
+    kinds = dict.fromkeys(("steps", "num_streams", "cursor", "length"), int)
+    check_entries_of_state(counters, {**kinds, "recorded": bool}, f"{_NAME} (ring)")
+    streams, steps = saved["num_streams"], saved["capacity"] // saved["num_streams"]
+    length, fits = counters["length"], (counters["steps"], counters["num_streams"]) == (steps, streams)
+    if not fits or not 0 <= length <= min(steps, counters["cursor"]):
+        raise state_error(_NAME, f"counters of a ring of {steps} steps of {streams} streams", f"{dict(counters)}")
+    single, framed = storage._divide(_fields_of_state(saved))
+    sizes, rows = [RowLayout(fields).row_bytes for fields in single], length * streams
+    if len(state["rows"]) != len(sizes):
+        raise state_error(_NAME, f"{len(sizes)} tensors of rows", f"{len(state['rows'])}")
+    for value, size in zip(state["rows"], sizes, strict=True):
+        check_tensor_of_state(value, _bytes(rows, size), "rows", _NAME)
+    if framed:
+        check_frames_state(state.get("frames"), rows, RowLayout(framed).row_bytes, streams, saved["final_rows"])
+
+
+def check_frames_state(state: Any, rows: int, size: int, streams: int, final_rows: int) -> None:
+    """That a state is one of the frames of a storage with ``rows`` rows, ``size`` bytes a frame.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    name = f"{_NAME} (frames)"
+    check_entries_of_state(state, {"final_count": int, "host_written": int}, name)
+    filled = min(state["final_count"], final_rows)
+    expected = {"frames": rows, "head": streams, "final": filled}
+    for key, count in expected.items():
+        check_tensor_of_state(state.get(key), _bytes(count, size), key, name)
+    check_tensor_of_state(
+        state.get("final_time"), torch.empty(filled, dtype=torch.int64, device="meta"), "final_time", name
+    )
+
+
+def _bytes(rows: int, size: int) -> Tensor:
+    return torch.empty(rows, size, dtype=torch.uint8, device="meta")
+
+
+def _fields_of_state(saved: Mapping[str, Any]) -> list[Field]:
+    found = []
+    for entry in saved["fields"]:
+        try:
+            key, dtype, shape = entry
+            found.append(Field(tuple(key), _DTYPES[dtype], tuple(int(size) for size in shape)))
+        except (TypeError, ValueError, KeyError) as error:
+            raise state_error(_NAME, "fields as [key, dtype, shape]", repr(entry)) from error
+    return found
 
 
 def _refuse(name: str, expected: object, received: object) -> None:
@@ -90,17 +160,16 @@ def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
         return
     saved = state["layout"]
     if not storage.initialized:
-        fields = [
-            Field(tuple(key), getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
-            for key, dtype, shape in saved["fields"]
-        ]
-        storage._allocate(fields, (1,) if saved["flat"] else (saved["num_streams"], 1))
+        storage._allocate(_fields_of_state(saved), (1,) if saved["flat"] else (saved["num_streams"], 1))
+        storage._row_shape = tuple(saved.get("row_shape", ()))
     storage.ring.load_state_dict(state["ring"])
     slots = storage.ring.valid_slots()
     storage._rows.load_state(state["rows"], slots)
     if storage._frames is not None:
         storage._frames.load_state_dict(state["frames"], slots)
+        storage.ring.may_forget = storage._frames.may_forget(0)
     storage._bump_mutation_revision()
+    storage._known_version = storage._version()
 
 
 class DeviceStorageCheckpointer(StorageCheckpointerBase):

@@ -9,20 +9,29 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
 from torchrl_perf.replay import _checks as checks
 from torchrl_perf.replay.compact import NEXT_FRAME, FrameStore, observation_keys
-from torchrl_perf.replay.layout import Field, Key, Leaves, build, describe, fields_of, leaves_of, readable_key
+from torchrl_perf.replay.copied_rows import CopiedRows
+from torchrl_perf.replay.layout import OWN_KEYS, Field, Key, Leaves, build, describe, fields_of, leaves_of, readable_key
 from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
+from torchrl_perf.replay.torchrl_writers import set_rows
 from torchrl_perf.replay.windows import NStepWindow
 
-OWN_KEYS = frozenset({"index", "index_generation", "priority_weight"})
-"""Root keys that samples carry; they are not stored when a batch brings them."""
+LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
+    "ndim": (1, "rows have slots, and a batch [N, T] is N streams of time rows by itself"),
+    "compilable": (None, "counters are plain numbers and device tensors in any case"),
+    "consolidated": (False, "all entries of a row lie side by side in any case"),
+    "shared_init": (False, "the rows belong to one process"),
+    "cleanup_memmap": (True, "the rows belong to one process"),
+}
+"""Options of TorchRL's storage: their defaults, and why others have no meaning here."""
 
 OPTIONS = ("max_size", "device", "compact", "n_step", "gamma", "final_fraction")
 
@@ -46,7 +55,8 @@ class DeviceStorage(TensorStorage):
         gamma: discount of the n-step windows.
         final_fraction: size of the side ring as a fraction of ``max_size`` (at least N rows). Where more rows end
             an episode or a batch than that, the oldest rows are forgotten (``ring.length`` shrinks): fewer rows, never
-            wrong ones.
+            wrong ones. Without ``compact`` there is no side ring, and nothing for it to size.
+        **options: of ``LazyTensorStorage``, at their defaults.
 
     Attributes:
         ring: counters, see :class:`~torchrl_perf.replay.ring.Ring`.
@@ -58,6 +68,7 @@ class DeviceStorage(TensorStorage):
     """
 
     supports_conditional_update = False
+    _ring: Ring | None = None  # made with the first batch; TorchRL asks for `_len` before
     _default_checkpointer = DeviceStorageCheckpointer
 
     def __init__(
@@ -70,17 +81,22 @@ class DeviceStorage(TensorStorage):
         n_step: int = 1,
         gamma: float = 0.99,
         final_fraction: float = 0.125,
+        **options: Any,
     ) -> None:
+        checks.refuse_options("DeviceStorage", options, LAZY_TENSOR_STORAGE)
         max_size, num_streams = checks.check_options(max_size, num_streams, n_step, gamma, final_fraction)
         super().__init__(None, max_size, device=checks.check_device(device), compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
         self._num_streams = num_streams
-        self._revision = 0
+        self._revision = self._known_version = self._outside_writes = 0
         self._forget_layout()
 
     def _forget_layout(self) -> None:
         self.initialized, self._flat = False, False
-        self._ring: Ring | None = None
+        self._row_shape: tuple[
+            int, ...
+        ] = ()  # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
+        self._ring = None
         self._fields: dict[Key, Field] = {}
         self._rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
         self._views: dict[Key, Tensor] = {}  # live, [capacity, *shape], of all that is stored
@@ -198,24 +214,32 @@ class DeviceStorage(TensorStorage):
             ValueError: for another layout than that of the first batch; nothing is written then.
             RuntimeError: for the first batch inside a CUDA graph capture.
         """
-        batch_size = tuple(data.batch_size)
-        leaves = leaves_of(data, OWN_KEYS)
-        self._agree(leaves, batch_size)
+        return self._append(leaves_of(data, OWN_KEYS), tuple(data.batch_size))
+
+    def _append(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> Tensor:
+        """Adds leaves ``[*batch_size, *row_shape, ...]`` behind the newest rows; their slots."""
+        self._agree(leaves, batch_size, row_shape)
         ring, time_rows = self.ring, batch_size[-1]
+        self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
             index = ring.slots(time_rows, self._flat)
             if time_rows:
                 self._write_rows(leaves, index, time_rows)
         self._revision += 1
+        self._known_version = self._version()
         return index
 
-    def _agree(self, leaves: Leaves, batch_size: tuple[int, ...]) -> None:
+    def _agree(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> None:
         """Checks a batch against the layout, or takes its layout if it is the first; moves leaves to the device."""
         dims = len(batch_size)
         if not self.initialized:
-            checks.check_streams(batch_size, self.max_size, self._num_streams)
+            streams = checks.check_streams(batch_size, self.max_size, self._num_streams)
             checks.check_streams_known(dims == 1, self.n_step, self.compact)
+            for buffer in self._attached_entities:
+                checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
             self._allocate(fields_of(leaves, dims), batch_size)
+            self._row_shape = row_shape
+        checks.check_row_shape(row_shape, self._row_shape)
         checks.check_batch(batch_size, self.ring.num_streams, self._flat)
         fields = self._fields
         if len(leaves) != len(fields):
@@ -241,60 +265,140 @@ class DeviceStorage(TensorStorage):
         ring.advance(time_rows)
         if frames is not None and forgotten is not None:
             ring.forget_until(forgotten)
-            ring.recorded |= frames.may_forget(index.numel())
+            ring.may_forget = frames.may_forget(index.numel())
+            ring.recorded |= ring.may_forget
 
-    def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
-        """Writes stored rows in place.
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Writes rows where a writer of TorchRL's wants them; see :mod:`torchrl_perf.replay.torchrl_writers`.
 
         Args:
-            cursor: slots: an int, a slice of the valid rows, or an int64 tensor of the shape of ``data``.
-            data: the entries to write, any of those stored; with ``compact`` no observations, which rows share.
-            set_cursor: unused; rows are added by :meth:`write` alone.
+            cursor: slots: an int, a list, a range, a slice of the valid rows, or an int64 tensor.
+            data: as many rows; some of the stored entries alone are written in place.
+            set_cursor: True for rows that come after those stored, False for rows that take the place of others.
 
         Raises:
-            RuntimeError: before the first extend, for example with a writer other than :class:`DeviceWriter`.
+            IndexError: for slots that are neither filled nor next.
+            ValueError: for entries that are not stored, or of another dtype or shape, or with ``compact`` or
+                ``n_step``, which need the streams of rows; nothing is written then.
+        """
+        set_rows(self, cursor, data, set_cursor=set_cursor)
+
+    def __setitem__(self, index: Any, value: TensorDictBase) -> None:
+        """Writes stored rows in place; see :meth:`put`."""
+        self.put(index, value)
+
+    def put(self, index: Any, data: TensorDictBase) -> None:
+        """Writes stored rows in place, and tells the samplers of every buffer that reads them.
+
+        Args:
+            index: slots: an int, a slice of the valid rows, a list or an int64 tensor of the shape of ``data``.
+            data: the entries to write, any of those stored; with ``compact`` no observations, which rows share.
+
+        Raises:
+            IndexError: for a row that is not filled, where the host knows the index.
+            RuntimeError: before the first extend.
             ValueError: for entries that are not stored, or of another dtype or shape.
         """
-        del set_cursor
-        if not self.initialized:
-            raise RuntimeError(
-                "DeviceStorage: rows are added by DeviceWriter: ReplayBuffer(storage=DeviceStorage(...), "
-                "writer=DeviceWriter()). storage.set writes rows that are stored already."
-            )
-        index = slots_of(cursor, self.ring)
+        slots = slots_of(index, self.ring)
         leaves = leaves_of(data, OWN_KEYS)
         own = {key: field for key, field in self._fields.items() if key in self._rows.views}
-        checks.check_entries(leaves, index.shape, own)
+        checks.check_entries(leaves, slots.shape, own)
+        self._put_leaves(slots, leaves)
+
+    def put_entry(self, key: NestedKey, value: Any, index: Any) -> None:
+        """Writes one entry of stored rows in place; a number or a smaller tensor is repeated as torch does it.
+
+        Raises:
+            IndexError, ValueError: see :meth:`put`.
+        """
+        slots = slots_of(index, self.ring)
+        name = (key,) if isinstance(key, str) else tuple(unravel_key(key))
+        field = self._fields.get(name)
+        if field is not None:
+            if isinstance(value, bool | int | float):
+                value = torch.full((), value, dtype=field.dtype, device=self.device)  # no copy from the host
+            value = torch.as_tensor(value)
+            whole = (*slots.shape, *field.shape)
+            if value.shape != whole and checks.broadcasts(value.shape, whole):
+                value = value.expand(whole)
+        own = {key: field for key, field in self._fields.items() if key in self._rows.views}
+        leaves = {name: value}
+        checks.check_entries(leaves, slots.shape, own)
+        self._put_leaves(slots, leaves)
+
+    def _put_leaves(self, slots: Tensor, leaves: Leaves) -> None:
+        self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
             for key, leaf in leaves.items():
-                self._views[key].index_put_((index,), leaf.to(self.device))
+                self._views[key].index_put_((slots,), leaf.to(self.device))
         self._revision += 1
+        self._known_version = self._version()
+        for buffer in self._attached_entities:
+            refresh = getattr(getattr(buffer, "_sampler", None), "refresh", None)
+            if refresh is not None:
+                refresh(self, slots, leaves.keys())
+
+    # --- writes through views
+
+    def count_outside_writes(self) -> int:
+        """How often somebody wrote into the rows through a view (``buffer[:]``, :meth:`field`), as far as was noticed.
+
+        Views share torch's count of writes in place with the rows, and the host knows it: samplers that keep something
+        of the rows ask here before each draw, without a host wait. Not seen are writes that torch does not count:
+        through ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the
+        sampler's ``refresh(storage)``.
+        """
+        if not torch.compiler.is_compiling() and self.initialized:
+            version = self._version()
+            if version != self._known_version:
+                self._known_version = version
+                self._outside_writes += 1
+                self._revision += 1
+        return self._outside_writes
+
+    def _version(self) -> int:
+        if torch.compiler.is_compiling():
+            return self._known_version
+        frames = 0 if self._frames is None else self._frames.frames._version
+        return self._rows.version + frames
 
     # --- reading
 
-    def get(self, index: Any) -> TensorDict:
+    def get(self, index: Any) -> Any:
         """Rows by slot.
 
         Args:
             index: int64 tensor of any shape (slots; no host wait), a list, range or array of slots, a slot as an int
                 (negative: from the end of the valid rows), or a slice of the valid rows in ascending order of slot.
+                Slots on a GPU are not looked at: a row that is not filled reads as what its memory holds. A key gives
+                that entry of all rows.
 
         Returns:
-            The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do;
-            everything else is a copy. With ``n_step`` above 1, ("next", "reward") is the discounted sum of the
+            The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do, and
+            :class:`~torchrl_perf.replay.copied_rows.CopiedRows` with ``compact`` or ``n_step``; everything else is a
+            copy. With ``n_step`` above 1, ("next", "reward") is the discounted sum of the
             window, the other "next" entries are those of its last row, and "steps_to_next_obs" (int64 ``[*, 1]``) and
             "gamma" (float32 ``[*, 1]``, ``gamma ** steps``) are added.
 
         Raises:
-            IndexError: for an int outside of the valid rows.
+            IndexError: for a row that is not filled, where the host knows the index.
             RuntimeError: before the first extend.
         """
-        if not isinstance(index, Tensor) or index.dtype != torch.int64:
-            if isinstance(index, slice) and index.step in (None, 1) and not self.compact and self.n_step == 1:
-                runs = self.ring.runs()
-                if len(runs) == 1:
-                    return self._live(runs[0], index)
-            index = slots_of(index, self.ring)
+        ring = self.ring
+        if ring.vouches_for(index) or torch.compiler.is_compiling():  # drawn by a sampler: nothing to check
+            return self._gather(index)
+        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
+            return self.get(slice(None)).get(index)  # as TorchRL's sample units ask
+        if isinstance(index, slice):
+            runs = ring.runs()
+            if (index.step or 1) > 0 and not self.compact and self.n_step == 1 and len(runs) == 1:
+                return self._live(runs[0], index)
+            slots = slots_of(index, ring)
+            return CopiedRows.of(self._gather(slots), self, slots)
+        return self._gather(slots_of(index, ring))
+
+    def _gather(self, index: Tensor) -> TensorDict:
+        """Copies of the rows at slots of any shape."""
         shape, slot = index.shape, index.reshape(-1)
         window, last = self._window, slot
         if window is not None:
@@ -306,11 +410,11 @@ class DeviceStorage(TensorStorage):
             leaves["next", "reward"] = reward.view(*shape, *reward.shape[1:])
             leaves["steps_to_next_obs",] = steps.view(*shape, 1)
             leaves["gamma",] = gamma.view(*shape, 1)
-        return build(leaves, shape, self.device)
+        return build(leaves, (*shape, *self._row_shape), self.device)
 
     def _live(self, run: tuple[int, int], rows: slice) -> TensorDict:
         leaves = {key: view[run[0] : run[1]][rows] for key, view in self._views.items()}
-        return build(leaves, (len(range(run[1] - run[0])[rows]),), self.device)
+        return build(leaves, (len(range(run[1] - run[0])[rows]), *self._row_shape), self.device)
 
     def _rand_given_ndim(self, batch_size: int) -> Tensor:
         return self.ring.random_slots(batch_size, self._rng)
@@ -350,12 +454,33 @@ class DeviceStorage(TensorStorage):
     # --- what TorchRL reads of a storage
 
     @property
+    def checkpointer(self) -> Any:
+        """What ``dumps`` and ``loads`` of TorchRL's buffers use: :class:`DeviceStorageCheckpointer`, and no other."""
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, value: Any) -> None:
+        checks.check_checkpointer(value, DeviceStorageCheckpointer)
+        self._checkpointer = DeviceStorageCheckpointer() if value is None else value
+
+    @property
     def _len(self) -> int:
         return len(self)
 
     @_len.setter
     def _len(self, value: int) -> None:
-        """The ring counts."""
+        """The ring counts; a writer of TorchRL's that filled slots of its choice says so here."""
+        if self._ring is not None and value > len(self):
+            self._ring.fill(value)
+
+    def attach(self, buffer: Any) -> None:
+        """Learns of a buffer that reads from here.
+
+        Raises:
+            ValueError: for a buffer with ``dim_extend`` above 0.
+        """
+        checks.check_dim_extend(getattr(buffer, "_dim_extend", None))
+        super().attach(buffer)
 
     @property
     def shape(self) -> torch.Size:
@@ -364,6 +489,7 @@ class DeviceStorage(TensorStorage):
 
     @property
     def _mutation_revision(self) -> int:
+        self.count_outside_writes()
         return self._revision
 
     def _bump_mutation_revision(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 
-from torchrl_perf.replay._checks import check_sampler
+from torchrl_perf.replay._checks import check_entries_of_state
 from torchrl_perf.replay.ring import capturing
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
@@ -21,13 +22,26 @@ class DeviceWriter(Writer):
 
     It has no cursor of its own: that of the storage's ring counts, on the device, so that a write that was recorded in
     a CUDA graph goes on with each replay. Samplers learn of new rows by ``mark_update``.
+
+    Args:
+        compilable: TorchRL's; counters are plain numbers in any case, and are not shared with other processes.
+        track_generations: whether samples carry "index_generation", how often their slot was written before. It is
+            computed from the cursor, at no cost in memory.
     """
 
     _storage: DeviceStorage
 
-    def __init__(self) -> None:
-        super().__init__(compilable=True)
+    def __init__(self, compilable: bool = True, *, track_generations: bool = False) -> None:
+        super().__init__(compilable=compilable)
         self._write_count = 0
+        self.tracks_generations = track_generations
+
+    def generations_of(self, index: int | Tensor) -> Tensor:
+        """How often each slot was written before its present row, int64; -1 if that is not tracked, or never."""
+        index = torch.as_tensor(index)
+        if not self.tracks_generations or not self._storage.initialized:
+            return torch.full_like(index, -1, dtype=torch.int64)
+        return self._storage.ring.generation(index.to(self._storage.device))
 
     def register_storage(self, storage: Storage) -> None:
         """Attaches the storage.
@@ -52,9 +66,6 @@ class DeviceWriter(Writer):
             KeyError: if a sampler reads an entry that the first batch lacks; nothing is written then.
             ValueError: likewise for slices that are too long for the storage, and as :meth:`DeviceStorage.write` does.
         """
-        if not self._storage.initialized:
-            for buffer in self._storage._attached_entities:
-                check_sampler(buffer.sampler, data, self._storage.max_size)
         index = self._storage.write(data)
         if not capturing():
             self._write_count += index.numel()
@@ -74,8 +85,22 @@ class DeviceWriter(Writer):
         """Number of rows written by Python calls; the cursor is part of the storage."""
         return {"write_count": self._write_count}
 
+    @staticmethod
+    def check_state(state_dict: Any) -> None:
+        """That a state is one of this writer.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_entries_of_state(state_dict, {"write_count": int}, "DeviceWriter")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores :meth:`state_dict`.
+
+        Raises:
+            ValueError: for another state; nothing is changed then.
+        """
+        self.check_state(state_dict)
         self._write_count = state_dict["write_count"]
 
     def dumps(self, path: str | Path) -> None:

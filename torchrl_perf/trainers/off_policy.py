@@ -328,9 +328,11 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config
         self._anneals_beta = config.beta_final is not None
-        options = (
-            {"beta_end": config.beta_final, "anneal_steps": config.schedule_iterations} if self._anneals_beta else {}
-        )
+        options: dict[str, Any] = {}
+        if config.sampler == "prioritized":
+            options |= {"alpha": config.alpha, "beta": config.beta}
+        if self._anneals_beta:
+            options |= {"beta_end": config.beta_final, "anneal_steps": config.schedule_iterations}
         if self.valid_key is not None:
             options["mask_key"] = self.valid_key
         return make_replay_buffer(
@@ -338,8 +340,6 @@ class OffPolicyTrainer(Checkpointed, ABC):
             batch_size=config.minibatch_size,
             device=self.device,
             sampler=config.sampler,
-            alpha=config.alpha,
-            beta=config.beta,
             n_step=config.n_step,
             gamma=config.gamma,
             compact=config.compact,

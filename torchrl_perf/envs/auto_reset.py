@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
+from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.copies import copy_all_
 
 __all__ = ["AutoResetEnv", "Transition"]
@@ -93,6 +94,7 @@ class AutoResetEnv(EnvBase):
         self._buffer_of: dict[str, str] = {}
         self._group_shapes: dict[str, torch.Size] = {}
         self._info_keys: tuple[NestedKey, ...] = ()
+        self._stepped: Entries | None = None
 
     def _begin(self, seed: int | None, prefix: str) -> None:
         """Draw the first states and make their buffers, named ``prefix`` and their own name. The specs are set."""
@@ -194,7 +196,14 @@ class AutoResetEnv(EnvBase):
         return _nested(entries, {}, self.batch_size, self._group_shapes, self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        return self._wrap(self._advance(tensordict)[0])
+        entries = self._advance(tensordict)[0]
+        if torch.compiler.is_compiling():
+            return self._wrap(entries)
+        if self._stepped is not None and is_repeated():
+            # what ended has begun anew: a frame skip above gets the end, and no reward of the next episode
+            entries = joined(self._stepped, entries, self.reward_keys)
+        self._stepped = entries
+        return self._wrap(dict(entries))
 
     def _root_entries(self, new_state: State, done: Tensor) -> Entries:
         """Return the root entries of t+1: reset observations where t ended, ``is_init`` = done, done flags False."""
@@ -255,6 +264,8 @@ class AutoResetEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
         mask = None if tensordict is None else tensordict.get("_reset", None)
+        if not torch.compiler.is_compiling():
+            self._stepped = None
         if mask is None:
             new_state = self._fresh(None)
             self.elapsed.zero_()

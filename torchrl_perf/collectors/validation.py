@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors.arguments import CastPolicy
-from torchrl_perf.collectors.env_state import device_of, honours_reset_mask
+from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
 from torchrl_perf.runtime import HostSyncError, HostSyncReport, no_host_sync
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -92,7 +92,9 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     """(root entries, entries written in a step), as fake values, from the specs and one policy call on zeros."""
     fake = env.fake_tensordict()
     actions = set(env.action_keys)
-    root = fake.exclude("next", *actions)
+    # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
+    inner = {key for each in chain(env) for key in each.action_keys} - actions - {*env.observation_keys}
+    root = fake.exclude("next", *actions, *inner)
     with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
@@ -110,6 +112,8 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
             "set its out_keys (or the action key of its ProbabilisticActor)."
         )
     out = acted.exclude(*root.keys(True, True))
+    for key in inner & set(fake.keys(True, True)):
+        out.set(key, fake.get(key))
     out.set("next", fake.get("next").update(out.get("next")) if "next" in out.keys() else fake.get("next"))
     return root, out
 

@@ -120,6 +120,8 @@ class TestEnvs:
             env.set_seed(0)
             policy = TensorDictModule(lambda obs: (obs[..., 2] > 0).long(), ["observation"], ["action"])
             options = {"auto_register_policy_transforms": False}
+            if kind is DeviceCollector:
+                options["mode"] = "eager"
             data.append(next(iter(kind(env, policy, frames_per_batch=90, total_frames=90, **options))))
         assert data[0]["next", "done"].any()
         for key in data[0].keys(True, True):
@@ -183,6 +185,11 @@ class TestPolicies:
 
             def __call__(self, *args, **kwargs):
                 type(self).calls += 1
+
+            def _sync_weights_with_worker(self, *args, **kwargs):
+                """Not asked for."""
+
+            _get_server_weights = _maybe_map_weights = all_worker_ids = _sync_weights_with_worker
 
         collector(weight_updater=Updater).update_policy_weights_()
         assert Updater.calls == 1

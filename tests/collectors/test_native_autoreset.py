@@ -41,15 +41,14 @@ def device_for(mode):
 
 class TestConvention:
     @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("batches", [1, 2])
-    def test_nan_under_next_and_no_reset_but_the_first(self, mode, batches, fresh_dynamo):
+    def test_nan_under_next_and_no_reset_but_the_first(self, mode, fresh_dynamo):
         env = NativeEnv(device=device_for(mode))
         collector = DeviceCollector(env, None, frames_per_batch=8, mode=mode)
-        data = torch.cat([collector.collect().clone() for _ in range(batches)], -1)
+        data = torch.cat([collector.collect().clone() for _ in range(2)], -1)
         roots = [100.0, 101, 102, 200, 201, 202, 300, 301, 302, 400, 401, 402, 500, 501, 502, 600]
         after = [101.0, 102, NAN, 201, 202, NAN, 301, 302, NAN, 401, 402, NAN, 501, 502, NAN, 601]
-        same(data["obs"], roots[: 8 * batches])
-        same(data["next", "obs"], after[: 8 * batches])
+        same(data["obs"], roots)
+        same(data["next", "obs"], after)
         assert env.resets == 1
         assert not data["done"].any()
 
@@ -64,7 +63,7 @@ class TestConvention:
         batch = DeviceCollector(NativeEnv(dtype=torch.int64), None, frames_per_batch=4).collect()
         same(batch["next", "obs"], [101.0, 102, 0, 201])
 
-    @pytest.mark.parametrize("mode", ["eager", "compile"])
+    @pytest.mark.parametrize("mode", ["eager", "auto"])
     def test_rows_end_at_steps_of_their_own_and_an_env_may_keep_the_final_observation(self, mode, fresh_dynamo):
         env = NativeEnv(2, keeps_final=True)
         batch = DeviceCollector(env, None, frames_per_batch=12, mode=mode).collect()
@@ -72,8 +71,7 @@ class TestConvention:
         same(batch["next", "obs"], [[101.0, 102, 103, 201, 202, 203], [101.0, 102, 103, 104, 201, 202]])
         assert env.resets == 1
 
-    @pytest.mark.parametrize("mode", ["eager", "compile"])
-    @pytest.mark.parametrize("marked", ["both", "base alone"])
+    @pytest.mark.parametrize(("mode", "marked"), [("eager", "both"), ("compile", "base alone")])
     def test_below_transforms(self, mode, marked, fresh_dynamo):
         base = NativeEnv(2)
         norm = ObservationNorm(loc=0.0, scale=2.0, in_keys=["obs"])
@@ -137,7 +135,7 @@ class TestFrameSkip:
     def make(self, skip, limit=5, n=3):
         return TransformedEnv(OnePerStep(n, max_episode_steps=limit), Compose(FrameSkipTransform(skip), RewardSum()))
 
-    @pytest.mark.parametrize("skip", [2, 3, 4, 7])
+    @pytest.mark.parametrize("skip", [2, 3, 7])
     @pytest.mark.parametrize("how", ["collector", "rollout", "TorchRL's collector"])
     def test_an_episode_has_no_more_reward_than_steps(self, skip, how):
         env, steps = self.make(skip), 12

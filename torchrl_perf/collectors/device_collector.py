@@ -58,10 +58,9 @@ class DeviceCollector(SharedPolicyCollector):
     batches ``[T]``, one with several ``[*B, T]``, as TorchRL's do; N is then the number of all its envs.
 
     Args:
-        create_env_fn: a TorchRL env, a function or ``EnvCreator`` that makes one, or a list of these: several are
-            stepped as one ``SerialEnv``. Envs that reset themselves under TorchRL's mark
-            ``_torchrl_native_autoreset`` are never reset again: the observation under "next" that ends an episode is
-            NaN (zero where it is no float), or what the env's own override of TorchRL's method keeps there.
+        create_env_fn: a TorchRL env, a function or ``EnvCreator`` that makes one, or a list of these: several are one
+            ``SerialEnv``. Envs with TorchRL's mark ``_torchrl_native_autoreset`` are reset once (``"auto"`` is
+            ``"eager"`` for them): NaN is under "next" where an episode ends, or what the env's override keeps there.
         policy: a TensorDict module, a module of tensors named like the observations, or None for random actions. It is
             shared, not copied: weights that an optimiser updates in place are used at the next step.
         policy_factory: makes the policy, in place of it.
@@ -242,7 +241,8 @@ class DeviceCollector(SharedPolicyCollector):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
         self._audit_pending = self.mode == "auto"
-        settled = self._tensor_env and self.device.type == "cpu"
+        # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
+        settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
             self.mode, self._audit_pending = "eager", False  # what it is there, whatever an audit finds
         self._acting = arguments.accelerated(self._acting, compile_policy, cudagraph_policy, self.mode, self.device)
@@ -357,7 +357,7 @@ class DeviceCollector(SharedPolicyCollector):
     def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
         """First step of mode ``"auto"``: takes it, and settles whether anything waits and how to reset."""
         self._audit_pending = False
-        settled = self._native is not None or resets_inside_step(self.env)
+        settled = resets_inside_step(self.env)
         if not settled:
             self._env_step = unreset_step
         with host_syncs(self.device) as report:

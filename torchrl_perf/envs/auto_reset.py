@@ -202,8 +202,8 @@ class AutoResetEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         entries = self._advance(tensordict)[0]
-        if torch.compiler.is_compiling():
-            return self._wrap(entries)
+        if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return self._wrap(entries)  # a collector that compiles or records keeps the ends itself
         if self._stepped is not None and is_repeated():
             # what ended has begun anew: a frame skip above gets the end, and no reward of the next episode
             entries = joined(self._stepped, entries, self.reward_keys)

@@ -93,7 +93,8 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     fake = env.fake_tensordict()
     actions = set(env.action_keys)
     # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
-    inner = {key for each in chain(env) for key in each.action_keys} - actions - {*env.observation_keys}
+    inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
+    inner -= set(env.observation_keys) if inner else set()
     root = fake.exclude("next", *actions, *inner)
     with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:

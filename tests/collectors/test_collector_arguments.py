@@ -7,18 +7,19 @@ import pytest
 import torch
 from counting_env import CountingEnv, counting_policy
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import CompositeDistribution, TensorDictModule, TensorDictSequential, set_composite_lp_aggregate
+from torch.distributions import Categorical, Independent, Normal
 from torchrl.collectors import Collector
 from torchrl.collectors.weight_update import WeightUpdaterBase
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from torchrl.envs import EnvCreator, GymEnv, SerialEnv, TransformedEnv
-from torchrl.envs.transforms import StepCounter
+from torchrl.envs.transforms import ActionMask, StepCounter
 from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.arguments import REFUSED
-from torchrl_perf.envs import CartPole
+from torchrl_perf.envs import CartPole, FuelBreaks, HybridTarget
 from torchrl_perf.modules import GumbelCategorical
 
 N, T = 3, 4
@@ -165,6 +166,36 @@ class TestPolicies:
         batch = collector(Net()).collect()
         assert batch["action"].dtype == torch.int64
         assert batch["output1"].shape == (N, T, 3)
+
+    def test_composite_distribution(self):
+        def parameters(observation):
+            zeros = observation.new_zeros(4, 2)
+            return zeros, zeros, zeros + 1
+
+        keys = [("params", "discrete", "logits"), ("params", "continuous", "loc"), ("params", "continuous", "scale")]
+        options = {
+            "distribution_map": {
+                "discrete": Categorical,
+                "continuous": lambda loc, scale: Independent(Normal(loc, scale), 1),
+            },
+            "name_map": {name: ("action", name) for name in ("discrete", "continuous")},
+        }
+        with set_composite_lp_aggregate(False):
+            actor = ProbabilisticActor(
+                TensorDictModule(parameters, ["observation"], keys),
+                ["params"],
+                distribution_class=CompositeDistribution,
+                distribution_kwargs=options,
+                return_log_prob=True,
+            )
+            batch = DeviceCollector(HybridTarget(4), actor, frames_per_batch=16, mode="eager").collect()
+        assert batch["action", "discrete"].shape == batch["action", "discrete_log_prob"].shape == (4, 4)
+        assert batch["params", "continuous", "loc"].shape == (4, 4, 2)
+
+    def test_random_actions_below_a_mask_are_allowed_ones(self):
+        env = TransformedEnv(FuelBreaks(3), ActionMask(mask_key="action_mask"))
+        batch = DeviceCollector(env, None, frames_per_batch=15, mode="eager").collect()
+        assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
 
     def test_what_cannot_be_wrapped_names_the_observations(self):
         with pytest.raises(TypeError, match=r"named as observations are, among .*'observation'.*TensorDictModule"):

@@ -131,7 +131,11 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
             )
     needed = getattr(policy, "in_keys", [])
     root = env.fake_tensordict().exclude("next")
-    absent = [key for key in needed if key not in root.keys(True)]
+    # a CompositeDistribution reads "params", of which the module before it writes the parts
+    written = {key[:i] for key in getattr(policy, "out_keys", ()) if isinstance(key, tuple) for i in range(1, len(key))}
+    absent = [
+        key for key in needed if key not in root.keys(True) and ((key,) if isinstance(key, str) else key) not in written
+    ]
     if absent:
         raise ValueError(
             f"policy: expected in_keys among {_names(root.keys(True, True))}, which the env gives, received {absent}. "

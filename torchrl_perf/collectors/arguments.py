@@ -193,10 +193,10 @@ class Devices(NamedTuple):
 def resolve_devices(device: Device, env_device: Device, policy_device: Device, storing_device: Device) -> Devices:
     """TorchRL's rule: ``device`` stands for each of the three that is not given."""
     given = (env_device, policy_device, storing_device)
-    return Devices(*(_ordinal(device if each is None else each) for each in given))
+    return Devices(*(ordinal(device if each is None else each) for each in given))
 
 
-def _ordinal(device: Device) -> torch.device | None:
+def ordinal(device: Device) -> torch.device | None:
     """The device with its index, so that ``"cuda"`` and ``"cuda:0"`` are equal."""
     if device is None:
         return None

@@ -176,20 +176,20 @@ class DeviceCollector(SharedPolicyCollector):
         self._check_env(frames_per_batch)
         self._settle_mode(mode, compile_mode, compile_policy, cudagraph_policy)
         self._allocate({*exclude_keys, *(arguments.observations_under_next(self.env) if compact_obs else ())})
-        self._stored = None if where.storing in (None, self.device) else self.batch.to(where.storing)
+        here = (None, arguments.ordinal(self.device))
+        self._stored = None if where.storing in here else self.batch.to(where.storing)
         self._select_step()
         self._background = Background(self._write_next)
         self.weight_updater = weight_updater
         self.closed = False
         for part in (self.policy, self.env):
-            if hasattr(part, "register_collector"):
-                part.register_collector(self)
+            getattr(part, "register_collector", _as_it_is)(self)
     # fmt: on
 
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _make_env(self, env: EnvBase, where: arguments.Devices, version: Any) -> None:
-        if where.env is not None and env.device != where.env:
+        if where.env is not None and arguments.ordinal(env.device) != where.env:
             env = env.to(where.env)
         self.env, self.policy_version_tracker = arguments.versioned(env, version)
 
@@ -198,7 +198,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._original_policy = policy
         self.device = device_of(self.env)
         self._acting = self.policy
-        if policy is not None and where.policy is not None and where.policy != self.device:
+        if policy is not None and where.policy not in (None, arguments.ordinal(self.device)):
             self._acting = arguments.CastPolicy(self.policy, where.policy, self.device)
 
     def _check_env(self, frames_per_batch: int) -> None:

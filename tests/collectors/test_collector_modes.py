@@ -36,9 +36,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"expected an env on CUDA, received one on cpu. Remedy"):
             DeviceCollector(CountingEnv(4, device="cpu"), None, frames_per_batch=4, mode="graph")
 
-    def test_env_without_batch(self):
-        with pytest.raises(ValueError, match=r"expected batch_size \[N\], received \[\]"):
-            DeviceCollector(GymEnv("CartPole-v1", device="cpu"), None, frames_per_batch=4)
+    def test_env_of_changing_shapes(self, monkeypatch):
+        env = CountingEnv(4)
+        monkeypatch.setattr(CountingEnv, "_has_dynamic_specs", True, raising=False)
+        with pytest.raises(ValueError, match=r"expected static shapes, received CountingEnv.*dims of -1. Remedy"):
+            DeviceCollector(env, None, frames_per_batch=4)
 
     def test_policy_reads_an_unknown_key(self):
         policy, _ = net_policy(["pixels"])

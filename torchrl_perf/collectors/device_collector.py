@@ -1,7 +1,8 @@
 """Rollouts of a batched environment into preallocated, time-major storage, captured as a whole where possible."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -10,20 +11,27 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.torch_version import TorchVersion
-from torchrl.collectors import BaseCollector
+from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
-from torchrl_perf.collectors import validation
+from torchrl_perf.collectors import arguments, validation
+from torchrl_perf.collectors.background import Background
+from torchrl_perf.collectors.delivery import Delivery, Postproc, resolve_traj_format, truncation_keys
 from torchrl_perf.collectors.env_state import (
     ConstantFlags,
+    chain,
+    device_of,
     env_state_dict,
     fused_parts,
     honours_reset_mask,
     load_env_state_dict,
     substituted,
 )
+from torchrl_perf.collectors.native_autoreset import NativeResets, check_members, check_native, is_native
 from torchrl_perf.collectors.random_actions import RandomActions
+from torchrl_perf.collectors.repeats import EndsKept, check_repeats, steps_in_reset
+from torchrl_perf.collectors.shared_policy import SharedPolicyCollector
 from torchrl_perf.collectors.stepping import (
     autoreset_step,
     is_tensor_env,
@@ -42,28 +50,67 @@ COMPILES_ANY_STEP = TorchVersion(torch.__version__) >= "2.13"
 """Whether the compiler traces the step of TorchRL's base class, whose specs are cached in the env's ``__dict__``."""
 
 
-class DeviceCollector(BaseCollector):
+class DeviceCollector(SharedPolicyCollector):
     """Collects ``[N, T]`` batches with every step on the device and no host wait.
 
-    A drop-in for ``torchrl.collectors.Collector`` (also in TorchRL's trainers) where the environment is one batch of N
-    environments. The batch is allocated once, time-major (``[T, N]`` contiguous, seen as ``[N, T]``); each step writes
-    its rows in place.
+    A drop-in for ``torchrl.collectors.Collector`` (also in TorchRL's trainers). The batch is allocated once, time-major
+    (``[T, N]`` contiguous, seen as ``[N, T]``); each step writes its rows in place. An env without batch dims gives
+    batches ``[T]``, one with several ``[*B, T]``, as TorchRL's do; N is then the number of all its envs.
 
     Args:
-        env: a TorchRL env with ``batch_size [N]``, or a function that makes one.
-        policy: a TensorDict module on the env's device, or None for random actions. It is shared, not copied: weights
-            that an optimiser updates in place are used at the next step.
-        frames_per_batch: N * T, a multiple of N.
-        total_frames: after how many frames iteration ends, rounded up to a whole batch; -1 never.
-        init_random_frames: the first steps take random actions until at least this many frames are collected: rounded
-            up to a whole step of N frames, also within a batch.
+        create_env_fn: a TorchRL env, a function or ``EnvCreator`` that makes one, or a list of these: several are one
+            ``SerialEnv``. Envs with TorchRL's mark ``_torchrl_native_autoreset`` are reset once (``"auto"`` is
+            ``"eager"`` for them): NaN is under "next" where an episode ends, or what the env's override keeps there.
+        policy: a TensorDict module, a module of tensors named like the observations, or None for random actions. It is
+            shared, not copied: weights that an optimiser updates in place are used at the next step.
+        policy_factory: makes the policy, in place of it.
+        frames_per_batch: N * T, a multiple of N (TorchRL rounds up, with a warning).
+        total_frames: after how many frames iteration ends, rounded up to a whole batch; -1 or None never.
         mode: ``"eager"``; ``"compile"``: the step is one compiled function (below transforms on torch before 2.13 the
             policy and the env's own arithmetic are); ``"graph"``: the compiled rollout is one CUDA graph; ``"auto"``:
             ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, and a warning that names what waits.
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
-        postproc: called on each batch that iteration yields.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
+        env: ``create_env_fn`` under another name.
+        device: stands for each of the next three that is not given.
+        storing_device: where batches are put, one copy a batch.
+        policy_device: the policy is copied there if it is elsewhere, and ``update_policy_weights_()`` brings the copy
+            up to date; another one than the env's is for mode ``"eager"``.
+        env_device: the env is moved there.
+        create_env_kwargs: passed to ``create_env_fn``.
+        max_frames_per_traj: episodes are truncated at this length, by a ``StepCounter``; None, 0 and below: no limit.
+        init_random_frames: the first steps take random actions until at least this many frames are collected: rounded
+            up to a whole step of N frames, also within a batch (TorchRL: to whole batches); None and -1 are 0.
+        reset_at_each_iter: all envs are reset before each batch, and begin episodes with numbers of their own.
+        postproc: called on each batch that iteration yields.
+        split_trajs: iteration yields ``[episodes, longest]``, padded with zeros, with ``("collector", "mask")``.
+        track_traj_ids: whether batches have ``("collector", "traj_ids")``.
+        exploration_type: of the policy's distributions. None: that of a ``set_exploration_type`` around the call, else
+            RANDOM. Each type has a captured graph of its own; an iteration captured around this keeps one type.
+        return_same_td: iteration yields the one preallocated batch, which the next one overwrites.
+        set_truncated: the last step of each batch is marked truncated and done.
+        use_buffers: None or True; False is the same, since what iteration yields owns its data in any case.
+        replay_buffer: iteration writes each batch there and yields None.
+        extend_buffer: whether by ``extend`` as a whole, else by ``add``, step by step.
+        trust_policy: a module is taken to act on TensorDicts.
+        compile_policy: in mode ``"eager"`` the policy alone is compiled; a dict is passed to ``torch.compile``. The
+            other modes compile it with the env.
+        cudagraph_policy: in mode ``"eager"`` on CUDA the policy alone is a ``CudaGraphModule``; ``"graph"`` and
+            ``"auto"`` capture it with the env.
+        no_cuda_sync: nothing is synchronised in any case.
+        weight_updater: called by ``update_policy_weights_``, as TorchRL does.
+        track_policy_version: frames have the number of weight updates, a host number: mode ``"eager"``.
+        trajs_per_batch: iteration yields this many whole episodes, on the host, as TorchRL does.
+        trajs_per_write: with a replay buffer too, how many episodes are written at once.
+        traj_format: ``"padded"`` (also None) or ``"cat"``.
+        auto_register_policy_transforms: True adds the transforms that carry the state of a recurrent policy.
+        pre_collect_hook: called before each batch.
+        post_collect_hook: called on each batch that iteration yields or writes.
+        compact_obs: observations under "next" are not stored.
+        backend, backend_options, num_collectors, sync, reset_when_done, interruptor, weight_sync_schemes,
+        weight_recv_schemes, worker_idx: of TorchRL's collector; taken only at values that ask for nothing, see
+            :data:`~torchrl_perf.collectors.arguments.REFUSED`.
 
     Keys written, beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, an own number for each
     episode.
@@ -72,77 +119,144 @@ class DeviceCollector(BaseCollector):
     (:func:`~torchrl_perf.collectors.stepping.masked_reset`): nothing waits. Other envs reset through
     ``env.maybe_reset``, which asks the host at each step whether a row is done: all in mode ``"eager"``, and in mode
     ``"compile"`` those whose ``_reset`` disregards its mask. The first batch of mode ``"auto"`` finds out which one an
-    env is.
+    env is. ``FrameSkipTransform`` stops where an episode ends.
 
     Raises:
         ValueError: at construction, for a frame count that N does not divide, a policy whose keys, shapes, dtypes or
             device do not fit, ``"graph"`` without CUDA, a policy, step or reset that waits for the host under
-            ``"graph"`` or ``"compile"``.
+            ``"graph"`` or ``"compile"``, arguments that have no meaning here or contradict each other.
+        TypeError: for a name that is no argument, with the nearest one.
     """
 
-    trajs_per_batch = None
-    _iterator = None
-    _weight_updater = None
-    _weight_sync_schemes = None
-
-    def __init__(
-        self,
-        env: EnvBase | Callable[[], EnvBase],
-        policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        *,
-        frames_per_batch: int,
-        total_frames: int = -1,
-        init_random_frames: int = 0,
-        mode: Mode = "auto",
-        compile_mode: CompileMode = "default",
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        exclude_keys: Sequence[NestedKey] = (),
+    # fmt: off
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
+        self, create_env_fn: Any = None, policy: Any = None, *,
+        frames_per_batch: int, total_frames: int | None = -1, mode: Mode = "auto",
+        compile_mode: CompileMode = "default", exclude_keys: Sequence[NestedKey] = (), env: Any = None,
+        policy_factory: Callable[[], Any] | None = None,
+        device: arguments.Device = None, storing_device: arguments.Device = None,
+        policy_device: arguments.Device = None, env_device: arguments.Device = None,
+        create_env_kwargs: dict[str, Any] | None = None, max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = 0, reset_at_each_iter: bool = False, postproc: Postproc | None = None,
+        split_trajs: bool | None = None, track_traj_ids: bool = True, exploration_type: ExplorationType | None = None,
+        return_same_td: bool = False, reset_when_done: bool = True, interruptor: Any = None,
+        set_truncated: bool = False, use_buffers: bool | None = None, replay_buffer: ReplayBuffer | None = None,
+        extend_buffer: bool = True, trust_policy: bool | None = None,
+        compile_policy: bool | dict[str, Any] | None = None, cudagraph_policy: bool | dict[str, Any] | None = None,
+        no_cuda_sync: bool = False, weight_updater: Any = None, weight_sync_schemes: Any = None,
+        weight_recv_schemes: Any = None, track_policy_version: Any = False, worker_idx: int | None = None,
+        trajs_per_batch: int | None = None, trajs_per_write: int | None = None, traj_format: str | None = None,
+        auto_register_policy_transforms: bool | None = None, pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None, compact_obs: bool = False,
+        backend: str | None = None, backend_options: dict[str, Any] | None = None, num_collectors: int | None = None,
+        sync: bool | None = None, traj_pool: Any = None, **unknown: Any,
     ) -> None:
-        self.env = env if isinstance(env, EnvBase) else env()
-        validation.check_env(self.env)
-        self._random_actions = RandomActions(self.env)
-        self.policy = policy if policy is not None else self._random_actions
-        self.num_envs = self.env.batch_size[0]
-        self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
-        self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
-        self.total_frames = total_frames
-        self.init_random_frames = init_random_frames
-        self.postproc = postproc
-        self.replay_buffer = None
-        self.exploration_type = ExplorationType.RANDOM
-        self.closed = False
-        self._random_steps = -(-init_random_frames // self.num_envs)
-        self._frames = 0
-        self._iter = -1
-        self.device = self.env.device
-        self._tensor_env = is_tensor_env(self.env)
-        self.mode = validation.resolve_mode(mode, self.device)
-        self._compile_mode = compile_mode
-        capturable = self.mode in ("graph", "compile")
-        validation.check_policy(self.policy, self.env, sync_free=capturable)
-        self._constant_flags = ConstantFlags(self.env)
-        self._masked = self._tensor_env
-        if capturable and not resets_inside_step(self.env):
-            with self._constant_flags():
-                self._masked = validation.check_masked_reset(self.env, self.mode)
-        self._audit_pending = self.mode == "auto"
-        if self._audit_pending and self._tensor_env and self.device.type == "cpu":
-            self.mode, self._audit_pending = "eager", False  # what it is there, whatever an audit finds
-        self._allocate(set(exclude_keys))
+        self.closed = True
+        given = locals()
+        arguments.refuse_unknown(unknown, DeviceCollector.__init__.__code__.co_varnames[: len(given) - 2])
+        arguments.refuse({name: given[name] for name in arguments.REFUSED})
+        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
+        where = arguments.resolve_devices(device, env_device, policy_device, storing_device)
+        self._delivery = Delivery(
+            postproc=postproc, split_trajs=bool(split_trajs), track_traj_ids=track_traj_ids,
+            replay_buffer=replay_buffer, extend_buffer=extend_buffer, return_same_td=return_same_td,
+            use_buffers=use_buffers, storing_device=where.storing,
+        )
+        self.trajs_per_batch, self.trajs_per_write = trajs_per_batch, trajs_per_write
+        self.traj_format = resolve_traj_format(traj_format, trajs_per_batch, trajs_per_write)
+        self.set_truncated, self.track_traj_ids = set_truncated, track_traj_ids
+        self.reset_at_each_iter = reset_at_each_iter
+        self.init_random_frames, self.no_cuda_sync = max(init_random_frames or 0, 0), no_cuda_sync
+        self.total_frames = -1 if total_frames is None or total_frames < 0 else int(total_frames)
+        self._exploration = exploration_type
+        self._make_env(arguments.make_env(create_env_fn, env, create_env_kwargs), where, track_policy_version)
+        self._make_policy(arguments.make_policy(policy, policy_factory, self.env, trust_policy), where)
+        self.env = arguments.with_policy_state(self.env, self.policy, auto_register_policy_transforms)
+        self.env = arguments.limited(self.env, max_frames_per_traj)
+        self._check_env(frames_per_batch)
+        self._settle_mode(mode, compile_mode, compile_policy, cudagraph_policy)
+        self._allocate({*exclude_keys, *(arguments.observations_under_next(self.env) if compact_obs else ())})
+        here = (None, arguments.ordinal(self.device))
+        self._stored = None if where.storing in here else self.batch.to(where.storing)
         self._select_step()
+        self._background = Background(self._write_next)
+        self.weight_updater = weight_updater
+        self.closed = False
+        for part in (self.policy, self.env):
+            getattr(part, "register_collector", _as_it_is)(self)
+    # fmt: on
 
     # -- construction -------------------------------------------------------------------------------------------------
+
+    def _make_env(self, env: EnvBase, where: arguments.Devices, version: Any) -> None:
+        if where.env is not None and arguments.ordinal(env.device) != where.env:
+            env = env.to(where.env)
+        self.env, self.policy_version_tracker = arguments.versioned(env, version)
+
+    def _make_policy(self, policy: Any, where: arguments.Devices) -> None:
+        self.policy = arguments.placed(policy, where.policy)
+        self._original_policy = policy
+        self.device = device_of(self.env)
+        self._acting = self.policy
+        if policy is not None and where.policy not in (None, arguments.ordinal(self.device)):
+            self._acting = arguments.CastPolicy(self.policy, where.policy, self.device)
+
+    def _check_env(self, frames_per_batch: int) -> None:
+        check_native(self.env)
+        validation.check_env(self.env)
+        self._native = NativeResets(chain(self.env)[-1]) if is_native(self.env) else None
+        check_repeats(self.env, self._native is not None)
+        self._random_actions = RandomActions(self.env)
+        if self.policy is None:
+            self.policy = self._acting = self._random_actions
+        self.num_envs = self.env.batch_size.numel()
+        self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
+        self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
+        self._random_steps = -(-self.init_random_frames // self.num_envs)
+        self._frames = 0
+        self._iter = -1
+        self._tensor_env = is_tensor_env(self.env)
+        self._host_resets = steps_in_reset(self.env)
+        self._truncation = truncation_keys(self.env) if self.set_truncated else []
+        self._constant_flags = ConstantFlags(self.env)
+        self._ends_kept = EndsKept(self.env)
+
+    def _settle_mode(self, mode: Mode, compile_mode: CompileMode, compile_policy: Any, cudagraph_policy: Any) -> None:
+        self._compile_mode = compile_mode
+        eager_only = {
+            "track_policy_version": self.policy_version_tracker is not None,
+            "policy_device": isinstance(self._acting, arguments.CastPolicy),
+        }
+        self.mode = validation.resolve_eager_only(mode, [name for name, given in eager_only.items() if given])
+        self.mode = validation.resolve_mode(self.mode, self.device)
+        capturable = self.mode in ("graph", "compile")
+        validation.check_policy(self._acting, self.env, sync_free=capturable)
+        self._masked = (self._tensor_env or self._native is not None) and not self._host_resets
+        if capturable and self._host_resets and self.mode == "graph":
+            raise ValueError(
+                "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
+                "step and keeps what the mask selects. Remedy: mode='eager'."
+            )
+        if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
+            with self._constant_flags(), self._ends_kept():
+                self._masked = validation.check_masked_reset(self.env, self.mode)
+        self._audit_pending = self.mode == "auto"
+        # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
+        settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
+        if self._audit_pending and (settled or self._host_resets):
+            self.mode, self._audit_pending = "eager", False  # what it is there, whatever an audit finds
+        self._acting = arguments.accelerated(self._acting, compile_policy, cudagraph_policy, self.mode, self.device)
 
     def _allocate(self, excluded: set[NestedKey]) -> None:
         """Buffers from the specs and one policy call on a fake state: roots have T + 1 rows, everything else T."""
         if ("next", "done") in excluded:
             raise ValueError("exclude_keys: expected ('next', 'done') to be kept, which numbers the episodes.")
-        root, out = validation.probe_keys(self.policy, self.env)
+        root, out = validation.probe_keys(self._acting, self.env)
         self._root_keys = list(root.keys(True, True))
         # the root of a step is never done, since the row has been reset: its flags stay the zeros they are made of
         self._constant_keys = () if self.env._allow_done_after_reset else tuple(self.env.done_keys)
         self._out_keys = [key for key in out.keys(True, True) if key not in excluded]
-        steps, n = self.num_steps, self.num_envs
+        steps, n, dims = self.num_steps, self.num_envs, self.env.batch_dims
         self._roots = [
             torch.zeros((steps + 1, *v.shape), dtype=v.dtype, device=self.device)
             for v in map(root.get, self._root_keys)
@@ -154,42 +268,64 @@ class DeviceCollector(BaseCollector):
         self._out_rows = [[buffer[t] for buffer in self._outs] for t in range(steps)]
         self._traj_ids = TrajectoryIds(n, steps, self.device)
         self._frames_on_device = torch.zeros((), dtype=torch.int64, device=self.device)
-        batch = TensorDict({}, batch_size=[n, steps], device=self.device, names=[None, "time"])
+        shape = [*self.env.batch_size, steps]
+        batch = TensorDict({}, batch_size=shape, device=self.device, names=[None] * dims + ["time"])
         for key, buffer in [
             *zip(self._root_keys, self._roots, strict=True),
             *zip(self._out_keys, self._outs, strict=True),
         ]:
             if key not in excluded:
-                batch.set(key, buffer[:steps].transpose(0, 1))
-        batch.set(("collector", "traj_ids"), self._traj_ids.ids.transpose(0, 1))
-        self._done = batch.get(("next", "done"))
+                batch.set(key, buffer[:steps].movedim(0, dims))
+        if self.track_traj_ids:
+            ids = self._traj_ids.ids.view(steps, *self.env.batch_size)
+            batch.set(("collector", "traj_ids"), ids.movedim(0, dims))
+        outs = dict(zip(self._out_keys, self._outs, strict=True))
+        self._done = outs["next", "done"].view(steps, n, 1).transpose(0, 1)
+        pairs = [(_under_next(key), _under_next(done)) for key, done in self._truncation]
+        self._last_flags = [outs[key][-1] for pair in pairs for key in pair if key in outs]
         self.batch = batch
         self._started = False
 
     def _select_step(self) -> None:
         fuse = partial(compiled, mode=self._compile_mode) if self.mode in ("graph", "compile") else _as_it_is
-        self._act_fn, self._base_fns = self._act, {}
+        self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         if resets_inside_step(self.env):
             self._env_step = autoreset_step
         else:
             self._env_step = masked_step if self._masked else unreset_step
             if not COMPILES_ANY_STEP and fuse is not _as_it_is:
                 # what lies between the policy and the env's own arithmetic stays eager
-                self._act_fn, self._base_fns = fuse(self._act), fused_parts(self.env, fuse)
+                self._act_fn, self._base_fns = fuse(self._act), {**self._base_fns, **fused_parts(self.env, fuse)}
                 fuse = _as_it_is
         self._advance_fn = fuse(self._advance)
         self._step_fn = self._host_reset_step if self._env_step is unreset_step else fuse(self._step)
-        self._run = capture(self._rollout, device=self.device, audit=False) if self.mode == "graph" else self._rollout
+        self._runs: dict[ExplorationType, Callable[[], None]] = {}
+
+    def _run_for(self, kind: ExplorationType) -> Callable[[], None]:
+        """The rollout under one exploration type, which a graph holds fixed."""
+        if kind not in self._runs:
+            run = partial(self._rollout, kind=kind)
+            self._runs[kind] = capture(run, device=self.device, audit=False) if self.mode == "graph" else run
+        return self._runs[kind]
 
     # -- collection ---------------------------------------------------------------------------------------------------
 
+    @property
+    def exploration_type(self) -> ExplorationType:
+        """How the policy's distributions are read: what was given, else that of the context, else RANDOM."""
+        return self._exploration or exploration_type() or ExplorationType.RANDOM
+
+    @exploration_type.setter
+    def exploration_type(self, kind: ExplorationType | None) -> None:
+        self._exploration = kind
+
     def _act(self, td: TensorDictBase) -> TensorDictBase:
-        return self.policy(td)
+        return self._acting(td)
 
     def _advance(self, root: list[Tensor], out: list[Tensor], random: bool = False) -> TensorDictBase:
         """Act and step from the ``root`` row and write this step's row; returns the next root."""
         # one by one: the compiler cannot trace a constructor that makes nested TensorDicts
-        td = TensorDict({}, self.env.batch_size, device=self.device)
+        td = TensorDict({}, self.env.batch_size, device=self.env.device)
         for key, row in zip(self._root_keys, root, strict=True):
             td.set(key, row)
 
@@ -221,11 +357,12 @@ class DeviceCollector(BaseCollector):
     def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
         """First step of mode ``"auto"``: takes it, and settles whether anything waits and how to reset."""
         self._audit_pending = False
-        if not resets_inside_step(self.env):
+        settled = resets_inside_step(self.env)
+        if not settled:
             self._env_step = unreset_step
         with host_syncs(self.device) as report:
             following = self._advance(root, out)
-        if self._env_step is unreset_step:
+        if not settled:
             # an env that waits may be a simulator, which a reset under an empty mask would disturb
             self._masked = self._tensor_env or (not report.total and honours_reset_mask(self.env))
             if self._masked:
@@ -241,9 +378,17 @@ class DeviceCollector(BaseCollector):
         if blocked:
             validation.warn_not_captured(self.env, report)
 
-    def _rollout(self, random_steps: int = 0) -> None:
-        compiled_parts = substituted(self.env, self._base_fns)
-        with torch.no_grad(), set_exploration_type(self.exploration_type), self._constant_flags(), compiled_parts:
+    def _around_steps(self, kind: ExplorationType) -> AbstractContextManager[Any]:
+        contexts = ExitStack()
+        contexts.enter_context(torch.no_grad())
+        contexts.enter_context(set_exploration_type(kind))
+        contexts.enter_context(self._constant_flags())
+        contexts.enter_context(self._ends_kept())
+        contexts.enter_context(substituted(self.env, self._base_fns))
+        return contexts
+
+    def _rollout(self, random_steps: int = 0, *, kind: ExplorationType) -> None:
+        with self._around_steps(kind):
             copy_all_(self._root_rows[0], self._root_rows[-1])
             for t in range(self.num_steps):
                 rows = self._root_rows[t], self._out_rows[t], self._root_rows[t + 1]
@@ -254,12 +399,18 @@ class DeviceCollector(BaseCollector):
                     self._select_step()
                 else:
                     self._step_fn(*rows)
-            self._traj_ids.update(self._done)
+            if self.track_traj_ids:
+                self._traj_ids.update(self._done)
+            for flag in self._last_flags:  # after the numbers: an episode that is cut goes on in the next batch
+                flag.fill_(True)
             self._frames_on_device += self.frames_per_batch
 
-    def _start(self) -> None:
+    def _start(self, **kwargs: Any) -> None:
         # the public reset asks the host whether a fresh row is done, which a DeviceEnv's never is
-        root = self.env._reset(None) if self._tensor_env else self.env.reset()
+        quiet = self._tensor_env and not self._host_resets and not kwargs
+        with torch.no_grad():
+            root = self.env._reset(None) if quiet else self.env.reset(**kwargs)
+        check_members(self.env)
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
             row.copy_(root.get(key))
         if self._iter >= 0:
@@ -271,34 +422,56 @@ class DeviceCollector(BaseCollector):
 
         May be called inside a function given to :func:`~torchrl_perf.runtime.capture`.
         """
-        if not self._started:
+        if self.pre_collect_hook is not None:
+            self._refuse_recording("pre_collect_hook", "which no replay would call")
+            self.pre_collect_hook()
+        if not self._started or self.reset_at_each_iter:
             self._start()
+        kind = self.exploration_type
         if self._random_steps:
-            self._refuse_recording()
+            self._refuse_recording(
+                "init_random_frames",
+                f"{self._random_steps} random steps to go, which every replay would repeat",
+                "call collect() until then, or capture with a longer warmup",
+            )
             random_steps = min(self._random_steps, self.num_steps)
-            self._rollout(random_steps)
+            self._rollout(random_steps, kind=kind)
             self._random_steps -= random_steps
         elif self._audit_pending:
-            self._rollout()
+            self._rollout(kind=kind)
         else:
-            self._run()
+            self._run_for(kind)()
         self._frames += self.frames_per_batch
         self._iter += 1
-        return self.batch
+        return self.batch if self._stored is None else self._stored.update_(self.batch)
 
-    def _refuse_recording(self) -> None:
+    def _refuse_recording(self, name: str, received: str, remedy: str = "call collect() outside the capture") -> None:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                "init_random_frames: expected them to be over before a CUDA graph is recorded, received "
-                f"{self._random_steps} random steps to go, which every replay would repeat. Remedy: call collect() "
-                "until then, or capture with a longer warmup."
+                f"{name}: expected nothing of it while a CUDA graph is recorded, received {received}. Remedy: {remedy}."
             )
 
+    rollout = collect
+
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``."""
+        """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``.
+
+        With a replay buffer each batch is written there, and None is yielded.
+        """
         while self.total_frames < 0 or self._frames < self.total_frames:
-            batch = self.collect().clone()
-            yield batch if self.postproc is None else self.postproc(batch)
+            yield self._deliver(self.collect())
+
+    def _deliver(self, batch: TensorDictBase) -> TensorDictBase | None:
+        if self.replay_buffer is None or self._ignore_rb:
+            batch = self._delivery.processed(self._delivery.owned(batch))
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            return batch
+        batch = self._delivery.processed(batch.copy())
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        self._delivery.write(batch)
+        return None
 
     @property
     def waits_for_host(self) -> bool:
@@ -310,36 +483,57 @@ class DeviceCollector(BaseCollector):
         """Frames collected so far, as an int64 scalar on the device; counts graph replays too."""
         return self._frames_on_device
 
-    # -- TorchRL's collector interface ------------------------------------------------------------------------------
-
-    def _maybe_fallback_update(self, policy_or_weights: Any = None, *, model_id: str | None = None) -> None:
-        """The one rule: the policy is shared, so None is nothing to do; given weights are copied in place."""
-        if policy_or_weights is None or policy_or_weights is self.policy:
-            return
-        weights: Any = policy_or_weights
-        if isinstance(weights, torch.nn.Module):
-            weights = TensorDict.from_module(weights)
-        elif isinstance(weights, dict):
-            weights = TensorDict(weights).unflatten_keys(".")
-        params: Any = TensorDict.from_module(self.policy)
-        params.data.update_(weights.data)
+    # -- state --------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seeds the env, whose episodes begin anew; returns the seed for a next one, as TorchRL does."""
         self._started = False
         return self.env.set_seed(seed, static_seed=static_seed)
 
-    def reset(self) -> None:
-        """Abandons the running episodes: the next batch starts with a reset of all envs."""
-        self._started = False
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Abandons running episodes: of all envs, which the next batch resets first, or of those at ``index`` now.
+
+        Args:
+            index: of the batch dims of the env, as TorchRL takes it.
+            **kwargs: passed to ``env.reset``, which is then called now.
+        """
+        if index is None:
+            self._flush_trajectory_assembly()
+        if index is None and not kwargs:
+            self._started = False
+            return
+        if index is None or not self._started:
+            self._start(**kwargs)
+            return
+        td = TensorDict({}, self.env.batch_size, device=self.env.device)
+        for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
+            td.set(key, row.clone())
+        for reset_key, done_keys in zip(self.env.reset_keys, self.env.done_keys_groups, strict=True):
+            mask = torch.zeros_like(td.get(done_keys[0]))
+            mask[index] = True
+            td.set(reset_key, mask)
+        with torch.no_grad():
+            root = self.env.reset(td, **kwargs)
+        for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
+            row.copy_(root.get(key))
+        chosen = torch.zeros(self.env.batch_size, dtype=torch.bool, device=self.device)
+        chosen[index] = True
+        replaced = self._traj_ids.restart(chosen.flatten())
+        if self.trajs_per_batch is not None:
+            self._drop_partial_trajectories([int(number) for number in replaced])
+
+    def _discards_in_flight_trajectories(self) -> bool:
+        return self.reset_at_each_iter
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Releases the captured graph and closes the env."""
         if self.closed:
             return
         self.closed = True
-        if isinstance(self._run, Captured):
-            self._run.release()
+        self._background.stop(timeout)
+        for run in self._runs.values():
+            if isinstance(run, Captured):
+                run.release()
         if close_env and not self.env.is_closed:
             self.env.close(raise_if_closed=raise_on_error)
 
@@ -351,7 +545,7 @@ class DeviceCollector(BaseCollector):
         episodes begin anew after loading.
         """
         frames = int(self._frames_on_device)  # the device's count holds graph replays too
-        return OrderedDict(
+        state = OrderedDict(
             env=env_state_dict(self.env),
             root=[row.clone() for row in self._root_rows[-1]],
             traj_ids=self._traj_ids.state_dict(),
@@ -360,20 +554,22 @@ class DeviceCollector(BaseCollector):
             random_steps=self._random_steps,
             started=self._started,
         )
+        if self.policy_version_tracker is not None:
+            state["policy_version"] = self.policy_version
+        return state
 
-    def load_state_dict(self, state_dict: OrderedDict) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], **kwargs: Any) -> None:
         """Restores :meth:`state_dict`, in place: captured graphs stay valid.
+
+        Args:
+            state_dict: of a collector with the same env and number of envs.
+            **kwargs: ``strict``, as TorchRL's has it; the state is whole in any case.
 
         Raises:
             ValueError: for the state of a collector with other root entries or another number of envs.
         """
-        expected = [tuple(row.shape) for row in self._root_rows[-1]]
-        received = [tuple(row.shape) for row in state_dict["root"]]
-        if expected != received:
-            raise ValueError(
-                f"state_dict: expected root entries {dict(zip(self._root_keys, expected, strict=True))}, received "
-                f"shapes {received}. Remedy: the env, transforms and number of envs that it was saved with."
-            )
+        arguments.refuse_unknown(kwargs.keys() - {"strict"}, ("state_dict", "strict"))
+        validation.check_state(state_dict, self._root_keys, self._root_rows[-1])
         load_env_state_dict(self.env, state_dict["env"])
         for row, value in zip(self._root_rows[-1], state_dict["root"], strict=True):
             row.copy_(value)
@@ -382,8 +578,22 @@ class DeviceCollector(BaseCollector):
         self._frames_on_device.fill_(self._frames)
         self._iter = state_dict["iter"]
         self._random_steps = state_dict["random_steps"]
+        if self.policy_version_tracker is not None and "policy_version" in state_dict:
+            self.policy_version_tracker.version = state_dict["policy_version"]
         # an env without tensors to restore has to begin its episodes anew
         self._started = state_dict["started"] and self._tensor_env
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """A batch of zeros, with the keys, shapes and marks of those that iteration yields."""
+        batch = self.batch.clone().zero_()
+        for key, done in self._truncation:
+            for name in (key, done):
+                batch.get(_under_next(name))[(slice(None),) * self.env.batch_dims + (-1,)] = True
+        return self._delivery.processed(batch)
+
+
+def _under_next(key: NestedKey) -> NestedKey:
+    return ("next", *((key,) if isinstance(key, str) else key))
 
 
 def _as_it_is(fn: Callable[..., Any]) -> Callable[..., Any]:

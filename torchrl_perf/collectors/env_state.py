@@ -20,6 +20,11 @@ def chain(env: EnvBase) -> list[EnvBase]:
     return envs
 
 
+def device_of(env: EnvBase) -> torch.device:
+    """Where the tensors of an env are: its device, or, where it says None, that of its done flags."""
+    return env.device if env.device is not None else next(iter(env.full_done_spec.zero().values(True, True))).device
+
+
 def env_state_dict(env: EnvBase) -> list[dict[str, Any]]:
     """The ``state_dict`` of each env of the chain, copied: a ``TransformedEnv`` by itself saves only its transforms."""
     return [_copied(each.state_dict()) for each in chain(env)]
@@ -38,7 +43,7 @@ def honours_reset_mask(env: EnvBase) -> bool:
     """
     base = chain(env)[-1]
     before = _own_state(base)
-    mask = torch.zeros(*env.batch_size, 1, dtype=torch.bool, device=env.device)
+    mask = torch.zeros(*env.batch_size, 1, dtype=torch.bool, device=device_of(env))
     env._reset(env.fake_tensordict().empty().set("_reset", mask))
     after = _own_state(base)
     same = before.keys() == after.keys() and all(_equal(before[name], after[name]) for name in before)

@@ -19,6 +19,9 @@ from torchrl.data import (
 )
 from torchrl.data.tensor_specs import BoxList, StackedComposite
 from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.transforms import ActionMask
+
+from torchrl_perf.collectors.native_autoreset import transforms_of
 
 __all__ = ["RandomActions", "draw"]
 
@@ -34,7 +37,9 @@ class RandomActions:
 
     def __init__(self, env: EnvBase) -> None:
         self._env = env
-        self._own = _has_own_rand_action(env)
+        # a mask above the env has its actions in the spec, which TorchRL does not pass on to a method of the env
+        masked = any(isinstance(each, ActionMask) for each in transforms_of(env))
+        self._own = _has_own_rand_action(env) and not masked
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         """Write the action keys of the env into ``td``, of the shape, dtype and device that their specs have."""

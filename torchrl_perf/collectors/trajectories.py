@@ -33,10 +33,24 @@ class TrajectoryIds:
         self._current.copy_(following[-1])
         self._next += rank[-1, -1]
 
-    def restart(self) -> None:
-        """All envs begin an episode that no step has ended before: every one gets a new number."""
-        self._current.copy_(self._next + torch.arange(len(self._current), device=self._current.device))
-        self._next += len(self._current)
+    def restart(self, chosen: Tensor | None = None) -> Tensor:
+        """Envs begin an episode that no step has ended before: each of them gets a new number.
+
+        Args:
+            chosen: bool ``[N]``, which; None for all.
+
+        Returns:
+            The numbers given up, ``[N]`` or those chosen.
+        """
+        old = self._current.clone()
+        if chosen is None:
+            self._current.copy_(self._next + torch.arange(len(self._current), device=self._current.device))
+            self._next += len(self._current)
+            return old
+        rank = chosen.cumsum(0)
+        self._current.copy_(torch.where(chosen, self._next + rank - 1, self._current))
+        self._next += rank[-1]
+        return old[chosen]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The running numbers, copied."""

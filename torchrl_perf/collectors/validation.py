@@ -1,15 +1,18 @@
 """What a collector checks before the first frame."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.data import MultiOneHot, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.collectors.env_state import honours_reset_mask
+from torchrl_perf.collectors.arguments import CastPolicy
+from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
 from torchrl_perf.runtime import HostSyncError, HostSyncReport, no_host_sync
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -17,15 +20,28 @@ MODES = ("auto", "eager", "compile", "graph")
 
 
 def check_env(env: EnvBase) -> None:
-    """One batch dim, and one done signal for each env."""
-    if len(env.batch_size) != 1:
+    """Static shapes, and one done signal for each env."""
+    if env._has_dynamic_specs:
         raise ValueError(
-            f"env: expected batch_size [N], received {list(env.batch_size)}. Remedy: batch the env (a DeviceEnv, "
-            "ParallelEnv or a vector env), or use torchrl.collectors.Collector."
+            f"env: expected static shapes, received {type(env).__name__}, some of whose specs have dims of -1. Remedy: "
+            "pad to a fixed size, or use torchrl.collectors.Collector(use_buffers=False)."
         )
-    if "done" not in env.done_keys:
+    shapes = {key: list(spec.shape) for key, spec in env.full_done_spec.items(True, True)}
+    if shapes.get("done") != [*env.batch_size, 1]:
         raise ValueError(
-            f"env: expected a 'done' entry at the root of its done_spec, received done keys {env.done_keys}."
+            f"env: expected an entry 'done' of shape {[*env.batch_size, 1]} at the root of its done_spec, received "
+            f"{shapes}. Remedy: end all members of a group together, under 'done'."
+        )
+
+
+def check_state(state: Mapping[str, Any], keys: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
+    """Refuse the state of a collector with other root entries or another number of envs."""
+    expected = [tuple(row.shape) for row in rows]
+    received = [tuple(row.shape) for row in state["root"]]
+    if expected != received:
+        raise ValueError(
+            f"state_dict: expected root entries {dict(zip(keys, expected, strict=True))}, received "
+            f"shapes {received}. Remedy: the env, transforms and number of envs that it was saved with."
         )
 
 
@@ -43,6 +59,18 @@ def steps_per_batch(frames_per_batch: int, num_envs: int) -> int:
 def fastest_mode(device: torch.device) -> str:
     """``"graph"`` on CUDA, where it pays; ``"eager"`` elsewhere, where compiling costs more than it gives at once."""
     return "graph" if device.type == "cuda" else "eager"
+
+
+def resolve_eager_only(mode: str, names: Sequence[str]) -> str:
+    """``"eager"`` for ``"auto"`` where an argument among ``names`` needs it; any other mode is refused then."""
+    if not names or mode not in ("auto", "compile", "graph"):
+        return mode
+    if mode != "auto":
+        raise ValueError(
+            f"{names[0]}: expected mode 'eager' or 'auto', since it asks the host at each step, received {mode!r}. "
+            "Remedy: mode='eager', or leave it out."
+        )
+    return "eager"
 
 
 def resolve_mode(mode: str, device: torch.device | None) -> str:
@@ -64,7 +92,10 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     """(root entries, entries written in a step), as fake values, from the specs and one policy call on zeros."""
     fake = env.fake_tensordict()
     actions = set(env.action_keys)
-    root = fake.exclude("next", *actions)
+    # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
+    inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
+    inner -= set(env.observation_keys) if inner else set()
+    root = fake.exclude("next", *actions, *inner)
     with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
@@ -82,6 +113,8 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
             "set its out_keys (or the action key of its ProbabilisticActor)."
         )
     out = acted.exclude(*root.keys(True, True))
+    for key in inner & set(fake.keys(True, True)):
+        out.set(key, fake.get(key))
     out.set("next", fake.get("next").update(out.get("next")) if "next" in out.keys() else fake.get("next"))
     return root, out
 
@@ -90,21 +123,26 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
     """Device, keys and action shape of the policy; with ``sync_free`` also that it does not wait for the host."""
     if isinstance(policy, torch.nn.Module):
         devices = {p.device for p in policy.parameters()}
-        if any(device.type != env.device.type for device in devices):
+        here = policy.policy_device if isinstance(policy, CastPolicy) else device_of(env)
+        if any(device.type != here.type for device in devices):
             raise ValueError(
-                f"policy: expected parameters on {env.device}, where the env is, received {_names(devices)}. Remedy: "
-                f"policy.to('{env.device}')."
+                f"policy: expected parameters on {here}, where it acts, received {_names(devices)}. Remedy: "
+                f"policy.to('{here}'), or device='{here}', which copies it there."
             )
     needed = getattr(policy, "in_keys", [])
     root = env.fake_tensordict().exclude("next")
-    absent = [key for key in needed if key not in root.keys(True)]
+    # a CompositeDistribution reads "params", of which the module before it writes the parts
+    written = {key[:i] for key in getattr(policy, "out_keys", ()) if isinstance(key, tuple) for i in range(1, len(key))}
+    absent = [
+        key for key in needed if key not in root.keys(True) and ((key,) if isinstance(key, str) else key) not in written
+    ]
     if absent:
         raise ValueError(
             f"policy: expected in_keys among {_names(root.keys(True, True))}, which the env gives, received {absent}. "
             "Remedy: set its in_keys, or the env's transforms."
         )
     try:
-        with no_host_sync(env.device) if sync_free else _spared_generators(env):
+        with no_host_sync(device_of(env)) if sync_free else _spared_generators(env):
             _, out = probe_keys(policy, env)
     except HostSyncError as error:
         raise ValueError(
@@ -113,12 +151,20 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
         ) from error
     for key in env.action_keys:
         spec, action = env.full_action_spec[key], out.get(key)
-        if action.shape != spec.shape or action.dtype != spec.dtype or action.device != spec.device:
+        if action.shape != spec.shape or not _fits(action.dtype, spec) or action.device != device_of(env):
             raise ValueError(
                 f"policy: expected {key!r} of shape {list(spec.shape)} and dtype {spec.dtype} on {spec.device}, "
                 f"received {list(action.shape)} and {action.dtype} on {action.device}. Remedy: fit the policy's output "
                 "size or distribution to env.action_spec."
             )
+
+
+def _fits(dtype: torch.dtype, spec: TensorSpec) -> bool:
+    """Whether an env with this spec takes actions of this dtype: one-hot any, others of the spec's own kind."""
+    if dtype == spec.dtype or isinstance(spec, OneHot | MultiOneHot):
+        return True
+    kinds = [(each.is_floating_point, each == torch.bool) for each in (dtype, spec.dtype)]
+    return kinds[0] == kinds[1]
 
 
 def check_masked_reset(env: EnvBase, mode: str) -> bool:
@@ -130,10 +176,10 @@ def check_masked_reset(env: EnvBase, mode: str) -> bool:
     with _spared_generators(env), torch.no_grad():
         td = env.rand_action(env.reset())  # TorchRL draws bounded actions with a host read
         try:
-            with no_host_sync(env.device):
+            with no_host_sync(device_of(env)):
                 stepped = env.step(td)
             honoured = honours_reset_mask(env)
-            with no_host_sync(env.device):
+            with no_host_sync(device_of(env)):
                 env._reset(stepped.empty().set("_reset", stepped.get("next").get("done").clone()))
         except HostSyncError as error:
             raise ValueError(
@@ -168,12 +214,14 @@ def warn_not_captured(env: EnvBase, report: HostSyncReport) -> None:
 
 def _spared_generators(env: EnvBase) -> AbstractContextManager[None]:
     """The default generators go on after the block as if it had drawn nothing."""
-    return torch.random.fork_rng(devices=[env.device] if env.device.type == "cuda" else [])
+    device = device_of(env)
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _described(td: TensorDictBase) -> str:
-    entries = (f"{key!r} {list(value.shape)} {value.dtype}" for key, value in td.items(True, True))
-    return f"{', '.join(entries)} on {td.device}"
+    entries = [f"{key!r} {list(value.shape)} {value.dtype}" for key, value in td.items(True, True)]
+    device = td.device or next((value.device for value in td.values(True, True)), None)
+    return f"{', '.join(entries)} on {device}"
 
 
 def _names(keys: Iterable[object]) -> list[str]:

@@ -12,9 +12,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.data import Bounded
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
+from torchrl_perf.envs.drawing import Line, bars, heights, lines
+from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.copies import copy_all_
 
 __all__ = ["AutoResetEnv", "Transition"]
@@ -69,6 +72,9 @@ class AutoResetEnv(EnvBase):
     """Methods of tensors alone, which together do nearly all of a step and a masked reset: what a collector compiles
     of an env below transforms where the compiler does not trace the rest."""
 
+    scene_half_width: ClassVar[float] = 1.0
+    """Half the width of a picture of :meth:`render`, in units of :meth:`scene`."""
+
     elapsed: Tensor
     """Steps since the reset, int32 ``[N, 1]``."""
 
@@ -93,6 +99,7 @@ class AutoResetEnv(EnvBase):
         self._buffer_of: dict[str, str] = {}
         self._group_shapes: dict[str, torch.Size] = {}
         self._info_keys: tuple[NestedKey, ...] = ()
+        self._stepped: Entries | None = None
 
     def _begin(self, seed: int | None, prefix: str) -> None:
         """Draw the first states and make their buffers, named ``prefix`` and their own name. The specs are set."""
@@ -194,7 +201,14 @@ class AutoResetEnv(EnvBase):
         return _nested(entries, {}, self.batch_size, self._group_shapes, self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        return self._wrap(self._advance(tensordict)[0])
+        entries = self._advance(tensordict)[0]
+        if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return self._wrap(entries)  # a collector that compiles or records keeps the ends itself
+        if self._stepped is not None and is_repeated():
+            # what ended has begun anew: a frame skip above gets the end, and no reward of the next episode
+            entries = joined(self._stepped, entries, self.reward_keys)
+        self._stepped = entries
+        return self._wrap(dict(entries))
 
     def _root_entries(self, new_state: State, done: Tensor) -> Entries:
         """Return the root entries of t+1: reset observations where t ended, ``is_init`` = done, done flags False."""
@@ -255,6 +269,8 @@ class AutoResetEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
         mask = None if tensordict is None else tensordict.get("_reset", None)
+        if not torch.compiler.is_compiling():
+            self._stepped = None
         if mask is None:
             new_state = self._fresh(None)
             self.elapsed.zero_()
@@ -271,6 +287,31 @@ class AutoResetEnv(EnvBase):
         for key in self._info_keys:
             entries[key] = self.observation_spec[key].zero()
         return self._wrap(entries)
+
+    def scene(self, state: State) -> list[Line]:
+        """Return the lines of a picture of ``state``, in units that :attr:`scene_half_width` says; none by default."""
+        return []
+
+    def render(self, *, height: int = 96, width: int = 144) -> Tensor:
+        """Draw all envs as they are now: the task's :meth:`scene`, or the first 64 numbers of the observation as bars.
+
+        Args:
+            height: H in pixels.
+            width: W in pixels.
+
+        Returns:
+            uint8 ``[N, H, W, 3]`` on the env's device, as TorchRL's ``PixelRenderTransform`` takes it.
+        """
+        scene = self.scene(self._state())
+        if scene:
+            return lines(scene, height, width, half_width=self.scene_half_width)
+        shares = []
+        for key, value in self._observation(self._state()).items():
+            spec = self.observation_spec[key]
+            space = spec.space if isinstance(spec, Bounded) else None
+            low, high = (None, None) if space is None else (space.low.flatten(1), space.high.flatten(1))
+            shares.append(heights(value.reshape(self.num_envs, -1), low, high))
+        return bars(torch.cat(shares, -1), height, width)
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed the default generator of the env's device, which other code on that device shares."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import BLUE, RED, Line
 
 __all__ = ["Acrobot"]
 
@@ -33,6 +34,7 @@ class Acrobot(DeviceEnv):
     Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", 1996.
     """
 
+    scene_half_width = 3.4
     num_state = 4
     num_reset_noise = 4
     default_episode_steps = 500
@@ -59,6 +61,15 @@ class Acrobot(DeviceEnv):
         next_state = torch.stack((angles[0], angles[1], velocity_1, velocity_2), -1)
         terminated = -angles[0].cos() - (angles[1] + angles[0]).cos() > 1.0
         return next_state, terminated.to(state.dtype) - 1.0, terminated
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return both links, the axle and the height to reach."""
+        first, second = state["state"][:, 0], state["state"][:, :2].sum(-1)
+        axle = torch.zeros_like(state["state"][:, :2])
+        elbow = torch.stack((first.sin(), -first.cos()), -1)
+        tip = elbow + torch.stack((second.sin(), -second.cos()), -1)
+        goal = [axle + torch.tensor([x, 1.0], dtype=axle.dtype, device=axle.device) for x in (-3.0, 3.0)]
+        return [Line(*goal, 0.02), Line(axle, elbow, 0.1, BLUE), Line(elbow, tip, 0.1, RED), Line(axle, axle, 0.05)]
 
     def observe(self, state: Tensor) -> Tensor:
         """Map ``state`` [N, 4] to cos and sin of both angles and the two velocities [N, 6]."""

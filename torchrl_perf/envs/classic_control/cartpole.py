@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import RED, Line
 
 __all__ = ["CartPole"]
 
@@ -38,6 +39,7 @@ class CartPole(DeviceEnv):
         torch.Size([4096, 100])
     """
 
+    scene_half_width = 2.4
     num_state = 4
     num_reset_noise = 4
     default_episode_steps = 500
@@ -64,6 +66,16 @@ class CartPole(DeviceEnv):
         position, _, angle, _ = next_state.unbind(-1)
         terminated = (position.abs() > _POSITION_LIMIT) | (angle.abs() > _ANGLE_LIMIT)
         return next_state, torch.ones_like(position), terminated
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the track, the cart and the pole."""
+        position, _, angle, _ = state["state"].unbind(-1)
+        floor, zero = torch.full_like(position, -0.8), torch.zeros_like(position)
+        cart = torch.stack((position, floor), -1)
+        tip = cart + 2 * _HALF_LENGTH * torch.stack((angle.sin(), angle.cos()), -1)
+        ends = [torch.stack((zero + x, floor), -1) for x in (-_POSITION_LIMIT, _POSITION_LIMIT)]
+        half = torch.stack((zero + 0.2, zero), -1)
+        return [Line(*ends, 0.015), Line(cart - half, cart + half, 0.12), Line(cart, tip, 0.05, RED)]
 
     def observe(self, state: Tensor) -> Tensor:
         """Return ``state`` [N, 4]: it is observed as it is."""

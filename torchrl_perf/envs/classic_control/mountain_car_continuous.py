@@ -7,7 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchrl_perf.envs.classic_control.hills import hills
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import Line
 
 __all__ = ["MountainCarContinuous"]
 
@@ -30,6 +32,7 @@ class MountainCarContinuous(DeviceEnv):
     Moore, "Efficient memory-based learning for robot control", 1990.
     """
 
+    scene_half_width = 1.0
     num_state = 2
     num_reset_noise = 1
     default_episode_steps = 999
@@ -54,6 +57,10 @@ class MountainCarContinuous(DeviceEnv):
         terminated = (position >= _GOAL_POSITION) & (velocity >= 0)
         reward = terminated.to(state.dtype) * 100.0 - action.square() * 0.1
         return torch.stack((position, velocity), -1), reward, terminated
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the hills, the goal and the car."""
+        return hills(state["state"][:, 0], _GOAL_POSITION)
 
     def observe(self, state: Tensor) -> Tensor:
         """Return ``state`` [N, 2]: it is observed as it is."""

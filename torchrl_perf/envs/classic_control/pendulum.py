@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import RED, Line
 
 __all__ = ["Pendulum"]
 
@@ -27,6 +28,7 @@ class Pendulum(DeviceEnv):
     the clipped torque. Never terminates. Initial angle uniform in +-pi, velocity in +-1.
     """
 
+    scene_half_width = 2.0
     num_state = 2
     num_reset_noise = 2
     default_episode_steps = 200
@@ -51,6 +53,13 @@ class Pendulum(DeviceEnv):
         next_angle = angle + next_velocity * _TIME_STEP
         terminated = torch.zeros_like(cost, dtype=torch.bool)
         return torch.stack((next_angle, next_velocity), -1), -cost, terminated
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the rod and its axle."""
+        angle = state["state"][:, 0]
+        axle = torch.zeros_like(state["state"])
+        tip = torch.stack((-angle.sin(), angle.cos()), -1)
+        return [Line(axle, tip, 0.1, RED), Line(axle, axle, 0.05)]
 
     def observe(self, state: Tensor) -> Tensor:
         """Map ``state`` [N, 2] to cos and sin of the angle and the velocity [N, 3]."""

@@ -1,0 +1,177 @@
+"""Envs that reset themselves under TorchRL's mark, in every mode, below transforms too; and repeated steps."""
+
+import math
+
+import pytest
+import torch
+from counting_env import CountingEnv, episode_length
+from native_env import NativeEnv
+from torchrl.collectors import Collector
+from torchrl.envs import SerialEnv, TransformedEnv
+from torchrl.envs.transforms import (
+    CatFrames,
+    Compose,
+    FrameSkipTransform,
+    InitTracker,
+    NoopResetEnv,
+    ObservationNorm,
+    RandomTruncationTransform,
+    RewardSum,
+    StepCounter,
+)
+
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.envs import CartPole
+
+NAN = math.nan
+MODES = ["eager", "auto", "compile", pytest.param("graph", marks=pytest.mark.gpu)]
+
+
+def column(value):
+    return value.squeeze(-1).cpu()
+
+
+def same(got, wanted):
+    torch.testing.assert_close(column(got).float(), torch.tensor(wanted), rtol=0, atol=0, equal_nan=True)
+
+
+def device_for(mode):
+    return "cuda" if mode == "graph" else "cpu"
+
+
+class TestConvention:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_nan_under_next_and_no_reset_but_the_first(self, mode, fresh_dynamo):
+        env = NativeEnv(device=device_for(mode))
+        collector = DeviceCollector(env, None, frames_per_batch=8, mode=mode)
+        data = torch.cat([collector.collect().clone() for _ in range(2)], -1)
+        roots = [100.0, 101, 102, 200, 201, 202, 300, 301, 302, 400, 401, 402, 500, 501, 502, 600]
+        after = [101.0, 102, NAN, 201, 202, NAN, 301, 302, NAN, 401, 402, NAN, 501, 502, NAN, 601]
+        same(data["obs"], roots)
+        same(data["next", "obs"], after)
+        assert env.resets == 1
+        assert not data["done"].any()
+
+    def test_equals_torchrl(self):
+        ours = DeviceCollector(NativeEnv(), None, frames_per_batch=10).collect()
+        (stock,) = Collector(NativeEnv(), None, frames_per_batch=10, total_frames=10)
+        for key in ("obs", "done", ("next", "obs"), ("next", "reward"), ("next", "truncated")):
+            torch.testing.assert_close(ours[key], stock[key], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(ours["collector", "traj_ids"], stock["collector", "traj_ids"])
+
+    def test_integers_have_no_nan(self):
+        batch = DeviceCollector(NativeEnv(dtype=torch.int64), None, frames_per_batch=4).collect()
+        same(batch["next", "obs"], [101.0, 102, 0, 201])
+
+    @pytest.mark.parametrize("mode", ["eager", "auto"])
+    def test_rows_end_at_steps_of_their_own_and_an_env_may_keep_the_final_observation(self, mode, fresh_dynamo):
+        env = NativeEnv(2, keeps_final=True)
+        batch = DeviceCollector(env, None, frames_per_batch=12, mode=mode).collect()
+        same(batch["obs"], [[100.0, 101, 102, 200, 201, 202], [100.0, 101, 102, 103, 200, 201]])
+        same(batch["next", "obs"], [[101.0, 102, 103, 201, 202, 203], [101.0, 102, 103, 104, 201, 202]])
+        assert env.resets == 1
+
+    @pytest.mark.parametrize(("mode", "marked"), [("eager", "both"), ("compile", "base alone")])
+    def test_below_transforms(self, mode, marked, fresh_dynamo):
+        base = NativeEnv(2)
+        norm = ObservationNorm(loc=0.0, scale=2.0, in_keys=["obs"])
+        env = TransformedEnv(base, Compose(norm, InitTracker(), StepCounter(), RewardSum()))
+        if marked == "base alone":
+            del env._torchrl_native_autoreset
+        batch = DeviceCollector(env, None, frames_per_batch=12, mode=mode).collect()
+        same(batch["obs"], [[200.0, 202, 204, 400, 402, 404], [200.0, 202, 204, 206, 400, 402]])
+        same(batch["next", "obs"], [[202.0, 204, NAN, 402, 404, NAN], [202.0, 204, 206, NAN, 402, 404]])
+        same(batch["is_init"], [[1.0, 0, 0, 1, 0, 0], [1.0, 0, 0, 0, 1, 0]])
+        same(batch["step_count"], [[0.0, 1, 2, 0, 1, 2], [0.0, 1, 2, 3, 0, 1]])
+        same(batch["next", "episode_reward"], [[1.0, 2, 3, 1, 2, 3], [1.0, 2, 3, 4, 1, 2]])
+        assert base.resets == 1
+
+    def test_a_window_of_frames_does_not_reach_over_an_end(self):
+        env = TransformedEnv(NativeEnv(1), CatFrames(N=2, dim=-1, in_keys=["obs"], out_keys=["two"]))
+        batch = DeviceCollector(env, None, frames_per_batch=5, mode="eager").collect()
+        assert batch["two"][0].tolist() == [[100, 100], [100, 101], [101, 102], [200, 200], [200, 201]]
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: TransformedEnv(NativeEnv(2), StepCounter(max_steps=2)), "no transform that ends episodes"),
+            (
+                lambda: TransformedEnv(NativeEnv(2), Compose(StepCounter(), RandomTruncationTransform(2, 3))),
+                "no transform that ends episodes",
+            ),
+            (lambda: TransformedEnv(NativeEnv(2), FrameSkipTransform(2)), "no FrameSkipTransform"),
+            (lambda: TransformedEnv(NativeEnv(1), NoopResetEnv(2)), "no NoopResetEnv"),
+        ],
+    )
+    def test_refused_above_such_an_env(self, make, words):
+        with pytest.raises(ValueError, match=rf"env: expected {words}.*received.*|env: expected {words}.*Remedy"):
+            DeviceCollector(make(), None, frames_per_batch=8)
+
+    def test_refused_around_our_envs(self):
+        env = CartPole(2)
+        env._torchrl_native_autoreset = True
+        with pytest.raises(ValueError, match="expected no mark '_torchrl_native_autoreset' on or around CartPole"):
+            DeviceCollector(env, None, frames_per_batch=8)
+
+    def test_refused_inside_a_batch(self):
+        collector = DeviceCollector(SerialEnv(2, NativeEnv), None, frames_per_batch=8, mode="eager")
+        with pytest.raises(ValueError, match=r"members of a batch.*NativeEnv with the mark"):
+            collector.collect()
+
+    def test_a_limit_of_the_collector_is_refused(self):
+        with pytest.raises(ValueError, match="no transform that ends episodes"):
+            DeviceCollector(NativeEnv(2), None, frames_per_batch=8, max_frames_per_traj=2)
+
+
+class OnePerStep(CountingEnv):
+    """Pays 1 a step and never terminates."""
+
+    def dynamics(self, state, action):
+        following, reward, terminated = super().dynamics(state, action)
+        return following, torch.ones_like(reward), torch.zeros_like(terminated)
+
+
+class TestFrameSkip:
+    def make(self, skip, limit=5, n=3):
+        return TransformedEnv(OnePerStep(n, max_episode_steps=limit), Compose(FrameSkipTransform(skip), RewardSum()))
+
+    @pytest.mark.parametrize("skip", [2, 3, 7])
+    @pytest.mark.parametrize("how", ["collector", "rollout", "TorchRL's collector"])
+    def test_an_episode_has_no_more_reward_than_steps(self, skip, how):
+        env, steps = self.make(skip), 12
+        if how == "rollout":
+            data = env.rollout(steps, break_when_any_done=False)
+        elif how == "collector":
+            data = DeviceCollector(env, None, frames_per_batch=3 * steps).collect()
+        else:
+            (data,) = Collector(env, None, frames_per_batch=3 * steps, total_frames=3 * steps)
+        turns = -(-5 // skip)
+        rewards = [float(skip)] * (turns - 1) + [5.0 - skip * (turns - 1)]
+        assert column(data["next", "reward"]).tolist() == [(rewards * steps)[:steps]] * 3
+        assert column(data["next", "done"]).tolist() == [([False] * (turns - 1) + [True]) * (steps // turns)] * 3
+        assert (data["next", "episode_reward"][data["next", "done"]] == 5).all()
+        final = data["next", "observation"][..., 1][column(data["next", "done"])]
+        assert (final == 5).all()
+        begun = data["observation"][:, 1:, 1][column(data["next", "done"])[:, :-1]]
+        assert (begun == 0).all()
+
+    def test_compiled(self, fresh_dynamo):
+        batch = DeviceCollector(self.make(3), None, frames_per_batch=18, mode="compile").collect()
+        assert column(batch["next", "reward"]).tolist() == [[3.0, 2.0] * 3] * 3
+        assert column(batch["next", "done"]).tolist() == [[False, True] * 3] * 3
+
+    def test_rows_end_inside_a_turn_alone(self):
+        env = TransformedEnv(CountingEnv(4, max_episode_steps=6), FrameSkipTransform(2))
+        data = env.rollout(12, break_when_any_done=False)
+        index, step, episode = data["next", "observation"].unbind(-1)
+        done = column(data["next", "done"])
+        lengths = episode_length(index, episode)
+        assert torch.equal(done, step == lengths)
+        assert {2, 3, 5} <= set(lengths[done].int().tolist())
+
+    def test_no_ops_at_a_reset_step_only_where_a_row_is_reset(self):
+        env = TransformedEnv(CountingEnv(1, max_episode_steps=4), NoopResetEnv(1, random=False))
+        collector = DeviceCollector(env, None, frames_per_batch=9)
+        steps = collector.collect()["observation"][0, :, 1].tolist()
+        assert set(steps) <= {1.0, 2.0, 3.0}
+        assert collector.waits_for_host

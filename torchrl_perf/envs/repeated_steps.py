@@ -1,0 +1,59 @@
+"""Steps that a transform repeats inside one step of the env above it, and the ends of episodes between them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.envs.transforms import FrameSkipTransform
+
+__all__ = ["is_repeated", "joined"]
+
+_SKIPPING = FrameSkipTransform._step.__code__
+_DEPTH = 12
+"""How far above an env's step the frame skip is looked for: a transform and an env a level, and what wraps them."""
+
+
+def is_repeated() -> bool:
+    """Whether the caller's caller steps for TorchRL's ``FrameSkipTransform``, a second time or more.
+
+    The transform passes the same TensorDict and says nothing of its own, so the call stack is asked. A compiler cannot
+    ask it: there the answer is False.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code is _SKIPPING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def joined(
+    before: Mapping[NestedKey, Tensor], after: Mapping[NestedKey, Tensor], rewards: Collection[NestedKey]
+) -> dict[NestedKey, Tensor]:
+    """What two steps give together: ``before`` in the rows that it ended, else ``after``.
+
+    Args:
+        before: entries of "next" of the first step, ``[*B, ...]``, with "done" ``[*B, 1]``.
+        after: those of the second.
+        rewards: keys of which an ended row gets 0, since what it had is added by the caller.
+
+    Returns:
+        The entries of ``after``, new tensors.
+    """
+    done = before["done"].squeeze(-1)
+    result = {}
+    for key, new in after.items():
+        old = before.get(key)
+        mask = done.reshape(done.shape + (1,) * (new.ndim - done.ndim))
+        if key in rewards:
+            old = torch.zeros_like(new)
+        result[key] = new if old is None else torch.where(mask, old, new)
+    return result

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
-from torchrl_perf.trainers.config_checks import Checks, ConfigError, is_count, is_positive, is_share, settings_from
+from torchrl_perf.trainers.config_checks import (
+    Checks,
+    ConfigError,
+    UnknownSettingError,
+    is_count,
+    is_positive,
+    is_share,
+    settings_from,
+    unknown_setting,
+)
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
 
@@ -71,6 +80,19 @@ class RunConfig:
     stop_return: float | None = None
     """Stop once the mean return of the last 100 finished episodes reaches this; None runs total_steps."""
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """An instance without its fields, after names that are no fields are refused with the nearest that are.
+
+        Raises:
+            UnknownSettingError: a ConfigError and a TypeError, with all problems of the other settings beside it.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := {name: value for name, value in settings.items() if name not in known}:
+            named = dict(zip(known, args, strict=False)) | {name: settings[name] for name in known if name in settings}
+            problems = [unknown_setting(name, value, known) for name, value in unknown.items()]
+            raise UnknownSettingError([*problems, *cls.problems_of(named)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         checks = Checks(self)
         self._check(checks)
@@ -83,6 +105,8 @@ class RunConfig:
         checks.each(("keep_checkpoints",), is_count, "a positive integer")
         checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("gamma",), is_share, "a number in [0, 1]")
+        checks.each(("seed",), lambda value: value >= 0, "an integer from 0 to 2**63 - 1")
+        checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
 
@@ -142,6 +166,11 @@ class RunConfig:
     def card(self) -> dict[str, Any]:
         """:meth:`to_dict`, headed by the name of the algorithm: what the files and loggers of a run store."""
         return {"algorithm": self.algorithm, **self.to_dict()}
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that is not above a limit and not above 4096; 1 at least."""
+    return next(part for part in range(min(number, limit, 4096), 0, -1) if number % part == 0)
 
 
 def _names_loggers(names: str) -> bool:
@@ -227,7 +256,7 @@ class PPOConfig(RunConfig):
             checks.add(
                 "minibatches",
                 f"minibatches: expected a divisor of num_envs * num_steps = {self.batch_size}, received "
-                f"{self.minibatches}. Remedy: a power of two, with num_envs and num_steps powers of two.",
+                f"{self.minibatches}. Remedy: minibatches={largest_divisor(self.batch_size, self.minibatches)}.",
             )
 
     def _check_loss(self, checks: Checks) -> None:

@@ -120,7 +120,7 @@ class MarineSettings:
             if len(numbers) not in (1, len(frames)):
                 raise ValueError(
                     f"expected one stage_{name} for each of {len(frames)} stages, or one for all, received "
-                    f"{len(numbers)}. Remedy: change stage_{name}."
+                    f"{len(numbers)}. Remedy: one number for all stages, or {len(frames)} with commas."
                 )
             found[name] = numbers * len(frames) if len(numbers) == 1 else numbers
         return found

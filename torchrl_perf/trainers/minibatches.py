@@ -8,6 +8,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.functional.permutation import random_permutation
+from torchrl_perf.trainers.recurrent import refuse_recurrent_rows
 
 
 def flat_rows(batch: TensorDictBase, keys: Sequence[NestedKey] | None = None) -> TensorDictBase:
@@ -58,7 +59,12 @@ def minibatches(
         epochs: passes over the batch.
         parts: minibatches of a pass, a divisor of N * T.
         keys: the entries to keep; all by default. Fewer is less to gather.
+
+    Raises:
+        ValueError: at the first minibatch, for ``parts`` that do not divide the rows, and for a batch with the states
+            of a recurrent module, which single steps cannot train.
     """
+    refuse_recurrent_rows(batch, "minibatches")
     rows = flat_rows(batch, keys)
     for index in minibatch_indices(rows.shape[0], epochs=epochs, parts=parts, device=batch.device):
         yield rows[index]

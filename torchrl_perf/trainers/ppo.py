@@ -25,6 +25,7 @@ from torchrl_perf.trainers.memory_estimate import announce_memory
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
@@ -136,6 +137,7 @@ class PPOTrainer(Checkpointed):
 
     def _check_parts(self) -> None:
         """Refuse an env or a critic that does not fit; the collector checks the actor."""
+        refuse_recurrent(type(self).__name__, {"actor": self.actor, "critic": self.critic}, env=self.env)
         if self.env.batch_size != (self.config.num_envs,):
             raise ValueError(
                 f"env: expected batch_size [{self.config.num_envs}], the config's num_envs, received "

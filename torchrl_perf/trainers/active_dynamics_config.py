@@ -27,6 +27,7 @@ class ActiveDynamicsConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "active-dynamics"
+    env_class: ClassVar[str] = "LatentField"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("observation", "observation_size", "latent_size", "history"),

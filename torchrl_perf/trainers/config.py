@@ -27,6 +27,7 @@ class RunConfig:
 
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
+        env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -34,6 +35,7 @@ class RunConfig:
     """
 
     algorithm: ClassVar[str] = ""
+    env_class: ClassVar[str] = ""
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
 
     env: str = "CartPole"

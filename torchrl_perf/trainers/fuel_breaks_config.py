@@ -25,6 +25,7 @@ class FuelBreaksConfig(DQNConfig):
     """
 
     algorithm: ClassVar[str] = "fuel-breaks"
+    env_class: ClassVar[str] = "FuelBreaks"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]

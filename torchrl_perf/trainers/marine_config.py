@@ -30,6 +30,7 @@ class MarineSettings:
     one alone holds for all.
     """
 
+    env_class: ClassVar[str] = "MarineNavigation"
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"

@@ -24,13 +24,17 @@ class RunFolderError(OSError):
     """The folder of a run cannot be used: read-only, a full disk, or another process writes to it."""
 
 
-def make_run_dir(config: RunConfig) -> Path:
+def make_run_dir(config: RunConfig, env: str = "") -> Path:
     """A new folder ``<run_dir>/<algorithm>-<env>-<seed>[-k]`` with the resolved configuration in ``config.json``.
+
+    Args:
+        config: settings of the run.
+        env: true name of its env; by default the config's.
 
     Raises:
         RunFolderError: if it cannot be made or written to.
     """
-    base = Path(config.run_dir) / run_name(config)
+    base = Path(config.run_dir) / run_name(config, env)
     path, count = base, 1
     while True:
         try:
@@ -44,47 +48,69 @@ def make_run_dir(config: RunConfig) -> Path:
         except OSError as error:
             raise _unusable(path, error) from error
     try:
-        write_config(path, config)
+        write_config(path, config, env)
     except OSError as error:
         raise _unusable(path, error) from error
     return path
 
 
-def run_name(config: RunConfig) -> str:
+def run_name(config: RunConfig, env: str = "") -> str:
     """Name of the folder of the first run of an algorithm, env and seed."""
-    return f"{config.algorithm}-{config.env.replace('/', '-')}-{config.seed}"
+    return f"{config.algorithm}-{(env or config.env).replace('/', '-')}-{config.seed}"
 
 
-def write_config(run_dir: Path, config: RunConfig) -> None:
+def card(config: RunConfig, env: str = "") -> dict[str, Any]:
+    """What files and loggers store of a run: its algorithm and settings, with the true name of its env."""
+    return {**config.card(), "env": env or config.env}
+
+
+def write_config(run_dir: Path, config: RunConfig, env: str = "") -> None:
     """Writes the settings of the run to ``config.json``, the name of the algorithm among them."""
-    write_text(run_dir / CONFIG, json.dumps(config.card(), indent=2) + "\n")
+    write_text(run_dir / CONFIG, json.dumps(card(config, env), indent=2) + "\n")
 
 
-def open_run(run_dir: Path, config: RunConfig) -> FolderLock:
+def open_run(run_dir: Path, config: RunConfig, env: str = "") -> FolderLock:
     """Makes the folder of a run this process's own: lock, settings, machine card, no partial files.
 
+    Args:
+        run_dir: the folder; made if missing.
+        config: settings of the run.
+        env: true name of its env; by default the config's.
+
     Raises:
-        RunFolderError: if another process has it, or it cannot be written to.
+        RunFolderError: if another process has it, it is that of another algorithm or env, or it cannot be written to.
     """
     lock = FolderLock(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if not lock.acquire():
-            pid = read_json(run_dir / STATUS).get("pid", "unknown")
             raise RunFolderError(
-                f"run: expected a folder that no other process writes to, received {run_dir}, which process {pid} has. "
-                "Remedy: wait for it, end it, or start a new run."
+                f"run: expected a folder that no other process writes to, received {run_dir}, which process "
+                f"{lock.holder() or 'of another machine'} has. Remedy: wait for it, end it, or start a new run."
             )
+        _check_same_run(run_dir, card(config, env))
         for folder in (run_dir, run_dir / CHECKPOINTS):
             remove_partial_files(folder)
-        write_config(run_dir, config)
+        write_config(run_dir, config, env)
         write_text(run_dir / MACHINE, json.dumps(redact(machine_card()), indent=2) + "\n")
     except RunFolderError:
+        lock.release()
         raise
     except OSError as error:
         lock.release()
         raise _unusable(run_dir, error) from error
     return lock
+
+
+def _check_same_run(run_dir: Path, wanted: dict[str, Any]) -> None:
+    """Refuse to go on with a folder of another algorithm or env."""
+    stored = read_json(run_dir / CONFIG)
+    for name in ("algorithm", "env"):
+        if stored.get(name, wanted[name]) != wanted[name]:
+            raise RunFolderError(
+                f"run: expected the folder of a run with {name} {wanted[name]}, received {run_dir}, which is one of "
+                f"{stored[name]}. Nothing was changed. Remedy: the trainer of that run, or a new folder."
+            )
 
 
 class StatusFile:

@@ -11,10 +11,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
+from torchrl_perf.cli.options import joined, refuse_bad_options
+from torchrl_perf.cli.resume import (
+    AUTO,
+    Start,
+    automatic_start,
+    given_settings,
+    load_start,
+    named_start,
+    refuse_own_env,
+)
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "SYSTEMS", "main"]
@@ -205,6 +216,7 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     algorithm = algorithm_of(name, argv)
     kind, presets = algorithm.load("config"), algorithm.load("presets")
     program = f"torchrl-perf train {name}"
+    refuse_bad_options(program, kind, argv)
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for option in ("--env", "--config", "--resume"):
         first.add_argument(option)
@@ -212,6 +224,8 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
     if early.config and start.run_dir:
         raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
+    if start.run_dir:
+        refuse_own_env(kind, start)
     path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
     usual = next(iter(presets.values()))
@@ -222,7 +236,7 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     arguments = tyro.cli(
         Arguments[unchecked_kind],
         prog=program,
-        args=argv,
+        args=joined(kind, argv),
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
@@ -243,13 +257,30 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
         ValueError: for settings that do not fit each other or the machine, checkpoints that cannot be read, or a run
             that is complete.
     """
-    trainer = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")(config)
+    kind = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")
     try:
+        trainer = kind(config)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{kind.__name__}: expected settings that fit into memory, and there was none left while they were made "
+            f"({first}). Remedy: fewer num_envs, a smaller network or another device."
+        ) from None
+    try:
+        if problem := unknown_metric(config.best_metric, known_metrics(trainer)):
+            raise ConfigError([problem])
         load_start(trainer, start or Start())
     except Exception:
         trainer.close()
         raise
     return trainer
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, on whichever device."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in str(error)
 
 
 def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:

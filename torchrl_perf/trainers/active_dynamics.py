@@ -32,6 +32,7 @@ from torchrl_perf.trainers.active_dynamics_evaluation import (
 from torchrl_perf.trainers.active_dynamics_model import make_field_env, make_seq_vae
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.made_of import describe
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
@@ -78,6 +79,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.field_env = make_field_env(config, self.device) if env is None else env

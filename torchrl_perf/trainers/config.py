@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
 from torchrl_perf.trainers.config_checks import (
@@ -17,8 +17,11 @@ from torchrl_perf.trainers.config_checks import (
     settings_from,
     unknown_setting,
 )
+from torchrl_perf.trainers.setting_names import nearest_word, plain_word
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
+TASKS: tuple[str, ...] = (*get_args(EnvName), "Ferry", "HybridTarget")
+"""Names of the package's tasks that any algorithm may name; systems have tasks of their own."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class RunConfig:
         checks.each(("keep_checkpoints",), is_count, "a positive integer")
         checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("gamma",), is_share, "a number in [0, 1]")
+        if checks.sound("env") and (problem := misspelt_task(self.env)):
+            checks.add("env", problem)
         checks.each(("seed",), lambda value: value >= 0, "an integer from 0 to 2**63 - 1")
         checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
@@ -170,6 +175,28 @@ class RunConfig:
         return {"algorithm": self.algorithm, **self.to_dict()}
 
 
+def misspelt_task(name: str) -> str:
+    """What is wrong with a task's name in another case or spelling, or with none; an empty text for any other name."""
+    near = nearest_word(name, TASKS)
+    if name.strip() and (name in TASKS or near is None or plain_word(near) != plain_word(name)):
+        return ""
+    return f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: env={near or TASKS[0]!r}."
+
+
+def unknown_task(name: str) -> str:
+    """What is wrong with a name that is no task, with the nearest that is one."""
+    near = nearest_word(name, TASKS)
+    nearest = f"env={near!r}, the nearest" if near else "one of these"
+    return (
+        f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: {nearest}, or a trainer made with env= or "
+        "collector=."
+    )
+
+
+def _tasks_in_words() -> str:
+    return f"one of {', '.join(TASKS)}"
+
+
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above a limit and not above 4096; 1 at least."""
     return next(part for part in range(min(number, limit, 4096), 0, -1) if number % part == 0)
@@ -197,7 +224,7 @@ class PPOConfig(RunConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
     env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn."""
+    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
     gamma: float = 0.98
     """Discount factor."""
     epochs: int = 8

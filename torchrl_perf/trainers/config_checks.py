@@ -150,6 +150,10 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
                 break
         else:
             remedy = "" if defaults[name] is dataclasses.MISSING else f"{name}={defaults[name]!r}, the default"
+            for option in _options(hints[name]):
+                if (meant := _meant(value, option)) is not None and _fits(meant, option):
+                    remedy = f"{name}={meant!r}"
+                    break
             problems[name] = _misfit(name, value, hints[name], remedy)
     return good, problems
 
@@ -212,7 +216,7 @@ def _meant(value: Any, option: Any) -> Any:
 def _in_words(hint: Any, value: Any) -> str:
     whole = "an integer"
     if isinstance(value, int) and not isinstance(value, bool) and not -LARGEST <= value <= LARGEST:
-        whole = f"an integer of 64 bits, at most {LARGEST},"
+        whole = f"an integer of 64 bits, at most {LARGEST}"
     plain = {int: whole, float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
     options = sorted(_options(hint), key=lambda option: option is not type(None))
     return " or ".join(

@@ -19,6 +19,7 @@ from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.made_of import describe
 from torchrl_perf.trainers.memory_estimate import announce_memory
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.tasks import make_env
@@ -86,6 +87,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         given = cast("Any", collector if collector is not None else env)
         self.device = resolve_device(config.device if given is None else str(given.device))
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.env = env if given is not None else self.make_env()

@@ -23,6 +23,7 @@ from torchrl_perf.trainers.config import PPOConfig
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.made_of import describe
 from torchrl_perf.trainers.memory_estimate import announce_memory
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
@@ -74,6 +75,7 @@ class PPOTrainer(Checkpointed):
         self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else env.device
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.env = env or self.make_env()

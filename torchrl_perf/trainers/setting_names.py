@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["nearest_setting", "nearest_word"]
+__all__ = ["nearest_setting", "nearest_word", "plain_word"]
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate", "actor_learning_rate", "critic_learning_rate"),
@@ -98,14 +98,14 @@ def nearest_word(word: str, known: Iterable[str]) -> str | None:
 
     The number of a version, as in ``CartPole-v1``, and a library's name before a slash are left out.
     """
-    plain = {_plain(other): other for other in known if isinstance(other, str)}
-    if not (meant := _plain(word)):
+    plain = {plain_word(other): other for other in known if isinstance(other, str)}
+    if not (meant := plain_word(word)):
         return None
     near = difflib.get_close_matches(meant, plain, n=1, cutoff=0.5)
     return plain[near[0]] if near else None
 
 
-def _plain(word: str) -> str:
+def plain_word(word: str) -> str:
     """A word without case, punctuation and version."""
     without = re.sub(r"[-_]v\d+$", "", word.strip())
     return re.sub(r"[^a-z0-9]", "", without.lower())

@@ -4,14 +4,13 @@ The parser behind it stops at the first problem and knows no settings, and of an
 first without a word.
 """
 
-import argparse
 import dataclasses
-import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import settings_from, unknown_setting
 
@@ -42,12 +41,11 @@ def refuse_bad_options(program: str, kind: type[RunConfig], argv: Sequence[str])
     problems = list(_problems(kind, argv))
     if problems:
         head = problems[0] if len(problems) == 1 else f"{len(problems)} problems:\n  " + "\n  ".join(problems)
-        argparse.ArgumentParser(program, add_help=False).exit(
-            2, f"torchrl-perf: {head}\nEvery option: {program} --help\n"
-        )
+        say(f"torchrl-perf: {head}\nEvery option: {program} --help")
+        raise SystemExit(2)
     given = Counter(word[2:].partition("=")[0].replace("_", "-") for word in argv if word.startswith("--"))
     if repeated := [f"--{name}" for name, count in given.items() if count > 1]:
-        print(f"torchrl-perf: the last value counts of {', '.join(repeated)}, given more than once", file=sys.stderr)
+        say(f"torchrl-perf: the last value counts of {', '.join(repeated)}, given more than once")
 
 
 def _problems(kind: type[RunConfig], argv: Sequence[str]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """What ``--resume`` means: a run's folder, one of its checkpoints, or the newest run that has steps left."""
 
 import dataclasses
-import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
+from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.config import TASKS, RunConfig
 from torchrl_perf.trainers.made_of import check_made_of
@@ -73,9 +73,9 @@ def automatic_start(config: RunConfig, given: Sequence[str]) -> tuple[Start, dic
     wanted = {name: getattr(config, name) for name in given}
     found, left_out = find_resumable(config, wanted)
     for reason in left_out:
-        _say(f"resume: not {reason}")
+        say(f"resume: not {reason}")
     if found is None:
-        _say(f"resume: no run with steps left below {config.run_dir}; a new one starts")
+        say(f"resume: no run with steps left below {config.run_dir}; a new one starts")
         return Start(), config.to_dict()
     return Start(found), {**config.to_dict(), **read_settings(found / CONFIG, type(config)), **wanted}
 
@@ -152,8 +152,4 @@ def load_start(trainer: Any, start: Start) -> None:
             f"{start.run_dir}: expected a run with steps left, received one that has taken {taken} of "
             f"{config.total_steps}. Remedy: a larger --total-steps."
         )
-    _say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")

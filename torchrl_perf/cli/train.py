@@ -23,6 +23,7 @@ from torchrl_perf.cli.resume import (
 )
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CONFIG, read_json
+from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
@@ -143,11 +144,12 @@ def main(name: str, argv: list[str]) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         # Such networks gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
         torch.set_num_threads(1)
+    keep_standard_files()
     try:
         arguments, start = parse(name, argv)
         config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
         trainer = make_trainer(config, start)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         return _failed(error)
     try:
         result = train(trainer, start.run_dir, progress=arguments.progress)
@@ -156,12 +158,12 @@ def main(name: str, argv: list[str]) -> int:
     finally:
         trainer.close()
     if result.problem:
-        print(f"torchrl-perf: {result.problem}", file=sys.stderr)
+        say(f"torchrl-perf: {result.problem}")
     elif result.exit_code:
         signal = result.exit_code - 128
         command = f"torchrl-perf train {name} --resume {result.run_dir}"
-        print(f"stopped by signal {signal}; go on with: {command}", file=sys.stderr)
-    print(result)
+        say(f"stopped by signal {signal}; go on with: {command}")
+    say(str(result), sys.stdout)
     return result.exit_code
 
 
@@ -294,5 +296,5 @@ def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
 
 
 def _failed(error: Exception) -> int:
-    print(f"torchrl-perf: {error}", file=sys.stderr)
+    say(f"torchrl-perf: {error}")
     return 1

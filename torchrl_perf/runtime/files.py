@@ -155,6 +155,11 @@ class FolderLock:
             return None
         return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
+    def take_over(self, other: "FolderLock") -> None:
+        """Holds what another one has taken, in place of its own."""
+        self.release()
+        self.path, self._file, other._file = other.path, other._file, None
+
     def release(self) -> None:
         """Gives the lock back; more calls do nothing."""
         if self._file is not None:

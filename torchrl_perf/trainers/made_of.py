@@ -109,7 +109,7 @@ def _env_difference(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
     # a script that is run has another name than the same file imported
     if name != other or (mine != theirs and "__main__" not in (mine, theirs)):
         return f"expected one of the env {name} of {mine}, received one of {other} of {theirs}. {remedy}"
-    groups = ["specs", "transforms"]
+    groups = ["transforms", "specs"]
     # of envs that the config makes, its own rules say which settings may change
     groups += ["arguments"] if own["given"] or saved["given"] else []
     for group in groups:

@@ -12,7 +12,7 @@ from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.made_of import env_name
-from torchrl_perf.trainers.run_files import RunFolderError, card, make_run_dir, open_run
+from torchrl_perf.trainers.run_files import FolderWatch, RunFolderError, card, make_run_dir, open_run
 
 __all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
 
@@ -77,7 +77,8 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
         trainer.metrics.logger = rows
         line = ProgressLine(config.iterations * config.batch_size) if progress else None
         try:
-            loop = RunLoop(trainer, run_dir, rows, line)
+            watch = FolderWatch(run_dir, config, env, lock)
+            loop = RunLoop(trainer, run_dir, rows, line, watch=watch)
             result = _run(loop)
         finally:
             if line is not None:

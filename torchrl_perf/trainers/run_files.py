@@ -41,8 +41,12 @@ def make_run_dir(config: RunConfig, env: str = "") -> Path:
             path.mkdir(parents=True)
             break
         except FileExistsError:
-            if not path.is_dir():
-                raise RunFolderError(f"run_dir: expected a folder at {path}, found a file.") from None
+            # a link to nothing has the name, and no run behind it
+            if not path.is_dir() and not (path.is_symlink() and not path.exists()):
+                raise RunFolderError(
+                    f"run_dir: expected a folder that can be written to at {path}, found {_in_the_way(path)}. Remedy: "
+                    "move it away, or another run_dir."
+                ) from None
             count += 1
             path = base.with_name(f"{base.name}-{count}")
         except OSError as error:
@@ -111,6 +115,61 @@ def _check_same_run(run_dir: Path, wanted: dict[str, Any]) -> None:
                 f"run: expected the folder of a run with {name} {wanted[name]}, received {run_dir}, which is one of "
                 f"{stored[name]}. Nothing was changed. Remedy: the trainer of that run, or a new folder."
             )
+
+
+class FolderWatch:
+    """Notices that the folder of a run was deleted or replaced while the run goes on, and says so.
+
+    A folder that is gone is made again, with settings and machine card, so that what comes later can be resumed from.
+
+    Args:
+        run_dir: the folder.
+        config: settings of the run.
+        env: true name of its env.
+        lock: what keeps other processes out; taken anew in a folder that is made again.
+
+    Attributes:
+        lost: whether the folder is another run's now, and nothing may be written to it.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig, env: str, lock: FolderLock) -> None:
+        self._run_dir, self._config, self._env, self._lock = run_dir, config, env, lock
+        self._identity = self._look()
+        self.lost = False
+
+    def check(self) -> None:
+        """Look whether the folder is the one that the run began with.
+
+        Raises:
+            RunFolderError: if another folder is in its place that belongs to another run.
+        """
+        now = self._look()
+        if now == self._identity:
+            return
+        self._lock.release()
+        what = "was deleted" if now is None else "was replaced by another"
+        logger.warning(
+            "the folder of the run %s %s while the run goes on; rows and checkpoints up to here are lost, later ones "
+            "go to a new folder there. Remedy: end a run before its folder is moved.",
+            *(self._run_dir, what),
+        )
+        try:
+            held = open_run(self._run_dir, self._config, self._env)
+        except RunFolderError as error:
+            if now is not None:
+                self.lost = True
+                raise
+            logger.warning("%s", error)  # the disk may come back; the last save says if not
+        else:
+            self._lock.take_over(held)
+        self._identity = self._look()
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            stat = self._run_dir.stat()
+        except OSError:
+            return None
+        return stat.st_dev, stat.st_ino
 
 
 class StatusFile:
@@ -204,6 +263,16 @@ def _why_locked(run_dir: Path) -> str:
         return f"it cannot be written to: {error.strerror or error}"
     lock.release()
     return ""
+
+
+def _in_the_way(path: Path) -> str:
+    """What keeps a folder from being made at a path, in words."""
+    for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            return f"a link to nothing at {place}"
+        if place.exists() and not place.is_dir():
+            return f"a file at {place}"
+    return "something else there"
 
 
 def _unusable(path: Path, error: OSError) -> RunFolderError:

@@ -216,7 +216,7 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     import tyro
 
     algorithm = algorithm_of(name, argv)
-    kind, presets = algorithm.load("config"), algorithm.load("presets")
+    kind = algorithm.load("config")
     program = f"torchrl-perf train {name}"
     refuse_bad_options(program, kind, argv)
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
@@ -230,11 +230,10 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
         refuse_own_env(kind, start)
     path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
-    usual = next(iter(presets.values()))
     # A name that is no preset is left to the checks, whose message lists those there are.
-    preset = presets.get(early.env or stored.get("env", usual.env), usual)
+    preset = kind.task_settings(str(early.env or stored.get("env") or ""))
     unchecked_kind = unchecked(kind)
-    default = Arguments(settings=unchecked_kind(**{**preset.to_dict(), **stored}))
+    default = Arguments(settings=unchecked_kind(**{**preset, **stored}))
     arguments = tyro.cli(
         Arguments[unchecked_kind],
         prog=program,

@@ -1,6 +1,7 @@
 """Settings of a run: what all algorithms share, and PPO's own."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class RunConfig:
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
+        presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf.trainers``.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -39,6 +41,7 @@ class RunConfig:
 
     algorithm: ClassVar[str] = ""
     env_class: ClassVar[str] = ""
+    presets_in: ClassVar[str] = ""
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
 
     env: str = "CartPole"
@@ -134,6 +137,30 @@ class RunConfig:
         return cls(**good)
 
     @classmethod
+    def for_task(cls, env: str = "", **changes: Any) -> Self:
+        """The settings that the command line has for a task: ``torchrl-perf train ALGORITHM --env NAME``.
+
+        They are the preset of the task, or where it has none that of the algorithm's first. The constructor's own
+        defaults are those of no task in particular.
+
+        Args:
+            env: name of the task; by default the algorithm's first.
+            **changes: settings in place of the preset's.
+
+        Raises:
+            ConfigError: for settings that do not exist, cannot be run or do not fit each other.
+        """
+        return cls(**{**cls.task_settings(env), **({"env": env} if env else {}), **changes})
+
+    @classmethod
+    def task_settings(cls, env: str = "") -> dict[str, Any]:
+        """Plain values of the preset of a task, or of the first preset for a name that has none."""
+        module, _, name = cls.presets_in.partition(":")
+        presets = getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name)
+        first = next(iter(presets.values()))
+        return presets.get(env or first.env, first).to_dict()
+
+    @classmethod
     def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
         """What keeps a config from being made of these values, and defaults for the others.
 
@@ -221,6 +248,7 @@ class PPOConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "ppo"
+    presets_in: ClassVar[str] = "config:PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
     env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,6 +1,7 @@
 """Checks of settings that find every problem at once, with the nearest valid name where one is unknown."""
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -158,6 +159,7 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     return good, problems
 
 
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

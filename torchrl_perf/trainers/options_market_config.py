@@ -25,6 +25,7 @@ class OptionsMarketConfig(SACOptionsConfig):
     """
 
     algorithm: ClassVar[str] = "options-market"
+    presets_in: ClassVar[str] = "options_market_config:OPTIONS_MARKET_PRESETS"
     env_class: ClassVar[str] = "OptionMarket"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *SACOptionsConfig.fixed_by_checkpoint,

@@ -24,8 +24,8 @@ PRESETS = {name: algorithm.load("presets") for name, algorithm in ALL.items()}
 every = pytest.mark.parametrize("name", KINDS)
 
 HOSTILE = [
-    float("nan"), float("inf"), -float("inf"), -1, 0, 1, -(2**63), 2**63, 10**400, 1e400, 0.5, -0.5, 1e300, 2**62,
-    "1e5", "", "None", "nan", "x" * 10_000, "CartPole", None, True, [], {}, (1,), b"1", object(),
+    float("nan"), float("inf"), -1, 0, -(2**63), 2**63, 10**400, 0.5, 1e300,
+    "1e5", "", "x" * 10_000, None, True, [], object(),
 ]  # fmt: skip
 
 
@@ -34,11 +34,16 @@ def fields(kind):
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+def origin(kind, field):
+    """The class that says last what a field is."""
+    return next(base for base in kind.__mro__ if field in vars(base).get("__annotations__", {}))
+
+
 def own_fields(name):
-    """The fields that a config adds to those of an algorithm that is tried as well."""
-    bases = [other for key, other in KINDS.items() if key != name and issubclass(KINDS[name], other)]
-    inherited = {field for base in bases for field in fields(base)}
-    return [field for field in fields(KINDS[name]) if field not in inherited or field == "env"]
+    """The fields of a config that no config before it in the list has from the same class."""
+    earlier = [KINDS[other] for other in list(KINDS)[: list(KINDS).index(name)]]
+    tested = {(origin(kind, field), field) for kind in earlier for field in fields(kind)}
+    return [field for field in fields(KINDS[name]) if (origin(KINDS[name], field), field) not in tested]
 
 
 def tried(make):
@@ -62,7 +67,7 @@ def test_hostile_values_from_python_and_from_files(name):
         for value in HOSTILE:
             for make in (
                 lambda field=field, value=value: dataclasses.replace(preset, **{field: value}),
-                lambda field=field, value=value: kind.from_dict({**preset.to_dict(), field: value}),
+                lambda field=field, value=value: kind.from_dict({field: value}),
             ):
                 problems = tried(make)
                 named = [problem for problem in problems if problem.partition(":")[0] == field]

@@ -203,7 +203,12 @@ class RunConfig:
 
 
 def misspelt_task(name: str) -> str:
-    """What is wrong with a task's name in another case or spelling, or with none; an empty text for any other name."""
+    """What is wrong with a task's name in another case or spelling, or with none; an empty text for any other name.
+
+    A name with a version, such as ``CartPole-v1``, is one of Gymnasium's.
+    """
+    if re.search(r"-v\d+$", name):
+        return ""
     near = nearest_word(name, TASKS)
     if name.strip() and (name in TASKS or near is None or plain_word(near) != plain_word(name)):
         return ""

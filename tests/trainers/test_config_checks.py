@@ -31,11 +31,13 @@ class TestConstruction:
             PPOConfig(epochs=0, gamma=2.0, num_envs="128", activation="gelu", on_nan=8, log_interval=None)
         assert str(caught.value).splitlines() == [
             "6 problems:",
-            "  num_envs: expected a positive integer, received '128' (str). Remedy: change num_envs.",
-            "  gamma: expected a number in [0, 1], received 2.0. Remedy: change gamma.",
-            "  log_interval: expected a positive integer, received None (NoneType). Remedy: change log_interval.",
-            "  on_nan: expected one of ('stop', 'skip', 'rollback'), received 8 (int). Remedy: change on_nan.",
-            "  epochs: expected a positive integer, received 0. Remedy: change epochs.",
+            "  num_envs: expected a positive integer, received '128' (str). Remedy: num_envs=128.",
+            "  gamma: expected a number in [0, 1], received 2.0. Remedy: gamma=0.98, the default.",
+            "  log_interval: expected a positive integer, received None (NoneType). Remedy: log_interval=10, the "
+            "default.",
+            "  on_nan: expected one of ('stop', 'skip', 'rollback'), received 8 (int). Remedy: on_nan='stop', the "
+            "default.",
+            "  epochs: expected a positive integer, received 0. Remedy: epochs=8, the default.",
             "  activation: expected one of ('tanh', 'relu'), received 'gelu'. Remedy: change activation; "
             "the nearest is 'relu'.",
         ]
@@ -114,7 +116,7 @@ class TestPlainValues:
         assert len(lines) == 6
         assert lines[0] == "num_env: unknown setting, received with the value 4 (int); the nearest is num_envs."
         assert lines[1].endswith("the nearest is learning_rate.")
-        assert lines[2] == "epochs: expected an integer, received 'many' (str). Remedy: change epochs."
+        assert lines[2] == "epochs: expected an integer, received 'many' (str). Remedy: epochs=8, the default."
         assert lines[3].startswith("zzz: unknown setting, received with the value [] (list); those there are: env, num")
         assert lines[4].startswith("gamma: expected a number in [0, 1]")
         assert lines[5].startswith("minibatches: expected a divisor of num_envs * num_steps = 4096, received 3.")

@@ -102,8 +102,8 @@ class TestFiles:
         run_dir = make_run_dir(dataclasses.replace(TINY, run_dir=str(tmp_path)))
         StatusFile(run_dir).write("running", 0)
         with (
-            in_use(run_dir),
-            pytest.raises(RunFolderError, match=rf"received .*ppo-CartPole-0, which process {os.getpid()} has. Remedy"),
+            in_use(run_dir) as holder,
+            pytest.raises(RunFolderError, match=rf"received .*ppo-CartPole-0, which process {holder.pid} has. Remedy"),
         ):
             train(make(tmp_path), run_dir, progress=False)
         train(make(tmp_path), run_dir, progress=False)

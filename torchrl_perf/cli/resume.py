@@ -1,19 +1,21 @@
 """What ``--resume`` means: a run's folder, one of its checkpoints, or the newest run that has steps left."""
 
 import dataclasses
-import sys
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchrl_perf.cli.stored_settings import read_settings
-from torchrl_perf.run_layout import CHECKPOINTS, CONFIG
+from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
+from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
-from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config import TASKS, RunConfig
+from torchrl_perf.trainers.made_of import check_made_of
 from torchrl_perf.trainers.run_files import find_resumable, is_finished
 
-__all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start"]
+__all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start", "refuse_own_env"]
 
 AUTO = "auto"
 
@@ -71,9 +73,9 @@ def automatic_start(config: RunConfig, given: Sequence[str]) -> tuple[Start, dic
     wanted = {name: getattr(config, name) for name in given}
     found, left_out = find_resumable(config, wanted)
     for reason in left_out:
-        _say(f"resume: not {reason}")
+        say(f"resume: not {reason}")
     if found is None:
-        _say(f"resume: no run with steps left below {config.run_dir}; a new one starts")
+        say(f"resume: no run with steps left below {config.run_dir}; a new one starts")
         return Start(), config.to_dict()
     return Start(found), {**config.to_dict(), **read_settings(found / CONFIG, type(config)), **wanted}
 
@@ -91,6 +93,36 @@ def given_settings(kind: type[RunConfig], argv: Sequence[str], stored: Sequence[
     return [field.name for field in dataclasses.fields(kind) if field.name in names]
 
 
+def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
+    """Refuse a run whose env is none of the package's: a script has made it, and only that can make it again.
+
+    Raises:
+        ValueError: with how to go on from Python.
+    """
+    assert start.run_dir is not None
+    stored = read_json(start.run_dir / CONFIG)
+    name, hint = stored.get("env"), typing.get_type_hints(kind)["env"]
+    known = TASKS if hint is str else typing.get_args(hint)
+    if not isinstance(name, str) or name in known or stored.get("algorithm", kind.algorithm) != kind.algorithm:
+        return
+    newest = start.checkpoint or next(iter(CheckpointFolder(start.run_dir / CHECKPOINTS).files()), None)
+    trainer = kind.__name__.removesuffix("Config") + "Trainer"
+    raise ValueError(
+        f"--resume {start.run_dir}: expected a run of one of the package's tasks, {', '.join(known)}, received one of "
+        f"the env {name}, which the command line cannot make. Nothing was changed. "
+        f"{way_from_python(trainer, name, start.run_dir, newest)}"
+    )
+
+
+def way_from_python(trainer: type | str, env: str, run_dir: Path, checkpoint: Path | None) -> str:
+    """How a run of one's own parts is gone on with, in words."""
+    name = trainer if isinstance(trainer, str) else trainer.__name__
+    return (
+        f"From Python: trainer = {name}(config, env={env}(...)), with the networks that the run was given; "
+        f"trainer.load({str(checkpoint or run_dir / CHECKPOINTS)!r}); train(trainer, {str(run_dir)!r})."
+    )
+
+
 def load_start(trainer: Any, start: Start) -> None:
     """Loads the checkpoint that a run starts from into its trainer; says which on standard error.
 
@@ -106,15 +138,18 @@ def load_start(trainer: Any, start: Start) -> None:
     else:
         folder = CheckpointFolder(start.run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
         path, state = folder.load_newest(trainer.device, made_by=config.algorithm)
-    trainer.load_state_dict(state)
+    try:
+        trainer.load_state_dict(state)
+    except ValueError as error:
+        if not check_made_of(trainer.train_state.made_of, state.get("made_of", {})):
+            raise
+        env = state["made_of"].get("env", {})
+        words = way_from_python(type(trainer), env.get("name", config.env), start.run_dir, path)
+        raise ValueError(f"--resume {start.run_dir}: {error} {words}") from None
     taken = trainer.iterations_done * config.batch_size
     if trainer.iterations_done >= config.iterations and is_finished(start.run_dir):
         raise ValueError(
             f"{start.run_dir}: expected a run with steps left, received one that has taken {taken} of "
             f"{config.total_steps}. Remedy: a larger --total-steps."
         )
-    _say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")

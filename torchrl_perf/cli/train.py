@@ -12,10 +12,22 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from torchrl_perf.cli.kept_schedules import kept_schedules
-from torchrl_perf.cli.resume import AUTO, Start, automatic_start, given_settings, load_start, named_start
+from torchrl_perf.cli.options import joined, refuse_bad_options
+from torchrl_perf.cli.resume import (
+    AUTO,
+    Start,
+    automatic_start,
+    given_settings,
+    load_start,
+    named_start,
+    refuse_own_env,
+)
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CONFIG, read_json
+from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "SYSTEMS", "main"]
@@ -135,13 +147,14 @@ def main(name: str, argv: list[str]) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         # Such networks gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
         torch.set_num_threads(1)
+    keep_standard_files()
     try:
         arguments, start = parse(name, argv)
         config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
         if arguments.keep_schedules:
             config = kept_schedules(config, start)
         trainer = make_trainer(config, start)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         return _failed(error)
     try:
         result = train(trainer, start.run_dir, progress=arguments.progress)
@@ -150,12 +163,12 @@ def main(name: str, argv: list[str]) -> int:
     finally:
         trainer.close()
     if result.problem:
-        print(f"torchrl-perf: {result.problem}", file=sys.stderr)
+        say(f"torchrl-perf: {result.problem}")
     elif result.exit_code:
         signal = result.exit_code - 128
         command = f"torchrl-perf train {name} --resume {result.run_dir}"
-        print(f"stopped by signal {signal}; go on with: {command}", file=sys.stderr)
-    print(result)
+        say(f"stopped by signal {signal}; go on with: {command}")
+    say(str(result), sys.stdout)
     return result.exit_code
 
 
@@ -208,8 +221,9 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     import tyro
 
     algorithm = algorithm_of(name, argv)
-    kind, presets = algorithm.load("config"), algorithm.load("presets")
+    kind = algorithm.load("config")
     program = f"torchrl-perf train {name}"
+    refuse_bad_options(program, kind, argv)
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for option in ("--env", "--config", "--resume"):
         first.add_argument(option)
@@ -217,17 +231,18 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
     if early.config and start.run_dir:
         raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
+    if start.run_dir:
+        refuse_own_env(kind, start)
     path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
-    usual = next(iter(presets.values()))
     # A name that is no preset is left to the checks, whose message lists those there are.
-    preset = presets.get(early.env or stored.get("env", usual.env), usual)
+    preset = kind.task_settings(str(early.env or stored.get("env") or ""))
     unchecked_kind = unchecked(kind)
-    default = Arguments(settings=unchecked_kind(**{**preset.to_dict(), **stored}))
+    default = Arguments(settings=unchecked_kind(**{**preset, **stored}))
     arguments = tyro.cli(
         Arguments[unchecked_kind],
         prog=program,
-        args=argv,
+        args=joined(kind, argv),
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
@@ -248,13 +263,30 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
         ValueError: for settings that do not fit each other or the machine, checkpoints that cannot be read, or a run
             that is complete.
     """
-    trainer = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")(config)
+    kind = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")
     try:
+        trainer = kind(config)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{kind.__name__}: expected settings that fit into memory, and there was none left while they were made "
+            f"({first}). Remedy: fewer num_envs, a smaller network or another device."
+        ) from None
+    try:
+        if problem := unknown_metric(config.best_metric, known_metrics(trainer)):
+            raise ConfigError([problem])
         load_start(trainer, start or Start())
     except Exception:
         trainer.close()
         raise
     return trainer
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, on whichever device."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in str(error)
 
 
 def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
@@ -268,5 +300,5 @@ def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
 
 
 def _failed(error: Exception) -> int:
-    print(f"torchrl-perf: {error}", file=sys.stderr)
+    say(f"torchrl-perf: {error}")
     return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,11 +14,13 @@ from torchrl_perf.metrics.log_row import log_row
 from torchrl_perf.metrics.logger_group import LoggerGroup
 from torchrl_perf.metrics.progress_csv import read_rows
 from torchrl_perf.metrics.sinks import CSVSink, Sink, TensorboardSink
-from torchrl_perf.run_layout import PROGRESS
+from torchrl_perf.run_layout import CHECKPOINTS, PROGRESS
 from torchrl_perf.runtime.machine import machine_card
 from torchrl_perf.runtime.redact import redact
 
 __all__ = ["LOGGER_NAMES", "LoggerGroup", "log_row", "make_loggers"]
+
+logger = logging.getLogger("torchrl_perf")
 
 LOGGER_NAMES = ("csv", "wandb", "tensorboard", "none")
 """Names that ``make_loggers`` understands."""
@@ -81,6 +84,13 @@ def make_loggers(
         return LoggerGroup([], run_name, os.fspath(run_dir))
     stored = None if config is None else {**redact(dict(config)), "machine": redact(machine_card())}
     folder = os.fspath(run_dir)
+    if (
+        resume
+        and "csv" in names
+        and not (Path(run_dir) / PROGRESS).is_file()
+        and (Path(run_dir) / CHECKPOINTS).is_dir()
+    ):
+        logger.warning("%s is missing: the rows before the resume are lost.", Path(run_dir) / PROGRESS)
     group = LoggerGroup([_sink(part, folder, project, run_name, stored, resume) for part in names], run_name, folder)
     if resume:
         group.last_step = max((step for step, _ in read_rows(Path(run_dir) / PROGRESS)), default=None)

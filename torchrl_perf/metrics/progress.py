@@ -6,6 +6,8 @@ import math
 import sys
 from typing import TextIO
 
+from torchrl_perf.runtime.streams import say
+
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -69,6 +71,8 @@ def format_progress(step: int, total: int, *, mean_return: float, steps_per_seco
 class ProgressLine:
     """Shows ``format_progress`` while a run lasts: one line rewritten in place on a terminal, plain lines elsewhere.
 
+    A stream that is closed or full is no reason to stop a run: nothing more is shown then.
+
     Args:
         total: environment steps of the whole run.
         stream: where to write; standard error by default, so that standard output stays clean for results.
@@ -77,7 +81,10 @@ class ProgressLine:
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self.total = total
         self.stream = sys.stderr if stream is None else stream
-        self._rewrites = self.stream.isatty()
+        try:
+            self._rewrites = self.stream is not None and self.stream.isatty()
+        except ValueError:  # it is closed
+            self._rewrites = False
         self._width = 0
 
     def update(self, step: int, *, mean_return: float, steps_per_second: float) -> None:
@@ -91,15 +98,13 @@ class ProgressLine:
         line = format_progress(step, self.total, mean_return=mean_return, steps_per_second=steps_per_second)
         if self._rewrites:
             # Padding wipes the end of a longer line that was there before.
-            self.stream.write("\r" + line.ljust(self._width))
+            say("\r" + line.ljust(self._width), self.stream, end="")
             self._width = len(line)
         else:
-            self.stream.write(line + "\n")
-        self.stream.flush()
+            say(line, self.stream)
 
     def close(self) -> None:
         """Leave the last line on the screen and move below it; more calls do nothing."""
         if self._width:
-            self.stream.write("\n")
-            self.stream.flush()
+            say("", self.stream)
             self._width = 0

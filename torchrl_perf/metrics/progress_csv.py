@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.timing import Stopwatch
 
 _FIXED = ["step", "wall_time"]
+
+logger = logging.getLogger("torchrl_perf")
 
 
 class ProgressCSVLogger(Logger):
@@ -137,6 +140,8 @@ class ProgressCSVLogger(Logger):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             self._repair()
+            self._tell_torn()
+        if self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file), [])
             self._remember(self._read_rows())
@@ -157,7 +162,26 @@ class ProgressCSVLogger(Logger):
         with self.path.open("rb+") as file:
             content = file.read()
             if content and not content.endswith(b"\n"):
-                file.truncate(content.rfind(b"\n") + 1)
+                kept = content.rfind(b"\n") + 1
+                file.truncate(kept)
+                logger.warning(
+                    "%s ended in the middle of a row: its last %d bytes are dropped.", self.path, len(content) - kept
+                )
+
+    def _tell_torn(self) -> None:
+        """Say how many lines are no rows of the table, such as those of a file that was cut or mixed with another."""
+        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            lines = list(csv.reader(file))
+        if lines and lines[0][: len(_FIXED)] != _FIXED:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            self.path.replace(aside)
+            logger.warning("%s is damaged: its first line names no columns. It is kept as %s.", self.path, aside.name)
+            return
+        if lost := max(0, len(lines) - 1) - len(self._read_rows()):
+            logger.warning(
+                "%s is damaged: %d of its lines are no rows of the columns in its first line. They are left out.",
+                *(self.path, lost),
+            )
 
     def _read_rows(self) -> list[dict[str, Any]]:
         """All rows so far, from the disk; lines that are no rows are left out."""
@@ -182,16 +206,41 @@ class ProgressCSVLogger(Logger):
 
     def _append(self, cells: dict[str, Any]) -> None:
         # Opened for each row: a row per interval is rare, and then no exit, clean or not, can lose one.
+        self._tell_changed()
         with self.path.open("ab", buffering=0) as file:
             start = file.seek(0, os.SEEK_END)
             header = b"" if start else _lines(self._columns, [dict(zip(self._columns, self._columns, strict=True))])
             _write_all(file, header + self._line(cells), start, before=b"")
         self._last, self._last_start = cells, start + len(header)
 
+    def _tell_changed(self) -> None:
+        """Notice that the file was deleted or cut since the last row, and say so; the end of a cut row is dropped."""
+        if self._last is None:
+            return
+        expected = self._last_start + len(self._line(self._last))
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            logger.warning(
+                "%s was deleted: the rows up to step %s are lost, later ones go to a new file.",
+                self.path,
+                self.last_step,
+            )
+            return
+        if size < expected:
+            logger.warning(
+                "%s was cut from %d to %d bytes: rows are lost, later ones are added.", self.path, expected, size
+            )
+            self._repair()
+
     def _extend_last(self, cells: dict[str, Any]) -> None:
         """Fill empty cells of the last row in place: the line can only grow."""
         assert self._last is not None
         merged = _merge(self._last, cells)
+        if not self.path.exists():
+            self._tell_changed()
+            self._insert(merged)
+            return
         with self.path.open("rb+", buffering=0) as file:
             file.seek(self._last_start)
             before = file.read()

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pickle
+import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 PARTIAL = ".partial"
+FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, process
 PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -140,6 +142,23 @@ class FolderLock:
             return True
         self._file = file
         return True
+
+    def holder(self) -> int | None:
+        """Number of the process that has the lock; None where nobody has it, or the system does not say who."""
+        try:
+            import fcntl
+
+            with self.path.open("rb") as file:
+                asked = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+                kind, *_, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        except (ImportError, OSError, struct.error):
+            return None
+        return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+
+    def take_over(self, other: "FolderLock") -> None:
+        """Holds what another one has taken, in place of its own."""
+        self.release()
+        self.path, self._file, other._file = other.path, other._file, None
 
     def release(self) -> None:
         """Gives the lock back; more calls do nothing."""

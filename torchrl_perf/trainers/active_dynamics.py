@@ -31,6 +31,8 @@ from torchrl_perf.trainers.active_dynamics_evaluation import (
 )
 from torchrl_perf.trainers.active_dynamics_model import make_field_env, make_seq_vae
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.made_of import describe
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
@@ -74,9 +76,10 @@ class ActiveDynamicsTrainer(Checkpointed):
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
     ) -> None:
-        self.config = config
+        self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.field_env = make_field_env(config, self.device) if env is None else env
@@ -114,7 +117,12 @@ class ActiveDynamicsTrainer(Checkpointed):
         self._make_state()
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
         self.train_state = TrainState(
-            made_by=config.algorithm, device=self.device, counters=counters, **self.parts(), **self.experience()
+            made_by=config.algorithm,
+            made_of=describe(self.field_env, self.parts(), own_env=self.own_env),
+            device=self.device,
+            counters=counters,
+            **self.parts(),
+            **self.experience(),
         )
         graph = self.mode == "graph"
         self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration

@@ -27,6 +27,8 @@ class ActiveDynamicsConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "active-dynamics"
+    presets_in: ClassVar[str] = "active_dynamics_config:ACTIVE_DYNAMICS_PRESETS"
+    env_class: ClassVar[str] = "LatentField"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("observation", "observation_size", "latent_size", "history"),

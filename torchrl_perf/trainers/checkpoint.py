@@ -55,8 +55,8 @@ class CheckpointFolder:
         return self.path / BEST
 
     def files(self) -> list[Path]:
-        """The numbered checkpoints, newest first."""
-        found = [path for path in self.path.glob("*.pt") if NUMBERED.fullmatch(path.name)]
+        """The numbered checkpoints, newest first; links to nothing are none."""
+        found = [path for path in self.path.glob("*.pt") if NUMBERED.fullmatch(path.name) and path.is_file()]
         return sorted(found, key=iteration_of, reverse=True)
 
     def write(self, state: Mapping[str, Any], iteration: int) -> Path:

@@ -1,15 +1,28 @@
 """Settings of a run: what all algorithms share, and PPO's own."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
-from torchrl_perf.trainers.config_checks import Checks, ConfigError, is_count, is_positive, is_share, settings_from
+from torchrl_perf.trainers.config_checks import (
+    Checks,
+    ConfigError,
+    UnknownSettingError,
+    is_count,
+    is_positive,
+    is_share,
+    settings_from,
+    unknown_setting,
+)
+from torchrl_perf.trainers.setting_names import nearest_word, plain_word
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
+TASKS: tuple[str, ...] = (*get_args(EnvName), "Ferry", "HybridTarget")
+"""Names of the package's tasks that any algorithm may name; systems have tasks of their own."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +31,8 @@ class RunConfig:
 
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
+        env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
+        presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf.trainers``.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -25,6 +40,8 @@ class RunConfig:
     """
 
     algorithm: ClassVar[str] = ""
+    env_class: ClassVar[str] = ""
+    presets_in: ClassVar[str] = ""
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
 
     env: str = "CartPole"
@@ -73,6 +90,19 @@ class RunConfig:
     stop_return: float | None = None
     """Stop once the mean return of the last 100 finished episodes reaches this; None runs total_steps."""
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """An instance without its fields, after names that are no fields are refused with the nearest that are.
+
+        Raises:
+            UnknownSettingError: a ConfigError and a TypeError, with all problems of the other settings beside it.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := {name: value for name, value in settings.items() if name not in known}:
+            named = dict(zip(known, args, strict=False)) | {name: settings[name] for name in known if name in settings}
+            problems = [unknown_setting(name, value, known) for name, value in unknown.items()]
+            raise UnknownSettingError([*problems, *cls.problems_of(named)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         checks = Checks(self)
         self._check(checks)
@@ -91,6 +121,10 @@ class RunConfig:
                 f"schedule_steps: expected None where nothing is annealed over the run, received {self.schedule_steps}."
                 " Remedy: leave it out.",
             )
+        if checks.sound("env") and (problem := misspelt_task(self.env)):
+            checks.add("env", problem)
+        checks.each(("seed",), lambda value: value >= 0, "an integer from 0 to 2**63 - 1")
+        checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
 
@@ -109,6 +143,30 @@ class RunConfig:
         if problems:
             raise ConfigError([*problems.values(), *cls.problems_of(good, bad=problems)])
         return cls(**good)
+
+    @classmethod
+    def for_task(cls, env: str = "", **changes: Any) -> Self:
+        """The settings that the command line has for a task: ``torchrl-perf train ALGORITHM --env NAME``.
+
+        They are the preset of the task, or where it has none that of the algorithm's first. The constructor's own
+        defaults are those of no task in particular.
+
+        Args:
+            env: name of the task; by default the algorithm's first.
+            **changes: settings in place of the preset's.
+
+        Raises:
+            ConfigError: for settings that do not exist, cannot be run or do not fit each other.
+        """
+        return cls(**{**cls.task_settings(env), **({"env": env} if env else {}), **changes})
+
+    @classmethod
+    def task_settings(cls, env: str = "") -> dict[str, Any]:
+        """Plain values of the preset of a task, or of the first preset for a name that has none."""
+        module, _, name = cls.presets_in.partition(":")
+        presets = getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name)
+        first = next(iter(presets.values()))
+        return presets.get(env or first.env, first).to_dict()
 
     @classmethod
     def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
@@ -163,6 +221,38 @@ class RunConfig:
         return {"algorithm": self.algorithm, **self.to_dict()}
 
 
+def misspelt_task(name: str) -> str:
+    """What is wrong with a task's name in another case or spelling, or with none; an empty text for any other name.
+
+    A name with a version, such as ``CartPole-v1``, is one of Gymnasium's.
+    """
+    if re.search(r"-v\d+$", name):
+        return ""
+    near = nearest_word(name, TASKS)
+    if name.strip() and (name in TASKS or near is None or plain_word(near) != plain_word(name)):
+        return ""
+    return f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: env={near or TASKS[0]!r}."
+
+
+def unknown_task(name: str) -> str:
+    """What is wrong with a name that is no task, with the nearest that is one."""
+    near = nearest_word(name, TASKS)
+    nearest = f"env={near!r}, the nearest" if near else "one of these"
+    return (
+        f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: {nearest}, or a trainer made with env= or "
+        "collector=."
+    )
+
+
+def _tasks_in_words() -> str:
+    return f"one of {', '.join(TASKS)}"
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that is not above a limit and not above 4096; 1 at least."""
+    return next(part for part in range(min(number, limit, 4096), 0, -1) if number % part == 0)
+
+
 def _names_loggers(names: str) -> bool:
     parts = [name.strip() for name in names.split(",") if name.strip()]
     allowed = set(LOGGER_NAMES) - ({"none"} if len(parts) > 1 else set())
@@ -182,10 +272,11 @@ class PPOConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "ppo"
+    presets_in: ClassVar[str] = "config:PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
     env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn."""
+    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
     gamma: float = 0.98
     """Discount factor."""
     epochs: int = 8
@@ -246,7 +337,7 @@ class PPOConfig(RunConfig):
             checks.add(
                 "minibatches",
                 f"minibatches: expected a divisor of num_envs * num_steps = {self.batch_size}, received "
-                f"{self.minibatches}. Remedy: a power of two, with num_envs and num_steps powers of two.",
+                f"{self.minibatches}. Remedy: minibatches={largest_divisor(self.batch_size, self.minibatches)}.",
             )
 
     def _check_loss(self, checks: Checks) -> None:

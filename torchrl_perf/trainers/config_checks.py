@@ -1,14 +1,19 @@
 """Checks of settings that find every problem at once, with the nearest valid name where one is unknown."""
 
 import dataclasses
-import difflib
+import functools
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["Checks", "ConfigError", "is_count", "is_positive", "is_share", "settings_from"]
+from torchrl_perf.trainers.setting_names import nearest_setting, nearest_word
+
+__all__ = ["Checks", "ConfigError", "UnknownSettingError", "is_count", "is_positive", "is_share", "settings_from"]
+
+LARGEST = 2**63 - 1  # of the integers that tensors hold
+LONGEST_VALUE = 120  # characters of a value that a sentence repeats
 
 
 class ConfigError(ValueError):
@@ -33,6 +38,10 @@ class ConfigError(ValueError):
         return "\n  ".join([f"{start}{len(self.problems)} problems:", *self.problems])
 
 
+class UnknownSettingError(ConfigError, TypeError):
+    """Settings some of which do not exist; a TypeError as well, which is what a call with an unknown name raises."""
+
+
 class Checks:
     """The problems of one set of settings, each field reported once.
 
@@ -47,6 +56,7 @@ class Checks:
     def __init__(self, config: Any, bad: Iterable[str] = ()) -> None:
         self._config = config
         self._hints = _hints(type(config))
+        self._defaults = {field.name: field.default for field in dataclasses.fields(config)}
         self._misfits = {name for name, hint in self._hints.items() if not _fits(getattr(config, name), hint)}
         self._problems: dict[str, str] = dict.fromkeys(bad, "")
 
@@ -62,7 +72,8 @@ class Checks:
             value, fits = getattr(self._config, name), name not in self._misfits
             if not fits or not (value is None or is_met(value)):
                 words = f"None or {expected}" if type(None) in _options(self._hints[name]) else expected
-                self.add(name, _expected_received(name, words, value, show_type=not fits))
+                remedy = self._remedy(name, is_met)
+                self.add(name, _expected_received(name, words, value, show_type=not fits, remedy=remedy))
 
     def sound(self, *names: str) -> bool:
         """Whether no problem of these fields has been found, so that they can be judged together."""
@@ -75,8 +86,19 @@ class Checks:
     def problems(self) -> list[str]:
         """All problems, in the order of the fields."""
         for name in self._misfits:
-            self.add(name, _misfit(name, getattr(self._config, name), self._hints[name]))
+            self.add(name, _misfit(name, getattr(self._config, name), self._hints[name], self._remedy(name)))
         return [self._problems[name] for name in self._hints if self._problems.get(name)]
+
+    def _remedy(self, name: str, is_met: Callable[[Any], bool] = lambda value: True) -> str:
+        """A value that works: what was meant, where that can be told, or else the default."""
+        value, default = getattr(self._config, name), self._defaults[name]
+        for option in _options(self._hints[name]):
+            meant = _meant(value, option)
+            if meant is not None and _fits(meant, option) and is_met(meant):
+                return f"{name}={meant!r}"
+        if default is dataclasses.MISSING or not (default is None or is_met(default)):
+            return ""
+        return f"{name}={default!r}, the default"
 
 
 def is_count(value: int) -> bool:
@@ -109,6 +131,7 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
         The values of known fields that have the right type; and for each of the others, name to problem.
     """
     hints = _hints(kind)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     good: dict[str, Any] = {}
     problems: dict[str, str] = {}
     own = getattr(kind, "algorithm", None)
@@ -119,7 +142,7 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
         if name == "algorithm" and own is not None:
             continue
         if name not in hints:
-            problems[str(name)] = _unknown(str(name), value, list(hints))
+            problems[str(name)] = unknown_setting(str(name), value, list(hints))
             continue
         for option in _options(hints[name]):
             taken = _converted(value, option)
@@ -127,10 +150,16 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
                 good[name] = taken
                 break
         else:
-            problems[name] = _misfit(name, value, hints[name])
+            remedy = "" if defaults[name] is dataclasses.MISSING else f"{name}={defaults[name]!r}, the default"
+            for option in _options(hints[name]):
+                if (meant := _meant(value, option)) is not None and _fits(meant, option):
+                    remedy = f"{name}={meant!r}"
+                    break
+            problems[name] = _misfit(name, value, hints[name], remedy)
     return good, problems
 
 
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
@@ -149,7 +178,7 @@ def _fits(value: Any, hint: Any) -> bool:
         elif option is float:
             fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         elif option is int:
-            fits = isinstance(value, int) and not isinstance(value, bool)
+            fits = isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
         else:
             fits = isinstance(value, option)
         if fits:
@@ -176,8 +205,21 @@ def _converted(value: Any, option: Any) -> Any:
     return value
 
 
-def _in_words(hint: Any) -> str:
-    plain = {int: "an integer", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+def _meant(value: Any, option: Any) -> Any:
+    """What a value of another type stands for, such as the 128 of "128"; None where that cannot be told."""
+    if option not in (int, float) or not isinstance(value, str):
+        return None if value is None else _converted(value, option)
+    try:
+        return _converted(float(value), option) if option is int else float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _in_words(hint: Any, value: Any) -> str:
+    whole = "an integer"
+    if isinstance(value, int) and not isinstance(value, bool) and not -LARGEST <= value <= LARGEST:
+        whole = f"an integer of 64 bits, at most {LARGEST}"
+    plain = {int: whole, float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
     options = sorted(_options(hint), key=lambda option: option is not type(None))
     return " or ".join(
         f"one of {typing.get_args(option)}" if typing.get_origin(option) is typing.Literal else plain[option]
@@ -185,22 +227,32 @@ def _in_words(hint: Any) -> str:
     )
 
 
-def _misfit(name: str, value: Any, hint: Any) -> str:
+def _misfit(name: str, value: Any, hint: Any, remedy: str = "") -> str:
     """The problem of a value that has none of the types of its field."""
     words = [word for option in _options(hint) for word in typing.get_args(option)]
     if not words or not isinstance(value, str):
-        return _expected_received(name, _in_words(hint), value, show_type=True)
-    problem = _expected_received(name, _in_words(hint), value, show_type=False)
-    near = difflib.get_close_matches(value, words, n=1, cutoff=0.5)
-    return f"{problem.removesuffix('.')}; the nearest is {near[0]!r}." if near else problem
+        return _expected_received(name, _in_words(hint, value), value, show_type=True, remedy=remedy)
+    near = nearest_word(value, words)
+    remedy = f"change {name}; the nearest is {near!r}" if near else remedy
+    return _expected_received(name, _in_words(hint, value), value, show_type=False, remedy=remedy)
 
 
-def _expected_received(name: str, expected: str, value: Any, *, show_type: bool) -> str:
+def _expected_received(name: str, expected: str, value: Any, *, show_type: bool, remedy: str) -> str:
     kind = f" ({type(value).__name__})" if show_type else ""
-    return f"{name}: expected {expected}, received {value!r}{kind}. Remedy: change {name}."
+    return f"{name}: expected {expected}, received {_shown(value)}{kind}. Remedy: {remedy or 'leave ' + name + ' out'}."
 
 
-def _unknown(name: str, value: Any, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.5)
-    hint = f"the nearest is {near[0]}" if near else f"those there are: {', '.join(known)}"
-    return f"{name}: unknown setting, received with the value {value!r} ({type(value).__name__}); {hint}."
+def _shown(value: Any) -> str:
+    """A value as text, not longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "an integer of thousands of digits"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def unknown_setting(name: str, value: Any, known: list[str]) -> str:
+    """The problem of a setting that does not exist, with the nearest that does."""
+    near = nearest_setting(name, known)
+    hint = f"the nearest is {' or '.join(near)}" if near else f"those there are: {', '.join(known)}"
+    return f"{name}: unknown setting, received with the value {_shown(value)} ({type(value).__name__}); {hint}."

@@ -20,6 +20,8 @@ class DurotaxisConfig(PPOConfig):
     """
 
     algorithm: ClassVar[str] = "durotaxis"
+    presets_in: ClassVar[str] = "durotaxis_config:DUROTAXIS_PRESETS"
+    env_class: ClassVar[str] = "Durotaxis"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,
         *("critical_nodes", "actions", "reward_mode", "value_heads"),

@@ -25,6 +25,8 @@ class FuelBreaksConfig(DQNConfig):
     """
 
     algorithm: ClassVar[str] = "fuel-breaks"
+    presets_in: ClassVar[str] = "fuel_breaks_config:FUEL_BREAKS_PRESETS"
+    env_class: ClassVar[str] = "FuelBreaks"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,7 +93,7 @@ class FuelBreaksConfig(DQNConfig):
                 f"landscapes: expected 1 with landscape='uniform', which are all alike, received {self.landscapes}. "
                 "Remedy: landscape='fractal'.",
             )
-        if checks.sound("demonstrations", "learning_starts", *self.sizes):
+        if checks.sound("demonstrations", "learning_starts", "size", "budget", *self.sizes):
             self._check_demonstrations(checks)
 
     def _check_demonstrations(self, checks: Checks) -> None:

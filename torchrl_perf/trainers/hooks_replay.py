@@ -12,6 +12,7 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.recurrent import refuse_recurrent_rows
 
 
 class MinibatchHook(TrainerHookBase):
@@ -38,6 +39,7 @@ class MinibatchHook(TrainerHookBase):
     def extend(self, batch: TensorDictBase) -> TensorDictBase:
         """Begins an epoch over ``batch [N, T]``, which is returned as it is."""
         _require_batch(batch)
+        refuse_recurrent_rows(batch, "MinibatchHook")
         rows = batch.numel()
         if self.minibatch_size < 1 or rows % self.minibatch_size:
             raise ValueError(
@@ -110,6 +112,8 @@ class DeviceReplayHook(TrainerHookBase):
     def extend(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds ``batch [N, T]`` and returns it as it is."""
         _require_batch(batch)
+        if not draws_slices(self.replay_buffer):
+            refuse_recurrent_rows(batch, "DeviceReplayHook")
         if self.on_policy:
             self.replay_buffer.empty()
         self.replay_buffer.extend(batch if _keeps_streams(self.replay_buffer) else batch.reshape(-1))
@@ -156,6 +160,11 @@ def _require_batch(batch: TensorDictBase | None) -> None:
             "batch: expected the collector's TensorDict, received None. Remedy: async_collection=False, and a "
             "collector without a replay_buffer of its own."
         )
+
+
+def draws_slices(buffer: ReplayBuffer) -> bool:
+    """Whether the sampler draws whole sequences."""
+    return "Slice" in type(buffer.sampler).__name__
 
 
 def _draws_epochs(buffer: ReplayBuffer) -> bool:

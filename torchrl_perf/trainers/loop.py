@@ -15,8 +15,9 @@ from torchrl_perf.runtime.nvml import GpuSampler
 from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.numerics import NumericalGuard
-from torchrl_perf.trainers.run_files import StatusFile
+from torchrl_perf.trainers.run_files import FolderWatch, StatusFile
 from torchrl_perf.trainers.train_state import TrainState
 
 logger = logging.getLogger("torchrl_perf")
@@ -66,18 +67,28 @@ class RunLoop:
         run_dir: folder of the run.
         row_logger: where rows go.
         line: shows the progress, or None.
+        watch: notices when the folder is deleted, or None.
 
     Attributes:
         problem: why the last checkpoint that was due is missing, or an empty text.
     """
 
-    def __init__(self, trainer: Trainer, run_dir: Path, row_logger: Logger, line: ProgressLine | None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_dir: Path,
+        row_logger: Logger,
+        line: ProgressLine | None,
+        *,
+        watch: FolderWatch | None = None,
+    ) -> None:
         config = trainer.config
         self.trainer, self.run_dir, self.line = trainer, run_dir, line
         self.problem = ""
         self._logger = row_logger
         self._folder = CheckpointFolder(run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
         self._status = StatusFile(run_dir)
+        self._watch_folder = watch
         device = trainer.metrics.device
         self._memory = MemoryGuard(device, rule=config.memory_rule, gc_interval=config.gc_interval)
         self._gpu = GpuSampler(device).start() if device.type == "cuda" else None
@@ -89,6 +100,7 @@ class RunLoop:
         self._snapshot: tuple[int, dict[str, Any]] | None = None  # not written yet
         self._saved: int | None = None
         self._skips = 0
+        self._told = False
         self._watch = Stopwatch("cpu").start()
         self._restore_best()
         trainer.guard.snapshot()
@@ -194,7 +206,8 @@ class RunLoop:
 
     def write_status(self, state: RunState) -> None:
         """Say where the run stands."""
-        self._status.write(state, self.steps)
+        if self._watch_folder is None or not self._watch_folder.lost:
+            self._status.write(state, self.steps)
 
     def close(self) -> None:
         """End the threads of the loop."""
@@ -214,6 +227,7 @@ class RunLoop:
         assert self._row is not None
         trainer, config = self.trainer, self.trainer.config
         (done, now), self._row = self._row, None
+        self._look_at_folder()
         before, then = self._logged
         self._logged = (done, now)
         seconds = max(now - then, 1e-9)
@@ -235,6 +249,11 @@ class RunLoop:
             self.line.update(done * config.batch_size, mean_return=self._mean_return, steps_per_second=speed)
         self.write_status("running")
         self._judge(row)
+
+    def _look_at_folder(self) -> None:
+        """Nothing is written into a folder that has become another run's; one that is gone is made again."""
+        if self._watch_folder is not None:
+            self._watch_folder.check()
 
     def _experiences(self, first: int, last: int) -> float:
         config = self.trainer.config
@@ -268,6 +287,7 @@ class RunLoop:
     def _write_snapshot(self) -> None:
         """Write the checkpoint that is due; training goes on without it if the disk refuses, and says so once."""
         assert self._snapshot is not None
+        self._look_at_folder()
         (iteration, state), self._snapshot = self._snapshot, None
         self._logger.flush()  # a row that a checkpoint counts as written has to be on disk
         best = self._best_of(iteration)
@@ -297,12 +317,22 @@ class RunLoop:
         metric, row, before = self.trainer.config.best_metric, self._notes["row"], self._notes.get("best", {})
         value = row.get("value", math.nan)
         if not metric or row.get("metric") != metric or not math.isfinite(value):
+            self._tell_unknown(metric)
             return {}
         sign = -1.0 if metric.startswith("-") else 1.0
         # with another metric than before the resume, the comparison begins anew
         if before.get("metric") == metric and sign * value <= sign * before["value"]:
             return {}
         return {"best": {"metric": metric, "value": value, "iteration": iteration}}
+
+    def _tell_unknown(self, metric: str) -> None:
+        """Say once that no row has the metric that marks the best checkpoint, if that is so."""
+        fill = getattr(self.trainer.config, "fill_iterations", 0)  # before, the metrics of updates are not there yet
+        if self._told or self.trainer.iterations_done <= fill:
+            return
+        self._told = True
+        if problem := unknown_metric(metric, known_metrics(self.trainer)):
+            logger.warning("%s No checkpoint is marked as the best one.", problem)
 
     def _restore_best(self) -> None:
         """The best checkpoint as the state says, which was saved before ``best.pt`` was renamed."""

@@ -30,6 +30,7 @@ class MarineSettings:
     one alone holds for all.
     """
 
+    env_class: ClassVar[str] = "MarineNavigation"
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"
@@ -88,7 +89,7 @@ class MarineSettings:
         if isinstance(numbers, str):
             checks.add(name, numbers)
         elif name == "stage_robots" and min(numbers) < 1:
-            checks.add(name, f"{name}: expected at least 1 vessel in each stage, received 0. Remedy: 1.")
+            checks.add(name, f"{name}: expected at least 1 vessel in each stage, received 0. Remedy: {name}='1'.")
         elif name in PLACES and checks.sound(PLACES[name]) and max(numbers) > getattr(self, PLACES[name]):
             limit = PLACES[name]
             checks.add(
@@ -120,7 +121,7 @@ class MarineSettings:
             if len(numbers) not in (1, len(frames)):
                 raise ValueError(
                     f"expected one stage_{name} for each of {len(frames)} stages, or one for all, received "
-                    f"{len(numbers)}. Remedy: change stage_{name}."
+                    f"{len(numbers)}. Remedy: one number for all stages, or {len(frames)} with commas."
                 )
             found[name] = numbers * len(frames) if len(numbers) == 1 else numbers
         return found
@@ -145,7 +146,10 @@ def _numbers_of(name: str, text: str) -> tuple[float, ...] | str:
         numbers = ()
     if not numbers or any(not 0 <= number < 1e15 or (whole and number != int(number)) for number in numbers):
         words = "whole numbers" if whole else "numbers"
-        return f"{name}: expected {words} of at least 0 with commas, such as '0, 1e6', received {text!r}."
+        return (
+            f"{name}: expected {words} of at least 0 with commas, received {text[:120]!r}. Remedy: such as "
+            f"{name}={'0, 1e6' if name == 'stage_frames' else '1'!r}."
+        )
     return numbers
 
 
@@ -162,6 +166,7 @@ class MarineDQNConfig(MarineSettings, DQNConfig):
     """
 
     algorithm: ClassVar[str] = "marine-dqn"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_DQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(DQNConfig)
     agent: Agent = "dqn"
 
@@ -175,6 +180,7 @@ class MarineIQNConfig(MarineSettings, IQNConfig):
     """
 
     algorithm: ClassVar[str] = "marine-iqn"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_IQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(IQNConfig)
     agent: Agent = "iqn"
 
@@ -188,6 +194,7 @@ class MarineRainbowConfig(MarineSettings, RainbowConfig):
     """
 
     algorithm: ClassVar[str] = "marine-rainbow"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_RAINBOW_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(RainbowConfig)
     agent: Agent = "rainbow"
 
@@ -201,6 +208,7 @@ class MarineDDPGConfig(MarineSettings, DDPGConfig):
     """
 
     algorithm: ClassVar[str] = "marine-ddpg"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_DDPG_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(DDPGConfig)
     agent: Agent = "ddpg"
 
@@ -214,6 +222,7 @@ class MarineACIQNConfig(MarineSettings, ACIQNConfig):
     """
 
     algorithm: ClassVar[str] = "marine-ac-iqn"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_ACIQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(ACIQNConfig)
     agent: Agent = "ac-iqn"
 
@@ -227,6 +236,7 @@ class MarineSACConfig(MarineSettings, SACConfig):
     """
 
     algorithm: ClassVar[str] = "marine-sac"
+    presets_in: ClassVar[str] = "marine_presets:MARINE_SAC_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(SACConfig)
     agent: Agent = "sac"
 

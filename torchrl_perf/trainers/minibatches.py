@@ -9,6 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.functional.permutation import random_permutation
+from torchrl_perf.trainers.recurrent import refuse_recurrent_rows
 
 
 def flat_rows(batch: TensorDictBase, keys: Sequence[NestedKey] | None = None) -> TensorDictBase:
@@ -87,9 +88,11 @@ def minibatches(
         keys: the entries to keep; all by default. Fewer is less to gather.
 
     Raises:
-        ValueError: at once, as :func:`flat_rows` and :func:`minibatch_indices`.
+        ValueError: at once, as :func:`flat_rows` and :func:`minibatch_indices`, and for a batch with the states of a
+            recurrent module, which single steps cannot train.
         KeyError: for an entry that the batch does not have.
     """
+    refuse_recurrent_rows(batch, "minibatches")
     rows = flat_rows(batch, keys)
     indices = minibatch_indices(rows.shape[0], epochs=epochs, parts=parts, device=_device_of(rows))
     return (rows[index] for index in indices)

@@ -17,7 +17,9 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.made_of import describe
 from torchrl_perf.trainers.memory_estimate import announce_memory
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.tasks import make_env
@@ -55,6 +57,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         guard: finds what is not finite, and judges the flushed rows.
         excluded_keys: outputs of the policy that are not stored.
         not_stored: entries of a batch that are not stored.
+        own_env: whether env or collector were given, and the env not made as the config says.
         valid_key: ``"valid"``, or None where all rows count.
         fills_at_random: whether actions are random until learning starts, or the policy's.
         policy: acts in the envs; what :meth:`build` returned.
@@ -80,10 +83,11 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def __init__(
         self, config: OffPolicyConfig, *, env: EnvBase | None = None, collector: BaseCollector | None = None
     ) -> None:
-        self.config = config
+        self.config, self.own_env = config, collector is not None or env is not None
         given = cast("Any", collector if collector is not None else env)
         self.device = resolve_device(config.device if given is None else str(given.device))
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.env = env if given is not None else self.make_env()
@@ -374,6 +378,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         counters = ("iterations_done", "_fill_left", "_iteration", "frames", "updates", "_first_bad")
         return TrainState(
             made_by=self.config.algorithm,
+            made_of=describe(self.env or self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=Attributes(self, counters),
             collector=self.collector,

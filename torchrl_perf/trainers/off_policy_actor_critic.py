@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
+from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchrl.collectors import BaseCollector
@@ -21,6 +22,7 @@ from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.actor_critic_config import ActorCriticConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.train_state import Stateful
 
 Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
@@ -48,6 +50,7 @@ class ActorCriticTrainer(OffPolicyTrainer):
 
     Attributes:
         loss: actor, critics and targets.
+        carried: entries of a policy's state that this algorithm learns from; others are refused.
         actor_interval: updates from one step of the actor, and of the targets, to the next.
 
     Raises:
@@ -55,6 +58,7 @@ class ActorCriticTrainer(OffPolicyTrainer):
     """
 
     losses: ClassVar[tuple[str, ...]] = ("loss_critic", "loss_actor")
+    carried: ClassVar[tuple[NestedKey, ...]] = ()
     config: ActorCriticConfig
     actor_interval: int = 1
 
@@ -70,6 +74,8 @@ class ActorCriticTrainer(OffPolicyTrainer):
         self._given = (actor, critic)
         self._collecting = getattr(collector, "policy", None)
         self._specs = getattr(collector, "specs", None)
+        given = {"actor": actor, "critic": critic, "policy": self._collecting}
+        refuse_recurrent(type(self).__name__, given, env=env, own_state=self.carried)
         super().__init__(config, env=env, collector=collector)
 
     # -- what an algorithm writes -------------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ class OffPolicyConfig(RunConfig):
             checks.add(
                 "capacity",
                 f"capacity: expected at least {self.rows_in_words} = {self.rows_per_iteration} rows, the frames of one "
-                f"iteration, received {self.capacity}. Remedy: a larger capacity, or fewer envs or steps.",
+                f"iteration, received {self.capacity}. Remedy: capacity={self.rows_per_iteration} or more, or "
+                f"{self.rows_in_words} of {self.capacity} or less.",
             )
         if self.fill_iterations >= self.iterations:
             checks.add(

@@ -25,6 +25,8 @@ class OptionsMarketConfig(SACOptionsConfig):
     """
 
     algorithm: ClassVar[str] = "options-market"
+    presets_in: ClassVar[str] = "options_market_config:OPTIONS_MARKET_PRESETS"
+    env_class: ClassVar[str] = "OptionMarket"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *SACOptionsConfig.fixed_by_checkpoint,
         *("market", "semantics", "reward", "options", "directed", "window", "prices_file", "first_date", "last_date"),

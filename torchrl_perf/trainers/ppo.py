@@ -21,10 +21,13 @@ from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config import PPOConfig
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.made_of import describe
 from torchrl_perf.trainers.memory_estimate import announce_memory
+from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
@@ -47,6 +50,7 @@ class PPOTrainer(Checkpointed):
         critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
 
     Attributes:
+        own_env: whether the env was given, and not made as the config says.
         iterations_done: iterations run so far (host integer).
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
@@ -68,9 +72,10 @@ class PPOTrainer(Checkpointed):
         actor: torch.nn.Module | None = None,
         critic: torch.nn.Module | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else env.device
         self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
         self.env = env or self.make_env()
@@ -136,6 +141,7 @@ class PPOTrainer(Checkpointed):
 
     def _check_parts(self) -> None:
         """Refuse an env or a critic that does not fit; the collector checks the actor."""
+        refuse_recurrent(type(self).__name__, {"actor": self.actor, "critic": self.critic}, env=self.env)
         if self.env.batch_size != (self.config.num_envs,):
             raise ValueError(
                 f"env: expected batch_size [{self.config.num_envs}], the config's num_envs, received "
@@ -372,7 +378,13 @@ class PPOTrainer(Checkpointed):
     def _make_train_state(self) -> TrainState:
         """Everything that changes between two iterations."""
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "_entropy_coeff"))
-        return TrainState(made_by=self.config.algorithm, device=self.device, counters=counters, **self.parts())
+        return TrainState(
+            made_by=self.config.algorithm,
+            made_of=describe(self.env, self.parts(), own_env=self.own_env),
+            device=self.device,
+            counters=counters,
+            **self.parts(),
+        )
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds, by name, beside the counters."""

@@ -10,15 +10,8 @@ from torchrl_perf.functional.distributional import check_support
 from torchrl_perf.modules.categorical_q import CategoricalMLP
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.c51 import DeviceC51Loss
-from torchrl_perf.trainers.rainbow_config import RainbowConfig
+from torchrl_perf.trainers.rainbow_config import REWARD_BOUNDS, RainbowConfig
 from torchrl_perf.trainers.value_based import DistributionalTrainer, epsilon_greedy
-
-REWARD_BOUNDS: dict[str, tuple[float, float]] = {
-    "CartPole": (1.0, 1.0),
-    "Acrobot": (-1.0, 0.0),
-    "MountainCar": (-1.0, -1.0),
-}
-"""Least and greatest reward of a step, of the package's tasks with discrete actions."""
 
 
 class RainbowTrainer(DistributionalTrainer):

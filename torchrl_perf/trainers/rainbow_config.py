@@ -1,10 +1,30 @@
 """Settings of a Rainbow run."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.value_config import ValueConfig
+
+REWARD_BOUNDS: dict[str, tuple[float, float]] = {
+    "CartPole": (1.0, 1.0),
+    "Acrobot": (-1.0, 0.0),
+    "MountainCar": (-1.0, -1.0),
+}
+"""Least and greatest reward of a step, of the package's tasks with discrete actions."""
+
+
+def task_support(env: str, gamma: float) -> tuple[float, float]:
+    """The least and the greatest discounted return of a task, 0 included, since any step may be the last.
+
+    Args:
+        env: one of :data:`REWARD_BOUNDS`.
+        gamma: discount factor, below 1.
+    """
+    # rounded, so that 1 / (1 - .98) is 50
+    low, high = (round(bound / (1 - gamma), 9) for bound in REWARD_BOUNDS[env])
+    return min(low, 0.0), max(high, 0.0)
 
 
 @dataclass(frozen=True)
@@ -16,6 +36,7 @@ class RainbowConfig(ValueConfig):
     """
 
     algorithm: ClassVar[str] = "rainbow"
+    presets_in: ClassVar[str] = "rainbow_config:RAINBOW_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ValueConfig.fixed_by_checkpoint,
         "noisy",
@@ -41,9 +62,9 @@ class RainbowConfig(ValueConfig):
     num_atoms: int = 51
     """Returns that the distribution of an action's value is spread over (M)."""
     v_min: float = 0.0
-    """The least of them, discounted."""
+    """The least of them, discounted; the preset of a task has its own."""
     v_max: float = 100.0
-    """The greatest of them, discounted."""
+    """The greatest of them, discounted; the preset of a task has its own."""
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
@@ -79,4 +100,8 @@ RAINBOW_PRESETS: dict[str, RainbowConfig] = {
         log_interval=20,
     ),
 }
-"""Settings for each task, by env name."""
+"""Settings for each task, by env name; those of CartPole for the others, with atoms for their returns."""
+for _env in ("Acrobot", "MountainCar"):
+    _usual = RAINBOW_PRESETS["CartPole"]
+    _low, _high = task_support(_env, _usual.gamma)
+    RAINBOW_PRESETS[_env] = dataclasses.replace(_usual, env=_env, v_min=_low, v_max=_high)

@@ -5,12 +5,14 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.loop import RunLoop, Trainer, TrainingDivergedError
-from torchrl_perf.trainers.run_files import RunFolderError, make_run_dir, open_run
+from torchrl_perf.trainers.made_of import env_name
+from torchrl_perf.trainers.run_files import FolderWatch, RunFolderError, card, make_run_dir, open_run
 from torchrl_perf.trainers.schedules import go_on
 
 __all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
@@ -66,27 +68,36 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
     """
     config = trainer.config
     resumes = run_dir is not None
-    run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
+    env = env_name(config, _env_of(trainer))
+    run_dir = make_run_dir(config, env) if run_dir is None else Path(run_dir)
     if resumes:
         go_on(trainer, run_dir)
-    lock = open_run(run_dir, config)
+    lock = open_run(run_dir, config, env)
     try:
-        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, config.card(), resume=resumes)
+        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, card(config, env), resume=resumes)
         if resumes:
             rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
         trainer.metrics.logger = rows
         line = ProgressLine(config.iterations * config.batch_size) if progress else None
         try:
-            loop = RunLoop(trainer, run_dir, rows, line)
+            watch = FolderWatch(run_dir, config, env, lock)
+            loop = RunLoop(trainer, run_dir, rows, line, watch=watch)
             result = _run(loop)
         finally:
             if line is not None:
                 line.close()
             rows.close()
-        _draw(run_dir, f"{config.algorithm.upper()} on {config.env}", loop.mean_return)
+        _draw(run_dir, f"{config.algorithm.upper()} on {env}", loop.mean_return)
     finally:
         lock.release()
     return result
+
+
+def _env_of(trainer: Trainer) -> Any:
+    """The env that a trainer was given, or its collector where it has none; None for one that its config names."""
+    if not getattr(trainer, "own_env", False):
+        return None
+    return getattr(trainer, "env", None) or getattr(trainer, "collector", None)
 
 
 def _run(loop: RunLoop) -> RunResult:

@@ -24,67 +24,152 @@ class RunFolderError(OSError):
     """The folder of a run cannot be used: read-only, a full disk, or another process writes to it."""
 
 
-def make_run_dir(config: RunConfig) -> Path:
+def make_run_dir(config: RunConfig, env: str = "") -> Path:
     """A new folder ``<run_dir>/<algorithm>-<env>-<seed>[-k]`` with the resolved configuration in ``config.json``.
+
+    Args:
+        config: settings of the run.
+        env: true name of its env; by default the config's.
 
     Raises:
         RunFolderError: if it cannot be made or written to.
     """
-    base = Path(config.run_dir) / run_name(config)
+    base = Path(config.run_dir) / run_name(config, env)
     path, count = base, 1
     while True:
         try:
             path.mkdir(parents=True)
             break
         except FileExistsError:
-            if not path.is_dir():
-                raise RunFolderError(f"run_dir: expected a folder at {path}, found a file.") from None
+            # a link to nothing has the name, and no run behind it
+            if not path.is_dir() and not (path.is_symlink() and not path.exists()):
+                raise RunFolderError(
+                    f"run_dir: expected a folder that can be written to at {path}, found {_in_the_way(path)}. Remedy: "
+                    "move it away, or another run_dir."
+                ) from None
             count += 1
             path = base.with_name(f"{base.name}-{count}")
         except OSError as error:
             raise _unusable(path, error) from error
     try:
-        write_config(path, config)
+        write_config(path, config, env)
     except OSError as error:
         raise _unusable(path, error) from error
     return path
 
 
-def run_name(config: RunConfig) -> str:
+def run_name(config: RunConfig, env: str = "") -> str:
     """Name of the folder of the first run of an algorithm, env and seed."""
-    return f"{config.algorithm}-{config.env.replace('/', '-')}-{config.seed}"
+    return f"{config.algorithm}-{(env or config.env).replace('/', '-')}-{config.seed}"
 
 
-def write_config(run_dir: Path, config: RunConfig) -> None:
+def card(config: RunConfig, env: str = "") -> dict[str, Any]:
+    """What files and loggers store of a run: its algorithm and settings, with the true name of its env."""
+    return {**config.card(), "env": env or config.env}
+
+
+def write_config(run_dir: Path, config: RunConfig, env: str = "") -> None:
     """Writes the settings of the run to ``config.json``, the name of the algorithm among them."""
-    write_text(run_dir / CONFIG, json.dumps(config.card(), indent=2) + "\n")
+    write_text(run_dir / CONFIG, json.dumps(card(config, env), indent=2) + "\n")
 
 
-def open_run(run_dir: Path, config: RunConfig) -> FolderLock:
+def open_run(run_dir: Path, config: RunConfig, env: str = "") -> FolderLock:
     """Makes the folder of a run this process's own: lock, settings, machine card, no partial files.
 
+    Args:
+        run_dir: the folder; made if missing.
+        config: settings of the run.
+        env: true name of its env; by default the config's.
+
     Raises:
-        RunFolderError: if another process has it, or it cannot be written to.
+        RunFolderError: if another process has it, it is that of another algorithm or env, or it cannot be written to.
     """
     lock = FolderLock(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if not lock.acquire():
-            pid = read_json(run_dir / STATUS).get("pid", "unknown")
             raise RunFolderError(
-                f"run: expected a folder that no other process writes to, received {run_dir}, which process {pid} has. "
-                "Remedy: wait for it, end it, or start a new run."
+                f"run: expected a folder that no other process writes to, received {run_dir}, which process "
+                f"{lock.holder() or 'of another machine'} has. Remedy: wait for it, end it, or start a new run."
             )
+        _check_same_run(run_dir, card(config, env))
         for folder in (run_dir, run_dir / CHECKPOINTS):
             remove_partial_files(folder)
-        write_config(run_dir, config)
+        write_config(run_dir, config, env)
         write_text(run_dir / MACHINE, json.dumps(redact(machine_card()), indent=2) + "\n")
     except RunFolderError:
+        lock.release()
         raise
     except OSError as error:
         lock.release()
         raise _unusable(run_dir, error) from error
     return lock
+
+
+def _check_same_run(run_dir: Path, wanted: dict[str, Any]) -> None:
+    """Refuse to go on with a folder of another algorithm or env."""
+    stored = read_json(run_dir / CONFIG)
+    for name in ("algorithm", "env"):
+        if stored.get(name, wanted[name]) != wanted[name]:
+            raise RunFolderError(
+                f"run: expected the folder of a run with {name} {wanted[name]}, received {run_dir}, which is one of "
+                f"{stored[name]}. Nothing was changed. Remedy: the trainer of that run, or a new folder."
+            )
+
+
+class FolderWatch:
+    """Notices that the folder of a run was deleted or replaced while the run goes on, and says so.
+
+    A folder that is gone is made again, with settings and machine card, so that what comes later can be resumed from.
+
+    Args:
+        run_dir: the folder.
+        config: settings of the run.
+        env: true name of its env.
+        lock: what keeps other processes out; taken anew in a folder that is made again.
+
+    Attributes:
+        lost: whether the folder is another run's now, and nothing may be written to it.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig, env: str, lock: FolderLock) -> None:
+        self._run_dir, self._config, self._env, self._lock = run_dir, config, env, lock
+        self._identity = self._look()
+        self.lost = False
+
+    def check(self) -> None:
+        """Look whether the folder is the one that the run began with.
+
+        Raises:
+            RunFolderError: if another folder is in its place that belongs to another run.
+        """
+        now = self._look()
+        if now == self._identity:
+            return
+        self._lock.release()
+        what = "was deleted" if now is None else "was replaced by another"
+        logger.warning(
+            "the folder of the run %s %s while the run goes on; rows and checkpoints up to here are lost, later ones "
+            "go to a new folder there. Remedy: end a run before its folder is moved.",
+            *(self._run_dir, what),
+        )
+        try:
+            held = open_run(self._run_dir, self._config, self._env)
+        except RunFolderError as error:
+            if now is not None:
+                self.lost = True
+                raise
+            logger.warning("%s", error)  # the disk may come back; the last save says if not
+        else:
+            self._lock.take_over(held)
+        self._identity = self._look()
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            stat = self._run_dir.stat()
+        except OSError:
+            return None
+        return stat.st_dev, stat.st_ino
 
 
 class StatusFile:
@@ -178,6 +263,16 @@ def _why_locked(run_dir: Path) -> str:
         return f"it cannot be written to: {error.strerror or error}"
     lock.release()
     return ""
+
+
+def _in_the_way(path: Path) -> str:
+    """What keeps a folder from being made at a path, in words."""
+    for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            return f"a link to nothing at {place}"
+        if place.exists() and not place.is_dir():
+            return f"a file at {place}"
+    return "something else there"
 
 
 def _unusable(path: Path, error: OSError) -> RunFolderError:

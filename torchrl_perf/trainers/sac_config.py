@@ -16,6 +16,7 @@ class SACConfig(ActorCriticConfig):
     """
 
     algorithm: ClassVar[str] = "sac"
+    presets_in: ClassVar[str] = "sac_config:SAC_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed_by_checkpoint, "num_critics")
 
     temperature_learning_rate: float = 1e-3

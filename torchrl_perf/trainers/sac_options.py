@@ -29,6 +29,7 @@ from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import DeviceReplayBuffer, OptionReplay
 from torchrl_perf.trainers.off_policy_actor_critic import Row, Step, actor_layers
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.sac import Draw, SACTrainer
 from torchrl_perf.trainers.sac_options_config import SACOptionsConfig
 from torchrl_perf.trainers.train_state import Stateful
@@ -92,6 +93,7 @@ class SACOptionsTrainer(SACTrainer):
     config: SACOptionsConfig
     excluded_keys = (*OptionNormalHead.param_keys, "action_log_prob")
 
+    carried = (OPTION_KEY, AGE_KEY)
     fills_at_random = False
 
     def __init__(
@@ -114,6 +116,8 @@ class SACOptionsTrainer(SACTrainer):
         self._policy, self._option_value = policy, option_value
         self._options = options if policy is None else policy.controller.options
         actor = None if policy is None else policy.actor
+        parts = {"policy": policy, "option_value": option_value}
+        refuse_recurrent(type(self).__name__, parts, env=env, own_state=self.carried)
         super().__init__(config, env=env, collector=collector, actor=actor, critic=critic)
 
     # -- construction -------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """The package's tasks by name."""
 
-from typing import get_args
-
 import torch
 from torchrl.envs import EnvBase
 
 from torchrl_perf import envs
-from torchrl_perf.trainers.config import EnvName, RunConfig
+from torchrl_perf.trainers.config import TASKS, RunConfig, unknown_task
 
-TASKS: tuple[str, ...] = (*get_args(EnvName), "Ferry", "HybridTarget")
-"""Names of the tasks."""
+__all__ = ["TASKS", "make_env"]
 
 
 def make_env(config: RunConfig, device: torch.device) -> EnvBase:
@@ -19,8 +16,5 @@ def make_env(config: RunConfig, device: torch.device) -> EnvBase:
         ValueError: for a name that is none of them.
     """
     if config.env not in TASKS:
-        raise ValueError(
-            f"env: expected one of {', '.join(TASKS)}, received {config.env!r}. Remedy: one of these, or a trainer "
-            "made with env= or collector=."
-        )
+        raise ValueError(unknown_task(config.env))
     return getattr(envs, config.env)(config.num_envs, device=device)

@@ -30,9 +30,10 @@ from torchrl.trainers.algorithms.on_policy import OnPolicyTrainer
 
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.trainers.hooks_log import DeviceLogHook
-from torchrl_perf.trainers.hooks_replay import DeviceReplayHook, MinibatchHook
+from torchrl_perf.trainers.hooks_replay import DeviceReplayHook, MinibatchHook, draws_slices
 from torchrl_perf.trainers.hooks_stepper import GuardedStepper
 from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 
 
 class DeviceParts(NamedTuple):
@@ -152,3 +153,5 @@ def _check(
             f"replay_buffer: expected a buffer for the off-policy {name}, received None. Remedy: "
             "make_replay_buffer(capacity, batch_size=…, device=…)."
         )
+    if replay_buffer is None or not draws_slices(replay_buffer):
+        refuse_recurrent(f"use_device_parts({name})", {"loss_module": trainer.loss_module})

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torchrl_perf import __version__
 from torchrl_perf.replay import DeviceReplayBuffer
 from torchrl_perf.runtime.files import CheckpointError, load_checkpoint, save_checkpoint
+from torchrl_perf.trainers.made_of import check_made_of, same_specs
 
 __all__ = [
     "Attributes",
@@ -90,6 +91,8 @@ class TrainState:
         counters: numbers and tensors by name; numbers are set, tensors written in place.
         device: CUDA device whose random state counts; by default the current one, once CUDA is in use.
         made_by: name of the algorithm; a checkpoint of another one is refused.
+        made_of: env and networks, as :func:`~torchrl_perf.trainers.made_of.describe` gives them; a checkpoint of others
+            is refused.
         parts: whatever has ``state_dict`` and ``load_state_dict``, by name. Their states have to consist of tensors and
             plain values.
 
@@ -107,6 +110,7 @@ class TrainState:
         counters: MutableMapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         made_by: str = "",
+        made_of: Mapping[str, Any] | None = None,
         **parts: Stateful,
     ) -> None:
         for name, part in parts.items():
@@ -120,7 +124,7 @@ class TrainState:
         self._parts: dict[str, Stateful] = dict(parts)
         self.counters: MutableMapping[str, Any] = {} if counters is None else counters
         self.notes: dict[str, Any] = {}
-        self.made_by = made_by
+        self.made_by, self.made_of = made_by, dict(made_of or {})
         self._device = None if device is None else torch.device(device)
 
     def state_dict(self, *, skip: Collection[str] = ()) -> dict[str, Any]:
@@ -130,7 +134,7 @@ class TrainState:
             skip: names of parts to leave out, or ``"counters"``, ``"random"``, ``"notes"``.
 
         Returns:
-            ``format``, ``version``, ``made_by``, ``parts`` by name, ``counters``, ``random``, ``notes``.
+            ``format``, ``version``, ``made_by``, ``made_of``, ``parts`` by name, ``counters``, ``random``, ``notes``.
         """
         return self._gather(Tensor.clone, skip)
 
@@ -149,16 +153,19 @@ class TrainState:
             CheckpointError: a ValueError, for what is no such state, another version, or another algorithm's.
             ValueError: for other parts, networks of other shapes, a buffer of another layout.
         """
-        self._check(state, skip)
+        difference = self._check(state, skip)
         saved = state.get("parts", {})
         parts = {name: part for name, part in self._parts.items() if name not in skip}
         # a buffer comes last: it refuses by itself, and is too large to be copied in order to be put back
         order = sorted(parts, key=lambda name: isinstance(parts[name], DeviceReplayBuffer))
         small = {name: parts[name] for name in order if not isinstance(parts[name], DeviceReplayBuffer)}
+        order = list(small) if difference else order  # to say what does not fit beside the name, and put it back
         before = {name: _copied(part, Tensor.clone) for name, part in small.items()}
         try:
             for name in order:
-                _load(name, parts[name], saved[name])
+                _load(name, parts[name], saved[name], difference)
+            if difference:
+                raise CheckpointError(f"checkpoint: {difference}")
         except Exception:
             for name, part in small.items():
                 part.load_state_dict(before[name])
@@ -194,6 +201,7 @@ class TrainState:
             "format": FORMAT,
             "version": VERSION,
             "made_by": {"algorithm": self.made_by, "torchrl_perf": __version__, "torch": str(torch.__version__)},
+            "made_of": dict(self.made_of),
             "parts": {name: _copied(part, copy) for name, part in self._parts.items() if name not in skip},
             "counters": tree_map_only(Tensor, lambda value: copy(value.detach()), dict(self.counters)),
             "random": random_state(self._random_device()),
@@ -201,9 +209,13 @@ class TrainState:
         }
         return {name: entry for name, entry in entries.items() if name not in skip}
 
-    def _check(self, state: Mapping[str, Any], skip: Collection[str]) -> None:
-        """Refuse what cannot be restored before anything is touched."""
+    def _check(self, state: Mapping[str, Any], skip: Collection[str]) -> str:
+        """Refuse what cannot be restored before anything is touched; returns how env or networks are others."""
         check_format(state, self.made_by)
+        saved = state.get("made_of", {})
+        difference = check_made_of(self.made_of, saved)
+        if difference and not same_specs(self.made_of, saved):
+            raise CheckpointError(f"checkpoint: {difference}")
         absent = {name for name in ENTRIES if name not in skip} - set(state)
         expected, received = set(self._parts) - set(skip), set(state.get("parts", {}))
         counters = set(self.counters) ^ set(state.get("counters", {})) if "counters" not in skip else set()
@@ -216,6 +228,7 @@ class TrainState:
         if "counters" not in skip:
             check_shapes("counters", _shapes(self.counters), _shapes(state["counters"]))
         check_modules({name: part for name, part in self._parts.items() if name not in skip}, state.get("parts", {}))
+        return difference
 
     def _load_counters(self, saved: Mapping[str, Any]) -> None:
         for name in list(self.counters):
@@ -350,8 +363,15 @@ def check_shapes(name: str, expected: Mapping[str, list[int]], received: Mapping
         )
 
 
-def _load(name: str, part: Stateful, state: Any) -> None:
-    """Load one part; what its class refuses in words of its own is told in those of a checkpoint."""
+def _load(name: str, part: Stateful, state: Any, difference: str = "") -> None:
+    """Load one part; what its class refuses in words of its own is told in those of a checkpoint.
+
+    Args:
+        name: of the part.
+        part: what is loaded into.
+        state: what it is loaded with.
+        difference: how env or networks are others, which is told beside it.
+    """
     try:
         part.load_state_dict(state)
     except (RuntimeError, KeyError, TypeError, IndexError) as error:
@@ -361,6 +381,7 @@ def _load(name: str, part: Stateful, state: Any) -> None:
         raise ValueError(
             f"checkpoint: expected in {name} what a {type(part).__name__} can load, received something else: "
             f"{reason.rstrip('.')}. Nothing was changed. Remedy: the parts and settings that it was saved with."
+            + (f" They are others: {difference}" if difference else "")
         ) from error
 
 

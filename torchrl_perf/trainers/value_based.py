@@ -16,6 +16,7 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.train_state import Stateful
 from torchrl_perf.trainers.value_config import ValueConfig
 
@@ -56,6 +57,7 @@ class ValueTrainer(OffPolicyTrainer):
         policy: EpsilonGreedy | None = None,
     ) -> None:
         self._given_policy = policy if policy is not None else getattr(collector, "policy", None)
+        refuse_recurrent(type(self).__name__, {"policy": self._given_policy}, env=env)
         super().__init__(config, env=env, collector=collector)
 
     # -- what an algorithm writes -------------------------------------------------------------------------------------

@@ -1,0 +1,126 @@
+"""Options of a command line, judged before anything is made: every problem at once, each in one sentence.
+
+The parser behind it stops at the first problem and knows no settings, and of an option that is given twice it drops the
+first without a word.
+"""
+
+import dataclasses
+import typing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchrl_perf.runtime.streams import say
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import settings_from, unknown_setting
+
+__all__ = ["OPTIONS", "joined", "refuse_bad_options"]
+
+OPTIONS: dict[str, bool] = {"config": False, "resume": False, "progress": True}
+"""Options beside the settings, and whether each is a switch."""
+HELP = ("-h", "--help")
+
+
+def refuse_bad_options(program: str, kind: type[RunConfig], argv: Sequence[str]) -> None:
+    """End the process with exit code 2 and a sentence for each option that cannot be understood.
+
+    Refused are names that do not exist (with the nearest that does), options without a value, values of another type
+    than the setting's, and words that belong to no option. Values out of range are left to the config. Of an option
+    that is given twice the last counts, which is said on standard error.
+
+    Args:
+        program: what was called, for the last line.
+        kind: the config whose fields are options.
+        argv: the arguments.
+
+    Raises:
+        SystemExit: with 2, after the sentences on standard error.
+    """
+    if any(word in HELP for word in argv):
+        return
+    problems = list(_problems(kind, argv))
+    if problems:
+        head = problems[0] if len(problems) == 1 else f"{len(problems)} problems:\n  " + "\n  ".join(problems)
+        say(f"torchrl-perf: {head}\nEvery option: {program} --help")
+        raise SystemExit(2)
+    given = Counter(word[2:].partition("=")[0].replace("_", "-") for word in argv if word.startswith("--"))
+    if repeated := [f"--{name}" for name, count in given.items() if count > 1]:
+        say(f"torchrl-perf: the last value counts of {', '.join(repeated)}, given more than once")
+
+
+def _problems(kind: type[RunConfig], argv: Sequence[str]) -> Iterator[str]:
+    hints = typing.get_type_hints(kind)
+    switches = {field.name: hints[field.name] is bool for field in dataclasses.fields(kind)} | OPTIONS
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            yield f"{word}: expected an option, which begins with --, received a word that belongs to none. " + (
+                "Remedy: leave it out; a switch takes no value (--no-... turns it off)."
+            )
+            continue
+        given, has_value, text = word[2:].partition("=")
+        name = given.replace("-", "_")
+        is_off = name.startswith("no_") and switches.get(name.removeprefix("no_"), False)
+        name = name.removeprefix("no_") if is_off else name
+        option = f"--{name.replace('_', '-')}"
+        if switches.get(name, name not in switches):  # a switch, or an unknown name, whose value goes with it
+            if name not in switches:
+                value = text if has_value else words.pop(0) if words and not _is_option(words[0]) else ""
+                yield _as_option(unknown_setting(name, value, list(switches)))
+            elif has_value:
+                yield f"{option}: expected no value, received {text!r}. Remedy: {option} or --no-{option[2:]}."
+            continue
+        if not has_value:
+            if not words or _is_option(words[0]):
+                yield f"{option}: expected a value, received none. Remedy: {option} followed by one."
+                continue
+            text = words.pop(0)
+        if name not in OPTIONS and (problem := _type_problem(kind, name, text, hints[name])):
+            yield problem
+
+
+def joined(kind: type[RunConfig], argv: Sequence[str]) -> list[str]:
+    """The arguments; a value that begins with a dash, as in ``--best-metric -loss``, is joined to its option.
+
+    Args:
+        kind: the config whose fields are options.
+        argv: arguments without problems.
+    """
+    hints = typing.get_type_hints(kind)
+    valued = {field.name for field in dataclasses.fields(kind) if hints[field.name] is not bool}
+    words, found = list(argv), []
+    while words:
+        word = words.pop(0)
+        if word.startswith("--") and word[2:].replace("-", "_") in valued and words and words[0].startswith("-"):
+            word = f"{word}={words.pop(0)}"
+        found.append(word)
+    return found
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") and not word[2:3].isdigit()
+
+
+def _as_option(problem: str) -> str:
+    """A sentence about a setting as one about an option."""
+    start, nearest, names = problem.partition("; the nearest is ")
+    name, _, rest = start.partition(":")
+    near = " or ".join(f"--{each.replace('_', '-')}" for each in names.removesuffix(".").split(" or ") if each)
+    return f"--{name.replace('_', '-')}:{rest}{nearest}{near}{'.' if near else ''}"
+
+
+def _type_problem(kind: type[RunConfig], name: str, text: str, hint: Any) -> str:
+    """What is wrong with the text of one option, or an empty text."""
+    value: Any = text
+    if text == "None" and type(None) in typing.get_args(hint):
+        return ""
+    for convert in (int, float):
+        if convert is hint or convert in typing.get_args(hint):
+            try:
+                value = convert(text)
+                break
+            except ValueError:
+                continue
+    _, problems = settings_from(kind, {name: value})
+    return f"--{name.replace('_', '-')}: {problems[name].partition(': ')[2]}" if problems else ""

@@ -1,0 +1,66 @@
+"""Names of the metrics that a trainer's rows have, so that one that does not exist is told before a run."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchrl_perf.trainers.setting_names import nearest_word
+
+__all__ = ["known_metrics", "unknown_metric"]
+
+EPISODES = ("episode/mean_return", "episode/mean_length", "episode/count")
+EVERY = (*EPISODES, "train/first_bad_iteration", "train/micro_batches", "train/updates_applied")
+LOOP = ("time/steps_per_second", "time/experiences_per_second")
+FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_")
+"""Beginnings of names that depend on the run: its parts, its device, its env's entries."""
+
+OF_TRAINERS: dict[str, tuple[str, ...]] = {
+    "PPOTrainer": ("train/learning_rate", "train/grad_norm"),
+    "OffPolicyTrainer": ("train/updates", "buffer/rows"),
+    "ValueTrainer": ("train/epsilon", "train/learning_rate"),
+    "DDPGTrainer": ("train/noise",),
+    "SACOptionsTrainer": ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate"),
+    "OptionsMarketTrainer": (
+        *("market/weight", "market/exposure", "market/turnover", "market/cost", "market/trades"),
+        "option/temperature",
+    ),
+    "MarineRun": (
+        *("navigation/success", "navigation/collision", "navigation/timeout"),
+        *("navigation/colregs", "navigation/active", "navigation/stage"),
+    ),
+    "ActiveDynamicsTrainer": (
+        *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
+        *("train/loss_recon", "train/loss_kl", "train/loss_novelty", "train/grad_norm"),
+    ),
+    "FuelBreaksTrainer": ("fire/burned",),
+    "DurotaxisTrainer": (*("episode/score", "episode/progress", "curriculum/stage", "colony/nodes"),),
+}
+"""What each class of trainers adds to those that it derives from."""
+
+
+def known_metrics(trainer: Any) -> list[str]:
+    """Names that the rows of a trainer may have, those of :data:`FAMILIES` left out; those it has so far come first."""
+    names = [*getattr(trainer.metrics, "names", ()), *EVERY, *LOOP]
+    names += [f"train/{name}" for name in getattr(trainer, "statistics", ())]
+    for kind in type(trainer).__mro__:
+        names += OF_TRAINERS.get(kind.__name__, ())
+    names += [f"episode/{outcome}" for outcome in getattr(trainer.env, "outcomes", ())[1:]]
+    return list(dict.fromkeys(names))
+
+
+def unknown_metric(name: str, known: Iterable[str]) -> str:
+    """What is wrong with the name of a metric, or an empty text.
+
+    Args:
+        name: of a metric; a leading "-" and an empty text are passed.
+        known: names that there are, beside :data:`FAMILIES`.
+    """
+    plain, known = name.removeprefix("-"), list(known)
+    if not plain or plain in known or plain.startswith(FAMILIES):
+        return ""
+    near = nearest_word(plain, known)
+    sign = "-" if name.startswith("-") else ""
+    remedy = f"best_metric={sign + near!r}, the nearest" if near else f"best_metric={sign + EPISODES[0]!r}"
+    return (
+        f"best_metric: expected one of the run's metrics, {', '.join(sorted(known))} (with a leading '-' for the "
+        f"lowest), received {name!r}. Remedy: {remedy}; '' keeps no best checkpoint."
+    )

@@ -133,7 +133,7 @@ class OffPolicyLoss(LossModule):
         self._has_update_associated[name] = True
         self._link(name)
 
-    def add_critics(  # noqa: PLR0913  what it depends on
+    def add_critics(
         self,
         name: str,
         networks: Any,

@@ -8,8 +8,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictParams, dispatch
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.data import Categorical, Composite, OneHot, TensorSpec
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import QValueActor
 from torchrl.objectives import ValueEstimators
 
@@ -127,6 +128,8 @@ class DistributionalLoss(OffPolicyLoss):
     target_value_network_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
     out_keys = ["loss", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
+    deterministic_sampling_mode = ExplorationType.RANDOM
+    """Noisy networks (arXiv:1706.10295) draw noise in the loss, without which its scale would get no gradient."""
 
     def __init__(
         self,
@@ -219,9 +222,11 @@ class DistributionalLoss(OffPolicyLoss):
 
     def written(self, network: Any, td: TensorDictBase) -> Tensor:
         """What a TensorDict module writes of states, or (with ``td["next"]``) next states."""
-        head = network[0] if is_actor(network) else network
         inputs = td.select(*self.network_keys)
-        return cast("Tensor", entry(head(inputs), self.tensor_keys.action_value))
+        if is_actor(network):
+            return cast("Tensor", entry(network[0](inputs), self.tensor_keys.action_value))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            return cast("Tensor", entry(network(inputs), self.tensor_keys.action_value))
 
     def check_actions(self, values: Tensor, dim: int) -> Tensor:
         """Values of actions, as they are.

@@ -426,9 +426,10 @@ class OffPolicyLoss(LossModule):
             if done is not None and value is not None and value.is_floating_point() and value.ndim > len(rows):
                 gone = value.isnan().flatten(len(rows)).any(-1)
                 missing = gone if missing is None else missing | gone
-        if missing is not None and done is not None and done.numel() == missing.numel():
+        end = following.get(keys.terminated, done)
+        # flags of another shape are refused where they are read
+        if missing is not None and done.numel() == end.numel() == missing.numel():
             missing = missing & done.reshape(missing.shape)
-            end = following.get(keys.terminated, done)
             following.set(keys.terminated, end | missing.reshape(end.shape))
             self._blank(following, ~missing, self.read_keys())
         if valid is not None:

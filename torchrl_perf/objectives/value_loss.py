@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictParams, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data import Categorical, Composite, OneHot, TensorSpec
+from torchrl.data import Binary, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import QValueActor
 from torchrl.objectives import ValueEstimators
@@ -283,7 +283,8 @@ def _num_actions(space: Any, action_key: NestedKey) -> int | None:
         space = space[action_key]
     if space is None or (isinstance(space, str) and space in ACTION_SPACES):
         return None
-    if isinstance(space, Categorical | OneHot):
+    # several actions in one are kinds of these to TorchRL
+    if isinstance(space, Categorical | OneHot) and not isinstance(space, Binary | MultiCategorical | MultiOneHot):
         return int(space.space.n)
     raise ValueError(
         f"action_space: expected 'categorical', 'one-hot' or a spec of these, received {space!r}. Remedy: one action "

@@ -146,7 +146,7 @@ class EnsembleQ(nn.Module):
         ValueError: as :class:`EnsembleMLP`, and for another number of out_keys than one.
     """
 
-    def __init__(  # noqa: PLR0913  TorchRL's keys
+    def __init__(
         self,
         num_members: int,
         in_features: int,

@@ -11,7 +11,7 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.reduction import wide
-from torchrl_perf.objectives.loss_module import refuse, required
+from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.quantile import checked_counts
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss, bootstrap_discount
 

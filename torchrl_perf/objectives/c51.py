@@ -12,7 +12,7 @@ from torchrl.modules import DistributionalQValueActor
 from torchrl_perf.functional.distributional import categorical_projection, check_support
 from torchrl_perf.functional.reduction import wide
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.objectives.loss_module import entry
+from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, best_action, former_names, of_action
 
 

@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.reduction import wide
-from torchrl_perf.objectives.loss_module import entry
+from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, best_action, former_names, of_action
 
 _DISTANCES = {"l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss}

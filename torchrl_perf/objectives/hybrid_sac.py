@@ -17,7 +17,8 @@ from torchrl_perf.functional.hybrid import expected_soft_value
 from torchrl_perf.functional.masked import masked_entropy
 from torchrl_perf.functional.reduction import critic_rows, wide
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss, column, refuse, required
+from torchrl_perf.objectives.checks import column, refuse, required
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.sac import check_loss_function, scored_sample, without_gradient
 from torchrl_perf.objectives.td3 import bootstrap_discount
 from torchrl_perf.objectives.twins import members_of

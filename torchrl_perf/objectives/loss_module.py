@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor, nn
@@ -19,7 +19,18 @@ from torchrl_perf.functional.advantages import td_lambda_targets
 from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.reduction import REDUCTIONS, reduce_rows, wide
+from torchrl_perf.objectives.checks import checked_gamma, column, entry
 from torchrl_perf.objectives.twins import Twins, members_of
+from torchrl_perf.objectives.views import (
+    buffers_of,
+    from_torchrl_names,
+    holder,
+    joined,
+    params_of,
+    randomness_of,
+    to_torchrl_names,
+    torchrl_name,
+)
 
 ESTIMATORS = {
     TD0Estimator: ValueEstimators.TD0,
@@ -27,7 +38,6 @@ ESTIMATORS = {
     TDLambdaEstimator: ValueEstimators.TDLambda,
 }
 LAMBDAS = {ValueEstimators.TD0: None, ValueEstimators.TD1: 1.0, ValueEstimators.TDLambda: 0.95}
-FORMER_NAMES = {"actor": "actor_network", "critic": "qvalue_network", "network": "value_network"}
 
 
 @dataclass
@@ -112,8 +122,8 @@ class OffPolicyLoss(LossModule):
         self._names: list[str] = []
         self._in_keys: list[NestedKey] | None = None
         self.set_keys(priority=priority_key, valid=valid_key)
-        self.register_state_dict_post_hook(_to_torchrl_names)
-        self.register_load_state_dict_pre_hook(_from_torchrl_names)
+        self.register_state_dict_post_hook(to_torchrl_names)
+        self.register_load_state_dict_pre_hook(from_torchrl_names)
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
@@ -188,30 +198,30 @@ class OffPolicyLoss(LossModule):
         self.convert_to_functional(networks, name, number)
         params = self._modules.pop(f"{name}_params")
         template = self.__dict__.pop(name)
-        return Twins(template, cast("TensorDictParams", params), value_key, randomness=_randomness(self, template))
+        return Twins(template, cast("TensorDictParams", params), value_key, randomness=randomness_of(self, template))
 
     def _link(self, name: str) -> None:
         """Makes TorchRL's views of the parameters of a network, and of those of its targets."""
         network = cast("nn.Module", self._modules[name])
-        self.__dict__[f"{name}_params"] = _params_of(network)
+        self.__dict__[f"{name}_params"] = params_of(network)
         target = self._modules.get(f"target_{name}")
         if target is not None:
-            self.__dict__[f"target_{name}_params"] = _params_of(target, as_buffers=True)
+            self.__dict__[f"target_{name}_params"] = params_of(target, as_buffers=True)
 
     def _views(self) -> Iterator[tuple[nn.Module, TensorDictParams]]:
         for name in self._names:
             for full in (name, f"target_{name}"):
                 network = self._modules.get(full)
                 if network is not None:
-                    yield _holder(network), self.__dict__[f"{full}_params"]
+                    yield holder(network), self.__dict__[f"{full}_params"]
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         result = super()._apply(fn)
         for network, view in self._views():
             view._apply(fn)
-            named = {**dict(network.named_parameters(remove_duplicate=False)), **_buffers(network)}
+            named = {**dict(network.named_parameters(remove_duplicate=False)), **buffers_of(network)}
             for key, leaf in view.items(True, True):
-                source = named["." .join(key) if isinstance(key, tuple) else key]
+                source = named[".".join(key) if isinstance(key, tuple) else key]
                 if leaf is not source:
                     leaf.data = source.data
         return result
@@ -242,17 +252,17 @@ class OffPolicyLoss(LossModule):
         """Parameters that learn, under TorchRL's names; those of targets are left out."""
         for name, param in nn.Module.named_parameters(self, "", recurse, remove_duplicate):
             if ".target_" not in f".{name}":
-                yield _joined(prefix, _torchrl_name(self, name)), param
+                yield joined(prefix, torchrl_name(self, name)), param
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Buffers, and the parameters of targets, under TorchRL's names."""
         for name, buffer in nn.Module.named_buffers(self, "", recurse, remove_duplicate):
-            yield _joined(prefix, _torchrl_name(self, name)), buffer
+            yield joined(prefix, torchrl_name(self, name)), buffer
         for name, param in nn.Module.named_parameters(self, "", recurse, remove_duplicate):
             if ".target_" in f".{name}":
-                yield _joined(prefix, _torchrl_name(self, name)), param
+                yield joined(prefix, torchrl_name(self, name)), param
 
     def reset_parameters_recursive(self) -> None:
         """Draws all parameters anew, and copies them to the targets."""
@@ -517,144 +527,3 @@ def _estimator(value_type: Any) -> tuple[Any, dict[str, Any]]:
     names = ("gamma", "lmbda") if kind is ValueEstimators.TDLambda else ("gamma",)
     # of an estimator given at construction: read once, not in the loop
     return kind, {name: float(getattr(value_type, name)) for name in names}
-
-
-def _holder(network: nn.Module) -> nn.Module:
-    """The module whose tree of parameters is TorchRL's."""
-    return network.net if isinstance(network, Twins) else network
-
-
-def _params_of(network: nn.Module, *, as_buffers: bool = False) -> TensorDictParams:
-    """TorchRL's view of a network's parameters, which shares their memory."""
-    params = TensorDict.from_module(_holder(network))
-    size = [network.num_members] if isinstance(network, Twins) else []
-    leaf = (lambda value: nn.Buffer(value.data)) if as_buffers else (lambda value: value)
-    return TensorDictParams(params.apply(leaf, batch_size=size, filter_empty=False), no_convert=True)
-
-
-def _buffers(network: nn.Module) -> dict[str, Tensor]:
-    return dict(network.named_buffers(remove_duplicate=False))
-
-
-def _randomness(loss: OffPolicyLoss, network: nn.Module) -> str:
-    """TorchRL's choice for networks that draw numbers, such as dropout."""
-    from torchrl.objectives.utils import RANDOM_MODULE_LIST
-
-    chosen = loss._vmap_randomness
-    draws = any(isinstance(part, RANDOM_MODULE_LIST) for part in network.modules())
-    return chosen or ("different" if draws else "error")
-
-
-def _prefixes(loss: OffPolicyLoss) -> list[tuple[str, str]]:
-    """Pairs of our and TorchRL's beginning of a name."""
-    pairs = []
-    for name in loss._names:
-        for full in (name, f"target_{name}"):
-            inner = ".net." if isinstance(loss._modules.get(full), Twins) else "."
-            pairs.append((full + inner, f"{full}_params."))
-    return pairs
-
-
-def _torchrl_name(loss: OffPolicyLoss, name: str) -> str:
-    for ours, theirs in _prefixes(loss):
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    return name
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
-
-
-def _to_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    # in the order of old, which a dict keeps
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[prefix + _torchrl_name(loss, key.removeprefix(prefix))] = state.pop(key)
-
-
-def _from_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    pairs = [(theirs, ours) for ours, theirs in _prefixes(loss)]
-    for former, name in FORMER_NAMES.items():
-        pairs += [(f"{start}{former}.", f"{start}{name}.") for start in ("", "target_")]
-    for key in [key for key in state if key.startswith(prefix)]:
-        name = key.removeprefix(prefix)
-        value = state.pop(key)
-        if name.endswith(("__batch_size", "__device")):
-            continue  # what TorchRL's state says besides
-        if name.startswith("_value_estimator."):
-            _load_hyperparameter(loss, name.rpartition(".")[2], value)
-            continue
-        for theirs, ours in pairs:
-            if name.startswith(theirs):
-                name = ours + name.removeprefix(theirs)
-                break
-        state[prefix + name] = value
-    for name in loss.constants:
-        value = state.pop(prefix + name, None)
-        if value is not None and getattr(loss, name) is not None:
-            getattr(loss, name).copy_(value)
-
-
-def _load_hyperparameter(loss: Any, name: str, value: Tensor) -> None:
-    """Takes over the discount of TorchRL's value estimator, which its loss keeps in its state."""
-    if name in ("gamma", "lmbda") and getattr(loss, name) is not None:
-        setattr(loss, name, checked_gamma(float(value), name))
-
-
-def checked_gamma(gamma: float, name: str = "gamma") -> float:
-    """Returns a discount factor.
-
-    Raises:
-        ValueError: outside of [0, 1].
-    """
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"{name}: expected a discount factor in [0, 1], received {gamma}.")
-    return float(gamma)
-
-
-def entry(td: TensorDictBase, key: NestedKey) -> Any:
-    """An entry of a batch.
-
-    Raises:
-        KeyError: where there is none, with the keys that there are.
-    """
-    value = td.get(key, None)
-    if value is None:
-        raise KeyError(
-            f"Expected {key!r} in the batch, received {sorted(map(str, td.keys()))}. Remedy: store it, or set_keys."
-        )
-    return value
-
-
-def column(value: Tensor, rows: Sequence[int], name: NestedKey) -> Tensor:
-    """One number for each row ``[*]``.
-
-    Args:
-        value: ``[*]`` or ``[*, 1]``.
-        rows: the shape ``[*]``.
-        name: of the entry, for the error.
-
-    Raises:
-        ValueError: for any other shape, which would broadcast to something else.
-    """
-    rows = tuple(rows)
-    if value.shape == rows:
-        return value
-    if value.shape != (*rows, 1):
-        raise ValueError(
-            f"{name}: expected {[*rows, 1]}, one number for each row, received {list(value.shape)}. Remedy: a reward, "
-            "flag or weight for each row of the batch."
-        )
-    return value.squeeze(-1)
-
-
-def refuse(owner: object, unknown: dict[str, Any]) -> None:
-    """Raises TypeError for arguments that a loss does not have."""
-    if unknown:
-        raise TypeError(f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}.")
-
-
-def required(owner: object, **networks: Any) -> None:
-    """Raises TypeError for a network that is not given."""
-    if missing := [name for name, network in networks.items() if network is None]:
-        raise TypeError(f"{type(owner).__name__}: expected {missing}, received None. Remedy: give each network.")

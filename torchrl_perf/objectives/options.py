@@ -15,7 +15,8 @@ from torchrl_perf.functional.options import masked_mean, masked_standardize, smd
 from torchrl_perf.functional.ppo import clipped_surrogate
 from torchrl_perf.modules.option_set import ACTIVE_KEY, AVAILABLE_KEY, LOG_PROB_KEY
 from torchrl_perf.modules.options import OptionController
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss, column, entry, refuse
+from torchrl_perf.objectives.checks import column, entry, refuse
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 
 _OPTIONS = ("use_prioritized_weights", "priority_key", "valid_key", "reduction")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.reduction import wide
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.objectives.loss_module import entry
+from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import (
     DistributionalLoss,
     Rows,

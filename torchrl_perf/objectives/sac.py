@@ -15,7 +15,8 @@ from torchrl.data import Composite, TensorSpec
 
 from torchrl_perf.functional.reduction import critic_rows, wide
 from torchrl_perf.functional.sac import soft_target
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss, checked_gamma, refuse, required
+from torchrl_perf.objectives.checks import checked_gamma, refuse, required
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 
 __all__ = ["LOSS_FUNCTIONS", "VALUE_KEY", "DeviceSACLoss", "checked_gamma", "frozen", "target_entropy"]
 
@@ -394,9 +395,7 @@ def _check_version(value_network: Any, delay_actor: bool, delay_value: bool, sca
             "actor and never reads the copy), received True. Remedy: leave it out."
         )
     if scalar_output_mode not in SCALAR_OUTPUT_MODES:
-        raise ValueError(
-            f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}."
-        )
+        raise ValueError(f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}.")
 
 
 def sampled_action(actor: Any) -> NestedKey:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 
 from torchrl_perf.functional.reduction import critic_rows, wide
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss, refuse, required
+from torchrl_perf.objectives.checks import refuse, required
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.sac import (
     VALUE_KEY,
     check_critic,

@@ -16,7 +16,8 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.masked import effective_mask, of_agents
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss, entry, refuse, required
+from torchrl_perf.objectives.checks import entry, refuse, required
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.td3 import bootstrap_discount
 
 ACTION_SPACES = ("categorical", "one-hot", "one_hot")

@@ -13,6 +13,7 @@ from torchrl.data import Binary, Categorical, Composite, MultiCategorical, Multi
 
 from torchrl_perf.functional.masked import effective_mask, of_agents, of_rows
 from torchrl_perf.functional.schedules import linear
+from torchrl_perf.modules.specs import composite_of
 
 ACTION_VALUE_KEY, CHOSEN_VALUE_KEY = "action_value", "chosen_action_value"
 SINGLE = Categorical | OneHot
@@ -139,7 +140,7 @@ class EpsilonGreedy(TensorDictModuleBase):
                 f"action_mask_key: expected None for {type(leaf).__name__}, received {mask_key!r}. Remedy: one action "
                 "out of all combinations."
             )
-        self.spec = spec if isinstance(spec, Composite) else Composite({self.action_key: leaf}, shape=leaf.shape[:-1])
+        self.spec = composite_of(cast("TensorSpec", spec), self.action_key)
         self.several = several
         self.one_hot = isinstance(leaf, OneHot | MultiOneHot)
         self.dtype = leaf.dtype

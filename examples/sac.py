@@ -111,7 +111,7 @@ def make_collector(env: EnvBase, actor: DeviceActor, config: Config) -> DeviceCo
 
 def make_loss(actor: DeviceActor, critic: TensorDictModule, config: Config) -> tuple[DeviceSACLoss, GuardedAdam]:
     """Losses of critics, policy and temperature, with the target critics in them, and one optimiser for all."""
-    loss = DeviceSACLoss(actor, critic, gamma=config.gamma, alpha=config.alpha)
+    loss = DeviceSACLoss(actor, critic, loss_function="l2", gamma=config.gamma, alpha_init=config.alpha)
     optimizer = GuardedAdam(
         [param for param in loss.parameters() if param.requires_grad],
         learning_rate=config.learning_rate,

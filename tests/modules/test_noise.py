@@ -76,7 +76,7 @@ class TestBoth:
     def test_stays_within_the_bounds(self, kind):
         policy = make(kind, n=500, sigma_start=10.0, bound=0.3)
         action = act(policy, rows(500))
-        assert policy.spec.is_in(action)
+        assert policy.spec["action"].is_in(action)
         assert action.abs().max() == pytest.approx(0.3)
 
     def test_agents_that_do_not_exist_keep_the_neutral_action(self, kind):

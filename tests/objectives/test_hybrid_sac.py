@@ -94,7 +94,7 @@ def plain_loss(hybrid):
         spec=Bounded(-torch.ones(7, 2), torch.ones(7, 2)),
     )
     critic = TensorDictModule(hybrid.critic.module, ["observation", "action"], ["state_action_value"])
-    return DeviceSACLoss(actor, critic, gamma=GAMMA)
+    return DeviceSACLoss(actor, critic, gamma=GAMMA, loss_function="l2")
 
 
 @pytest.mark.parametrize("weights", [False, True])

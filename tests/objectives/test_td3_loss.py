@@ -108,7 +108,7 @@ def test_td3_is_torchrls(weights, loss_function):
 
 def test_ddpg_is_torchrls():
     actor, critic = make_actor(), make_critic(1)
-    ours = DeviceTD3Loss(actor, critic, gamma=GAMMA, target_noise=0.0)
+    ours = DeviceTD3Loss(actor, critic, num_qvalue_nets=1, gamma=GAMMA, target_noise=0.0, loss_function="l2")
     theirs = DDPGLoss(actor, operators(critic)[0], loss_function="l2", delay_actor=True, delay_value=True)
     theirs.make_value_estimator(ValueEstimators.TD0, gamma=GAMMA)
     SoftUpdate(theirs, eps=0.5)

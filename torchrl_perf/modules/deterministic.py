@@ -13,6 +13,7 @@ from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.modules.bounds import action_bounds
+from torchrl_perf.modules.specs import composite_of, leaf_of
 
 Squash = Literal["tanh", "atan"]
 
@@ -37,7 +38,7 @@ class DeterministicActor(TensorDictModuleBase):
 
     Attributes:
         module: the network.
-        spec: the action's spec.
+        spec: a Composite that holds the action's spec, as TorchRL's collectors ask for.
         low: buffer ``[D]``.
         high: buffer ``[D]``.
 
@@ -61,8 +62,8 @@ class DeterministicActor(TensorDictModuleBase):
         super().__init__()
         if squash not in ("tanh", "atan"):
             raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}.")
-        low, high = action_bounds(spec)
-        self.module, self.spec, self.squash = network, spec, squash
+        low, high = action_bounds(leaf_of(spec, action_key))
+        self.module, self.spec, self.squash = network, composite_of(spec, action_key), squash
         self.network_keys, self.action_key, self.valid_key = list(in_keys), action_key, valid_key
         self.in_keys = [*in_keys] if valid_key is None else [*in_keys, valid_key]  # pyright: ignore
         self.out_keys = [action_key]  # pyright: ignore

@@ -3,8 +3,11 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from torchrl_perf.modules.aligned import aligned_affine
@@ -125,6 +128,10 @@ def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class EnsembleQ(nn.Module):
     """K action values ``Q_k(s, a)``: an :class:`EnsembleMLP` on the concatenation of its inputs.
 
+    It is called with tensors, or with a TensorDict as a module of TorchRL: then it reads ``in_keys`` and writes
+    ``out_keys``, ``[*, K]``. With K = 1 it is a Q network of TorchRL's losses; :meth:`critics` gives the K networks of
+    an ensemble as the list of critics that these take.
+
     Args:
         num_members: K.
         in_features: size of observations and action together.
@@ -132,6 +139,11 @@ class EnsembleQ(nn.Module):
         activation: as for :class:`EnsembleMLP`.
         precision: as for :class:`EnsembleMLP`.
         device: of the parameters.
+        in_keys: what is read from a TensorDict, in this order; "observation" and "action" by default.
+        out_keys: the key that is written; "state_action_value" by default.
+
+    Raises:
+        ValueError: as :class:`EnsembleMLP`, and for another number of out_keys than one.
     """
 
     def __init__(
@@ -143,18 +155,39 @@ class EnsembleQ(nn.Module):
         activation: str = "relu",
         precision: str = "tf32",
         device: torch.device | str | None = None,
+        in_keys: Sequence[NestedKey] = ("observation", "action"),
+        out_keys: Sequence[NestedKey] = ("state_action_value",),
     ) -> None:
         super().__init__()
-        self.net = EnsembleMLP(
-            num_members,
-            in_features,
-            1,
-            hidden_sizes=hidden_sizes,
-            activation=activation,
-            precision=precision,
-            device=device,
-        )
+        if len(out_keys) != 1:
+            raise ValueError(f"out_keys: expected one key, received {list(out_keys)}.")
+        self.in_keys, self.out_keys = list(in_keys), list(out_keys)
+        self._options = {"hidden_sizes": hidden_sizes, "activation": activation, "precision": precision}
+        self.net = EnsembleMLP(num_members, in_features, 1, device=device, **self._options)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Observations ``[*, O]`` and action ``[*, D]`` -> ``[*, K]``, a view with the members outermost in memory."""
-        return self.net(torch.cat(inputs, -1)).squeeze(-1).movedim(0, -1)
+    def forward(self, *inputs: Tensor | TensorDictBase) -> Any:
+        """Observations ``[*, O]`` and action ``[*, D]`` -> ``[*, K]``, a view with the members outermost in memory.
+
+        Of one TensorDict that TensorDict, with the values.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
+            tensordict = inputs[0]
+            return tensordict.set(self.out_keys[0], self._values([tensordict.get(key) for key in self.in_keys]))
+        return self._values(cast("Sequence[Tensor]", inputs))
+
+    def _values(self, inputs: Sequence[Tensor]) -> Tensor:
+        return self.net(torch.cat(list(inputs), -1)).squeeze(-1).movedim(0, -1)
+
+    def critics(self) -> "list[EnsembleQ]":
+        """K ensembles of one, with copies of the members' parameters: the ``qvalue_network`` of TorchRL's losses."""
+        keys: dict[str, Any] = {"in_keys": self.in_keys, "out_keys": self.out_keys}
+        weights, biases = list(self.net.weights), list(self.net.biases)
+        found = []
+        for k in range(self.net.num_members):
+            one = EnsembleQ(1, weights[0].shape[1], device=weights[0].device, **self._options, **keys)
+            one.to(weights[0].dtype)
+            with torch.no_grad():
+                for mine, theirs in zip([*one.net.weights, *one.net.biases], [*weights, *biases], strict=True):
+                    mine.copy_(theirs[k : k + 1])
+            found.append(one)
+        return found

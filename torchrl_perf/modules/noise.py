@@ -13,12 +13,14 @@ from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.exploration import bounded_gaussian, ou_step
 from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.functional.reduction import wide
 from torchrl_perf.functional.schedules import linear
 from torchrl_perf.modules.bounds import action_bounds
+from torchrl_perf.modules.specs import composite_of, leaf_of
 
 
 class _ActionNoise(TensorDictModuleBase):
-    """A policy, and noise on its action while exploring; see :class:`GaussianNoise`."""
+    """A policy, or one that comes before, and noise on its action while exploring; see :class:`GaussianNoise`."""
 
     sigma: Tensor
     frames: Tensor
@@ -30,7 +32,7 @@ class _ActionNoise(TensorDictModuleBase):
 
     def __init__(
         self,
-        policy: TensorDictModuleBase,
+        policy: TensorDictModuleBase | TensorSpec,
         *,
         spec: TensorSpec | None,
         sigma_start: float,
@@ -38,28 +40,33 @@ class _ActionNoise(TensorDictModuleBase):
         decay_frames: int,
         action_key: NestedKey,
         valid_key: NestedKey | None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        spec = getattr(policy, "spec", None) if spec is None else spec
-        if not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
-            received = "none" if spec is None else f"{type(spec).__name__} of {spec.dtype}"
+        if isinstance(policy, TensorSpec):
+            policy, spec = cast("Any", None), policy
+        if policy is not None and action_key not in policy.out_keys:
+            raise ValueError(
+                f"action_key: expected a key that the policy writes, {policy.out_keys}, received {action_key!r}."
+            )
+        leaf = leaf_of(getattr(policy, "spec", None) if spec is None else spec, action_key)
+        if not isinstance(leaf, TensorSpec) or not leaf.dtype.is_floating_point:
+            received = "none" if leaf is None else f"{type(leaf).__name__} of {leaf.dtype}"
             raise ValueError(
                 f"spec: expected that of continuous actions, received {received}. Remedy: spec=env.action_spec; "
                 "EpsilonGreedy for discrete actions."
             )
-        if action_key not in policy.out_keys:
-            raise ValueError(
-                f"action_key: expected a key that the policy writes, {policy.out_keys}, got {action_key!r}."
-            )
+        leaf = leaf if device is None else leaf.to(device)
         sigma_end = sigma_start if sigma_end is None else sigma_end
         for name, value in (("sigma_start", sigma_start), ("sigma_end", sigma_end)):
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name}: expected a finite number of at least 0, received {value}.")
-        self.policy, self.spec, self.action_key = policy, spec, action_key
+        self.policy, self.action_key = policy, action_key
+        self.spec = composite_of(leaf, action_key)
         # an agent that does not exist keeps its neutral action: its policy knows which those are
         self.valid_key = getattr(policy, "valid_key", None) if valid_key is None else valid_key
-        self.out_keys = list(policy.out_keys)  # pyright: ignore
-        low, high = action_bounds(spec, finite=False)
+        self.out_keys = [action_key] if policy is None else list(policy.out_keys)  # pyright: ignore
+        low, high = action_bounds(leaf, finite=False)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
         for name, value in (("sigma", sigma_start), ("sigma_start", sigma_start), ("sigma_end", sigma_end)):
@@ -69,7 +76,7 @@ class _ActionNoise(TensorDictModuleBase):
 
     def _reads(self, *more: NestedKey | None) -> list[NestedKey]:
         """The policy's keys, and others that are given and not among them."""
-        keys = list(self.policy.in_keys)
+        keys = [self.action_key] if self.policy is None else list(self.policy.in_keys)
         return keys + [key for key in more if key is not None and key not in keys]
 
     def step(self, frames: int | Tensor = 1) -> None:
@@ -86,11 +93,17 @@ class _ActionNoise(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the policy's action, with noise where TorchRL's exploration type is RANDOM."""
-        tensordict = self.policy(tensordict)
+        if self.policy is not None:
+            tensordict = self.policy(tensordict)
         if interaction_type() is not InteractionType.RANDOM:
             return tensordict
         action = cast("Tensor", tensordict.get(self.action_key))
-        noisy = bounded_gaussian(action, self._draw(action, tensordict), self.sigma, self.low, self.high)
+        draw = self._draw(action, tensordict)
+        if self.policy is None:
+            # in the unit of actions, as TorchRL's
+            noisy = (action + self.sigma * draw).clamp(self.low, self.high).to(action.dtype)
+        else:
+            noisy = bounded_gaussian(action, draw, self.sigma, self.low, self.high).to(action.dtype)
         if self.valid_key is not None:
             noisy = torch.where(_column(tensordict.get(self.valid_key), action), noisy, action)
         return tensordict.set(self.action_key, noisy)
@@ -106,52 +119,75 @@ class GaussianNoise(_ActionNoise):
     of TorchRL's ``AdditiveGaussianModule``, which steps frame by frame and asks the host whether an action is in
     bounds.
 
-    Keys read: those of the policy, and ``valid_key`` if given. Written: those of the policy.
+    With a spec in place of the policy it is called as ``AdditiveGaussianModule`` is and follows a policy,
+    ``TensorDictSequential(policy, GaussianNoise(spec))``: ``a = clamp(a + sigma (mean + std N(0, 1)), low, high)``,
+    where sigma is in the unit of actions.
+
+    Keys read: those of the policy (or the action), and ``valid_key`` if given. Written: those of the policy.
 
     Args:
-        policy: writes the action, such as a :class:`~torchrl_perf.modules.DeterministicActor`.
+        policy: writes the action, such as a :class:`~torchrl_perf.modules.DeterministicActor`; or a spec.
+        sigma_init: standard deviation at frame 0, as a share of ``w``, 0.1 by default; 1 without a policy.
+        sigma_end: from ``annealing_num_steps`` on; by default ``sigma_init``; 0.1 without a policy.
+        annealing_num_steps: frames in which sigma changes, 10,000 by default; 1,000 without a policy.
+        mean: of the noise; 0.
+        std: of the noise, which sigma multiplies; 1.
         spec: the action's spec; by default the policy's own ``spec``.
-        sigma_start: standard deviation at frame 0, as a share of ``w``.
-        sigma_end: from ``decay_frames`` on; by default ``sigma_start``.
-        decay_frames: frames in which sigma changes.
         action_key: the action.
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; the others keep the policy's action. By
             default the policy's own.
+        device: of bounds and schedule; by default the spec's.
+        **former: ``sigma_start`` and ``decay_frames`` for ``sigma_init`` and ``annealing_num_steps``.
 
     Attributes:
-        policy: the policy.
-        spec: the action's spec.
+        policy: the policy, or None.
+        spec: a Composite that holds the action's spec.
         sigma: buffer, 0-d, the current standard deviation.
 
     Raises:
         ValueError: without a spec of continuous actions, for bounds that differ between rows, an action key that the
-            policy does not write, a negative or infinite sigma.
+            policy does not write, a negative or infinite sigma or std.
+        TypeError: for other arguments.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
-        policy: TensorDictModuleBase,
+        policy: TensorDictModuleBase | TensorSpec | None = None,
+        sigma_init: float | None = None,
+        sigma_end: float | None = None,
+        annealing_num_steps: int | None = None,
+        mean: float = 0.0,
+        std: float = 1.0,
         *,
         spec: TensorSpec | None = None,
-        sigma_start: float = 0.1,
-        sigma_end: float | None = None,
-        decay_frames: int = 10_000,
         action_key: NestedKey = "action",
         valid_key: NestedKey | None = None,
+        device: torch.device | str | None = None,
+        **former: Any,
     ) -> None:
+        policy = cast("Any", spec if policy is None else policy)
+        follows = isinstance(policy, TensorSpec)
+        sigma_init = former.pop("sigma_start", sigma_init)
+        steps = former.pop("decay_frames", annealing_num_steps)
+        _refuse(self, former)
+        if not (math.isfinite(mean) and 0.0 <= std < math.inf):
+            raise ValueError(f"expected a finite mean and a finite std of at least 0, received {mean} and {std}.")
         super().__init__(
             policy,
-            spec=spec,
-            sigma_start=sigma_start,
-            sigma_end=sigma_end,
-            decay_frames=decay_frames,
+            spec=None if follows else spec,
+            sigma_start=(1.0 if follows else 0.1) if sigma_init is None else sigma_init,
+            sigma_end=0.1 if follows and sigma_end is None else sigma_end,
+            decay_frames=(1_000 if follows else 10_000) if steps is None else steps,
             action_key=action_key,
             valid_key=valid_key,
+            device=device,
         )
+        self.mean, self.std = float(mean), float(std)
         self.in_keys = self._reads(self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        return torch.randn_like(action)
+        noise = torch.randn_like(wide(action))
+        return noise if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * noise
 
 
 class OUNoise(_ActionNoise):
@@ -165,59 +201,92 @@ class OUNoise(_ActionNoise):
     The state is a buffer of the shape of the batch of actions, made at construction: a captured graph goes on from it,
     and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of :class:`GaussianNoise`.
 
-    Keys read: those of the policy, ``is_init_key``, and ``valid_key`` if given. Written: those of the policy.
+    With a spec in place of the policy it is called as TorchRL's ``OrnsteinUhlenbeckProcessModule`` is and follows a
+    policy, ``TensorDictSequential(policy, OUNoise(spec))``: ``a = clamp(a + eps sigma x, low, high)`` in the unit of
+    actions, with TorchRL's defaults, ``dt = 0.01`` among them. The steps are exact here, too, where TorchRL's are
+    Euler's.
+
+    Keys read: those of the policy (or the action), ``is_init_key``, and ``valid_key`` if given. Written: those of the
+    policy.
 
     Args:
-        policy: writes the action.
-        spec: of the whole batch of actions, ``[*, D]``, such as ``env.action_spec``; by default the policy's own.
-        sigma_start: sigma at frame 0, as a share of ``w``.
-        sigma_end: from ``decay_frames`` on; by default ``sigma_start``.
-        decay_frames: frames in which sigma changes.
+        policy: writes the action; or the spec of the whole batch of actions.
+        eps_init: sigma at frame 0, as a share of ``w``, 0.2 by default; without a policy a factor of ``sigma``, 1.
+        eps_end: from ``annealing_num_steps`` on; by default ``eps_init``; without a policy 0.1.
+        annealing_num_steps: frames in which it changes, 10,000 by default; 1,000 without a policy.
         theta: rate of return to 0; 0 is Brownian motion.
-        dt: length of a step.
-        keys: names other than ``{"action": "action", "is_init": "is_init", "valid": None}``; ``is_init`` is bool
-            ``[*]`` or ``[*, 1]``, of the envs or of the agents, and None never resets.
+        mu: 0: the process returns to the policy's action.
+        sigma: without a policy, of the process, 0.2.
+        dt: length of a step, 1 by default; 0.01 without a policy.
+        spec: of the whole batch of actions, ``[*, D]``, such as ``env.action_spec``; by default the policy's own.
+        action_key: the action.
+        is_init_key: bool ``[*]`` or ``[*, 1]``, of the envs or of the agents; None never resets.
+        device: of state and schedule; by default the spec's.
+        **former: ``sigma_start``, ``sigma_end`` and ``decay_frames`` for ``eps_init``, ``eps_end`` and
+            ``annealing_num_steps``; ``keys``: a dict of names at "action", "is_init" and "valid".
 
     Attributes:
         state: buffer ``[*, D]``, x.
 
     Raises:
-        ValueError: as :class:`GaussianNoise`; for a negative theta, a dt that is not positive, unknown keys; when it
-            acts, for actions of another shape than the spec's.
+        ValueError: as :class:`GaussianNoise`; for a negative theta, a mu that is not 0, a dt that is not positive,
+            unknown keys; when it acts, for actions of another shape than the spec's.
+        TypeError: for other arguments.
     """
 
     state: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
-        policy: TensorDictModuleBase,
+        policy: TensorDictModuleBase | TensorSpec | None = None,
+        eps_init: float | None = None,
+        eps_end: float | None = None,
+        annealing_num_steps: int | None = None,
+        theta: float = 0.15,
+        mu: float = 0.0,
+        sigma: float | None = None,
+        dt: float | None = None,
         *,
         spec: TensorSpec | None = None,
-        sigma_start: float = 0.2,
-        sigma_end: float | None = None,
-        decay_frames: int = 10_000,
-        theta: float = 0.15,
-        dt: float = 1.0,
-        keys: dict[str, NestedKey | None] | None = None,
+        action_key: NestedKey = "action",
+        is_init_key: NestedKey | None = "is_init",
+        device: torch.device | str | None = None,
+        **former: Any,
     ) -> None:
-        names: dict[str, Any] = {"action": "action", "is_init": "is_init", "valid": None}
+        policy = cast("Any", spec if policy is None else policy)
+        follows = isinstance(policy, TensorSpec)
+        start, end = former.pop("sigma_start", eps_init), former.pop("sigma_end", eps_end)
+        steps, keys = former.pop("decay_frames", annealing_num_steps), former.pop("keys", None)
+        _refuse(self, former)
+        if mu != 0.0 or (sigma is not None and not follows):
+            raise ValueError(
+                f"mu, sigma: expected 0, and None with a policy, received {mu} and {sigma}. Remedy: a policy whose "
+                "action is the mean, and sigma_start; or a spec in place of the policy."
+            )
+        names: dict[str, Any] = {"action": action_key, "is_init": is_init_key, "valid": None}
         unknown = sorted(set(keys or {}) - set(names))
         if unknown:
             raise ValueError(f"keys: expected names among {sorted(names)}, received {unknown}.")
         names |= keys or {}
+        scale = (0.2 if sigma is None else sigma) if follows else 1.0
+        start = (1.0 if follows else 0.2) if start is None else start
+        end = 0.1 if follows and end is None else end
+        dt = (0.01 if follows else 1.0) if dt is None else dt
         super().__init__(
             policy,
-            spec=spec,
-            sigma_start=sigma_start,
-            sigma_end=sigma_end,
-            decay_frames=decay_frames,
+            spec=None if follows else spec,
+            sigma_start=start * scale,
+            sigma_end=None if end is None else end * scale,
+            decay_frames=(1_000 if follows else 10_000) if steps is None else steps,
             action_key=names["action"],
             valid_key=names["valid"],
+            device=device,
         )
         if not (0.0 <= theta < math.inf and 0.0 < dt < math.inf):
             raise ValueError(f"expected theta of at least 0 and a positive dt, received {theta} and {dt}.")
         self.theta, self.dt, self.is_init_key = theta, dt, names["is_init"]
-        self.register_buffer("state", torch.zeros(self.spec.shape, dtype=self.spec.dtype, device=self.low.device))
+        leaf = leaf_of(self.spec, self.action_key)
+        self.register_buffer("state", torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.low.device))
         self.in_keys = self._reads(self.is_init_key, self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -228,9 +297,20 @@ class OUNoise(_ActionNoise):
             )
         state = self.state
         if self.is_init_key is not None:
-            state = torch.where(_column(tensordict.get(self.is_init_key), action), 0.0, state)
+            flag = tensordict.get(self.is_init_key, None)
+            if flag is None:
+                raise KeyError(
+                    f"Expected {self.is_init_key!r}, True where an episode begins, received "
+                    f"{sorted(map(str, tensordict.keys()))}. Remedy: TorchRL's InitTracker, or is_init_key=None."
+                )
+            state = torch.where(_column(flag, action), 0.0, state)
         self.state.copy_(ou_step(state, torch.randn_like(action), theta=self.theta, dt=self.dt))
         return self.state
+
+
+def _refuse(owner: object, unknown: dict[str, Any]) -> None:
+    if unknown:
+        raise TypeError(f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}.")
 
 
 def _column(flag: Any, action: Tensor) -> Tensor:

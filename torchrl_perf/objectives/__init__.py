@@ -2,6 +2,7 @@
 
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.objectives.c51 import DeviceC51Loss
+from torchrl_perf.objectives.dqn import DeviceDQNLoss
 from torchrl_perf.objectives.elbo import MultiStepELBOLoss
 from torchrl_perf.objectives.hybrid_sac import HybridSACLoss
 from torchrl_perf.objectives.icm import ICMLoss
@@ -16,6 +17,7 @@ __all__ = [
     "ACIQNLoss",
     "DeviceC51Loss",
     "DeviceClipPPOLoss",
+    "DeviceDQNLoss",
     "DeviceKLPENPPOLoss",
     "DeviceSACLoss",
     "DeviceTD3Loss",

@@ -7,12 +7,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
-from torchrl_perf.functional.sac import weighted_mean
+from torchrl_perf.functional.reduction import wide
+from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.quantile import checked_counts
-from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
-from torchrl_perf.objectives.value_loss import step_of, weights_of
+from torchrl_perf.objectives.td3 import DeterministicPolicyLoss, bootstrap_discount
 
 
 class ACIQNLoss(DeterministicPolicyLoss):
@@ -27,40 +28,62 @@ class ACIQNLoss(DeterministicPolicyLoss):
     Written by :meth:`forward`: ``td_error [*]``, the absolute difference of the mean of targets and of quantiles.
 
     Args:
-        actor: a TensorDict module that writes the action first, such as a ``DeterministicActor`` with ``"atan"``.
-        critic: a network such as an ``ImplicitQuantileCritic``: ``sample(*observations, action, num_taus=...)`` gives
-            quantiles ``[*, K]`` and levels, ``critic(*observations, action, num_taus=...)`` means ``[*, 1]``.
-        gamma: discount factor.
+        actor_network: a TensorDict module that writes the action, such as a ``DeterministicActor`` with ``"atan"``.
+        qvalue_network: a network such as an ``ImplicitQuantileCritic``: ``sample(*observations, action, num_taus=...)``
+            gives quantiles ``[*, K]`` and levels, ``critic(*observations, action, num_taus=...)`` means ``[*, 1]``.
+        gamma: discount factor, 0.99 by default, as ``make_value_estimator(gamma=...)``.
         kappa: of the Huber loss, in the unit of returns; 0 is the pinball loss.
         num_taus: K of the quantiles of the action taken, and of the targets.
         num_actor_taus: K of the mean that the actor raises.
         critic_keys: the observations that the critic reads; None for the actor's ``in_keys``.
+        delay_actor: make targets with a copy of the actor.
+        delay_qvalue: make targets with a copy of the critic.
+        **options: ``reduction``, ``use_prioritized_weights``, ``priority_key`` and ``valid_key``, as for
+            :class:`DeviceTD3Loss`; ``actor`` and ``critic`` for ``actor_network`` and ``qvalue_network``.
 
     Raises:
         ValueError: for a critic of another kind, and options out of range.
     """
 
+    SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
+
     def __init__(
         self,
-        actor: nn.Module,
-        critic: nn.Module,
+        actor_network: nn.Module | None = None,
+        qvalue_network: nn.Module | None = None,
         *,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         kappa: float = 1.0,
         num_taus: tuple[int, int] = (8, 8),
         num_actor_taus: int = 32,
         critic_keys: Sequence[NestedKey] | None = None,
+        delay_qvalue: bool = True,
+        **options: Any,
     ) -> None:
+        actor, critic = options.pop("actor", actor_network), options.pop("critic", qvalue_network)
+        known = ("delay_actor", "separate_losses", "reduction", "use_prioritized_weights", "priority_key", "valid_key")
+        refuse(self, {name: value for name, value in options.items() if name not in known})
+        required(self, actor_network=actor, qvalue_network=critic)
         if not hasattr(critic, "sample"):
             raise ValueError(
                 "critic: expected a network with sample(*observations, action, num_taus), received "
                 f"{type(critic).__name__}. Remedy: ImplicitQuantileCritic."
             )
-        super().__init__(actor, critic, gamma=gamma)
+        if options.get("separate_losses"):
+            raise ValueError(
+                "separate_losses: expected False, since quantiles are drawn by another method of the critic, received "
+                "True. Remedy: networks that share no parameters."
+            )
+        super().__init__(actor, gamma=gamma, **options)
         self.kappa, self.num_taus = check_kappa(kappa), checked_counts(num_taus)
         self.num_actor_taus = checked_counts((num_actor_taus, 1))[0]
         keys = getattr(actor, "network_keys", actor.in_keys) if critic_keys is None else critic_keys
         self.critic_keys = list(cast("Sequence[NestedKey]", keys))
+        self.add_network("qvalue_network", critic, delay=delay_qvalue)
+
+    def read_keys(self) -> list[NestedKey]:
+        """What actor and critic read of a state."""
+        return list(dict.fromkeys([*self.actor_network.in_keys, *self.critic_keys]))
 
     def _inputs(self, td: TensorDictBase, action: Tensor, *, following: bool = False) -> list[Tensor]:
         keys: list[Any] = [("next", key) if following else key for key in self.critic_keys]
@@ -71,20 +94,27 @@ class ACIQNLoss(DeterministicPolicyLoss):
         targets = self.targets(td)
         inputs = self._inputs(td, cast("Tensor", td.get(self.action_key)))
         quantiles, taus = cast("Any", self.critic).sample(*inputs, num_taus=self.num_taus[0])
-        loss = quantile_huber_loss(quantiles, targets, taus, self.kappa)
+        quantiles = wide(quantiles)
+        if quantiles.shape[:-1] != td.batch_size:
+            raise ValueError(
+                f"critic: expected quantiles {[*td.batch_size, 'K']}, received {list(quantiles.shape)}. Remedy: one "
+                "distribution for each row of the batch."
+            )
+        loss = quantile_huber_loss(quantiles, targets, wide(taus), self.kappa)
         value = quantiles.detach().mean(-1)
-        return weighted_mean(loss, weights_of(td, loss)), (targets.mean(-1) - value).abs(), value.mean()
+        return self.reduced(loss, td), (targets.mean(-1) - value).abs(), self.mean(value, td)
 
     @torch.no_grad()
     def targets(self, td: TensorDictBase) -> Tensor:
         """``[*, K']`` samples of the target distribution, without a gradient."""
-        reward, discount, terminated = step_of(td, self.gamma)
+        reward, terminated = self.outcome(td, td.batch_size)
+        discount = bootstrap_discount(self, td, reward, terminated)
         inputs = self._inputs(td, self.act(self.target_actor, td, following=True), following=True)
         following, _ = cast("Any", self.target_critic).sample(*inputs, num_taus=self.num_taus[1])
         # what the networks say of a terminal state is not looked at, NaN or not
-        following = following.masked_fill(terminated.unsqueeze(-1), 0.0)
+        following = wide(following).masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
 
     def policy_value(self, critic: Any, td: TensorDictBase, action: Tensor) -> Tensor:
         """``[*]`` the mean over fresh levels."""
-        return critic(*self._inputs(td, action), num_taus=self.num_actor_taus).squeeze(-1)
+        return wide(critic(*self._inputs(td, action), num_taus=self.num_actor_taus)).squeeze(-1)

@@ -1,14 +1,20 @@
 """The loss of an intrinsic curiosity module."""
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from tensordict.nn import TensorDictParams
+from tensordict.utils import NestedKey
+from torch import Tensor
 
-from torchrl_perf.functional.icm import forward_error, inverse_accuracy, inverse_error
+from torchrl_perf.functional.icm import forward_error, inverse_error
+from torchrl_perf.functional.reduction import wide
 from torchrl_perf.modules.icm import ICM
+from torchrl_perf.objectives.loss_module import OffPolicyLoss
 
 
-class ICMLoss(nn.Module):
+class ICMLoss(OffPolicyLoss):
     """``(1 - beta) L_inv + beta L_fwd`` of an :class:`~torchrl_perf.modules.ICM` (arXiv:1705.05363, eq. 7).
 
     ``L_inv`` is the cross-entropy of the guessed action (continuous: half the squared distance), ``L_fwd`` half the
@@ -20,6 +26,7 @@ class ICMLoss(nn.Module):
     Args:
         icm: the module.
         beta: weight of the forward model's loss, in [0, 1].
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the rows that count; all do by default.
 
     Attributes:
         icm: the module.
@@ -28,19 +35,44 @@ class ICMLoss(nn.Module):
         ValueError: for a beta outside of [0, 1].
     """
 
-    def __init__(self, icm: ICM, *, beta: float = 0.2) -> None:
-        super().__init__()
+    icm: Any
+    icm_params: TensorDictParams
+    SUPPORTED_VALUE_ESTIMATORS = ()
+
+    def __init__(self, icm: ICM, *, beta: float = 0.2, valid_key: NestedKey | None = None) -> None:
+        super().__init__(valid_key=valid_key, use_prioritized_weights=False)
         if not 0.0 <= beta <= 1.0:
             raise ValueError(f"beta: expected a weight in [0, 1], received {beta}.")
-        self.icm, self.beta = icm, beta
+        self.beta = beta
+        self.add_network("icm", icm, delay=False)
+
+    def read_keys(self) -> list[NestedKey]:
+        """What the module reads of a state."""
+        return list(self.icm.network_keys)
+
+    def action_keys(self) -> list[NestedKey]:
+        """The action."""
+        return [self.icm.action_key]
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What the module reads."""
+        return list(self.icm.in_keys)
+
+    @property
+    def out_keys(self) -> list[str]:
+        """What :meth:`forward` returns."""
+        keys = ["loss_inverse", "loss_forward", "intrinsic_reward"]
+        return [*keys, "inverse_accuracy"] if self.icm.discrete else keys
 
     def losses(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted losses of inverse and forward model, and without gradients mean reward and accuracy, all 0-d."""
         out = self.icm.outputs(tensordict)
-        inverse = inverse_error(out.guess, out.action, discrete=self.icm.discrete).mean()
-        error = forward_error(out.predicted, out.features).mean()
+        guess, features = wide(out.guess), wide(out.features)
+        inverse = self.reduced(inverse_error(guess, out.action, discrete=self.icm.discrete), tensordict)
+        error = self.reduced(forward_error(wide(out.predicted), features), tensordict)
         # of continuous actions there is no share that is guessed right
-        accuracy = inverse_accuracy(out.guess, out.action) if self.icm.discrete else torch.full_like(error, torch.nan)
+        accuracy = self._accuracy(guess, out.action, tensordict) if self.icm.discrete else error * torch.nan
         reward = self.icm.eta * error.detach()
         return (1 - self.beta) * inverse, self.beta * error, reward, accuracy.detach()
 
@@ -51,6 +83,12 @@ class ICMLoss(nn.Module):
             0-d ``loss_inverse`` and ``loss_forward``, whose sum is the loss, and, detached, ``intrinsic_reward``, the
             mean, and, of discrete actions, ``inverse_accuracy``.
         """
-        inverse, forward, reward, accuracy = self.losses(tensordict)
+        valid = self.valid(tensordict, tensordict.batch_size)
+        batch = tensordict if valid is None else self.prepared(tensordict)
+        inverse, forward, reward, accuracy = self.losses(batch)
         out = TensorDict({"loss_inverse": inverse, "loss_forward": forward, "intrinsic_reward": reward})
         return out.set("inverse_accuracy", accuracy) if self.icm.discrete else out
+
+    def _accuracy(self, guess: Tensor, action: Tensor, td: TensorDictBase) -> Tensor:
+        right = (guess.argmax(-1) == action).to(torch.float32)
+        return self.mean(right, td)

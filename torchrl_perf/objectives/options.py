@@ -1,22 +1,40 @@
 """The loss of a policy over options."""
 
-import copy
 import math
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictParams
+from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from torchrl_perf.functional.masked import masked_entropy, masked_expectation
 from torchrl_perf.functional.options import masked_mean, masked_standardize, smdp_target
-from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.ppo import clipped_surrogate
 from torchrl_perf.modules.option_set import ACTIVE_KEY, AVAILABLE_KEY, LOG_PROB_KEY
 from torchrl_perf.modules.options import OptionController
+from torchrl_perf.objectives.checks import column, entry, refuse
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+
+_OPTIONS = ("use_prioritized_weights", "priority_key", "valid_key", "reduction")
 
 
-class OptionLoss(nn.Module):
+@dataclass
+class OptionKeys(OffPolicyKeys):
+    """Keys of transitions between choices of options, besides those of the controller.
+
+    Attributes:
+        gamma: ``gamma ** n`` of an option of n steps ``[*, 1]``.
+        mask: bool ``[*]``, False for rows that are no transitions, where present.
+    """
+
+    gamma: NestedKey = "gamma"
+    mask: NestedKey = "mask"
+
+
+class OptionLoss(OffPolicyLoss):
     """Actor-critic loss of an :class:`~torchrl_perf.modules.OptionController` on semi-Markov transitions.
 
     A choice of an option is an action that takes n steps (Sutton, Precup and Singh, 1999). With its discounted reward R
@@ -41,11 +59,33 @@ class OptionLoss(nn.Module):
         value_coeff: weight of the value's loss, a mean of squares.
         entropy_coeff: weight of the entropy of the choice.
         normalize_advantage: standardise the advantage over the transitions of the batch.
-        delay_value: take V(s') from a copy of the value network, which :meth:`update_targets_` moves.
+        delay_value: take V(s') from a copy of the value network, which :meth:`update_targets_` and TorchRL's
+            ``SoftUpdate`` move.
+        **options: ``use_prioritized_weights``, ``priority_key`` and ``valid_key``, as for :class:`DeviceSACLoss`.
+            There is no ``gamma``, which is in the transitions, and no ``reduction`` but the mean.
 
     Raises:
-        ValueError: for a clip outside (0, 1), negative weights.
+        ValueError: for a clip outside (0, 1), negative weights, another reduction.
     """
+
+    _AcceptedKeys = OptionKeys
+    default_keys = OptionKeys
+    tensor_keys: OptionKeys
+    actor_network: Any
+    value_network: Any
+    actor_network_params: TensorDictParams
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
+    SUPPORTED_VALUE_ESTIMATORS = ()
+    out_keys = [  # noqa: RUF012  as TorchRL's losses have it
+        "loss_option_policy",
+        "loss_option_value",
+        "loss_option_entropy",
+        "option_entropy",
+        "option_value",
+        "option_clip_fraction",
+        "option_kl",
+    ]
 
     def __init__(
         self,
@@ -57,17 +97,48 @@ class OptionLoss(nn.Module):
         entropy_coeff: float = 0.01,
         normalize_advantage: bool = True,
         delay_value: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
+        refuse(self, {name: options[name] for name in options if name not in _OPTIONS})
+        super().__init__(**options)
+        if self.reduction != "mean":
+            raise ValueError(
+                f"reduction: expected 'mean', over the transitions of the batch, received {self.reduction!r}. Remedy: "
+                "leave it out."
+            )
         if clip is not None and not 0 < clip < 1:
             raise ValueError(f"clip: expected epsilon in (0, 1) or None, received {clip}.")
         if value_coeff < 0 or entropy_coeff < 0:
             raise ValueError(f"coefficients: expected none below 0, received {value_coeff} and {entropy_coeff}.")
-        self.controller, self.value = controller, value
-        self.target_value = copy.deepcopy(value).requires_grad_(False) if delay_value else None
+        self.add_network("actor_network", controller, delay=False)
+        self.add_network("value_network", value, delay=delay_value)
+        self.delay_value = delay_value
         self.clip_range = None if clip is None else (math.log1p(-clip), math.log1p(clip))
         self.value_coeff, self.entropy_coeff = value_coeff, entropy_coeff
         self.normalize_advantage = normalize_advantage
+
+    @property
+    def controller(self) -> OptionController:
+        """The policy over options."""
+        return self.actor_network
+
+    @property
+    def value(self) -> Any:
+        """The network of values."""
+        return self.value_network
+
+    @property
+    def target_value(self) -> Any:
+        """The copy that V(s') is taken from, None where it is the network itself."""
+        return self.target_of("value_network") if self.delay_value else None
+
+    def read_keys(self) -> list[NestedKey]:
+        """What the controller and its rules read of a state."""
+        return list(self.controller.network_keys)
+
+    def action_keys(self) -> list[NestedKey]:
+        """The choice, when it was made."""
+        return [ACTIVE_KEY, LOG_PROB_KEY, AVAILABLE_KEY, self.tensor_keys.gamma]
 
     def values(self, network: nn.Module, tensordict: TensorDictBase) -> Tensor:
         """What a value network says of the states ``[*]``: ``[*, O]``, or ``[*, 1]``."""
@@ -75,15 +146,16 @@ class OptionLoss(nn.Module):
 
     def target(self, tensordict: TensorDictBase) -> Tensor:
         """``y [*]``, without a gradient."""
-        following = tensordict.get("next")
+        keys, following = self.tensor_keys, tensordict.get("next")
+        rows = tensordict.get(ACTIVE_KEY).shape
         with torch.no_grad():
-            values = self.values(self.value if self.target_value is None else self.target_value, following)
+            values = self.values(self.target_of("value_network"), following)
             available = self.controller.available(following)
             next_value = _state_value(self.controller.log_probs(following, available), values)
         return smdp_target(
-            following.get("reward").squeeze(-1),
-            tensordict.get("gamma").squeeze(-1),
-            following.get("terminated").squeeze(-1),
+            column(entry(following, keys.reward), rows, keys.reward),
+            column(entry(tensordict, keys.gamma), rows, keys.gamma),
+            column(entry(following, keys.terminated), rows, keys.terminated),
             next_value,
         )
 
@@ -95,10 +167,12 @@ class OptionLoss(nn.Module):
             ``option_entropy``, ``option_value``, ``option_clip_fraction`` and ``option_kl``, an estimate of the
             divergence from the policy that made the choices. All are 0 where the mask has no row.
         """
-        option = tensordict.get(ACTIVE_KEY)
-        mask = tensordict.get("mask", None)
-        mask = torch.ones_like(option, dtype=torch.bool) if mask is None else mask
-        weights = tensordict.get("priority_weight", None)
+        option, keys = tensordict.get(ACTIVE_KEY), self.tensor_keys
+        mask = tensordict.get(keys.mask, None)
+        mask = torch.ones_like(option, dtype=torch.bool) if mask is None else column(mask, option.shape, keys.mask)
+        valid = self.valid(tensordict, option.shape)
+        mask = mask if valid is None else mask & valid
+        weights = self.weights(tensordict, option.shape)
         weights = mask if weights is None else torch.where(mask, weights, 0.0)
 
         log_probs = self.controller.log_probs(tensordict, tensordict.get(AVAILABLE_KEY))
@@ -118,7 +192,7 @@ class OptionLoss(nn.Module):
             gain, clipped = clipped_surrogate(log_ratio, advantage, *self.clip_range)
         entropy = masked_mean(masked_entropy(log_probs), weights)
         error = torch.where(mask, predicted - target, 0.0)
-        tensordict.set("td_error", error.detach().abs())
+        tensordict.set(keys.priority, error.detach().abs())
         moved = log_ratio.detach()
         return TensorDict(
             {
@@ -131,11 +205,6 @@ class OptionLoss(nn.Module):
                 "option_kl": masked_mean(moved.exp() - 1 - moved, weights),
             }
         )
-
-    def update_targets_(self, tau: float | Tensor) -> None:
-        """Moves the copy of the value network towards it by ``tau``; nothing to do without one."""
-        if self.target_value is not None:
-            polyak_update_(list(self.target_value.parameters()), list(self.value.parameters()), tau)
 
 
 def _chosen(values: Tensor, option: Tensor) -> Tensor:

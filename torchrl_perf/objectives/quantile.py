@@ -9,7 +9,17 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
-from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, allowed, best_action, of_action, step_of
+from torchrl_perf.functional.reduction import wide
+from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.objectives.checks import entry
+from torchrl_perf.objectives.value_loss import (
+    DistributionalLoss,
+    Rows,
+    allowed,
+    best_action,
+    former_names,
+    of_action,
+)
 
 Greedy = Literal["mean", "per_quantile"]
 
@@ -26,10 +36,11 @@ class QuantileDQNLoss(DistributionalLoss):
     Written by :meth:`forward`: ``td_error [*]``, the absolute difference of the mean of targets and of quantiles.
 
     Args:
-        network: has ``sample(*inputs, num_taus=...) -> (quantiles [*, D, K], taus)`` and ``means(*inputs) -> [*, D]``.
-            The targets are those of a risk-neutral policy, whatever risk the network acts on.
+        value_network: has ``sample(*inputs, num_taus=...) -> (quantiles [*, D, K], taus)`` and ``means(*inputs) -> [*,
+            D]``. The targets are those of a risk-neutral policy, whatever risk the network acts on.
         gamma: discount factor.
-        double: choose the next action by the means of the online network instead of the target network.
+        double_dqn: choose the next action by the means of the online network instead of the target network.
+        delay_value: make targets with a copy of the network.
         kappa: of the Huber loss, in the unit of returns; 0 is the pinball loss.
         num_taus: K of the quantiles of the action taken, and of the targets; fixed levels have their own.
         greedy: ``"mean"``: one next action, the best by the mean of its quantiles, as in the paper; ``"per_quantile"``:
@@ -37,24 +48,29 @@ class QuantileDQNLoss(DistributionalLoss):
         in_keys: what the network reads.
         action_key: index (int64) or one-hot actions.
         mask_key: bool ``[*, D]``, True for the allowed actions.
+        **options: ``action_space``, ``priority_key``, ``reduction``, ``use_prioritized_weights`` and ``valid_key``, as
+            for :class:`DistributionalLoss`; ``network`` and ``double`` for ``value_network`` and ``double_dqn``.
 
     Raises:
-        ValueError: for a network of another kind, options out of range, and ``"per_quantile"`` with ``double``.
+        ValueError: for a network of another kind, options out of range, and ``"per_quantile"`` with ``double_dqn``.
     """
 
     def __init__(
         self,
-        network: nn.Module,
+        value_network: nn.Module | None = None,
         *,
         gamma: float = 0.99,
-        double: bool = False,
+        double_dqn: bool = False,
         kappa: float = 1.0,
         num_taus: tuple[int, int] = (8, 8),
         greedy: Greedy = "mean",
         in_keys: Sequence[NestedKey] = ("observation",),
         action_key: NestedKey = "action",
         mask_key: NestedKey | None = None,
+        **options: Any,
     ) -> None:
+        value_network, double_dqn = former_names(self, value_network, double_dqn, options)
+        network = value_network.network if isinstance(value_network, EpsilonGreedy) else value_network
         if not (hasattr(network, "sample") and hasattr(network, "means")):
             raise ValueError(
                 "network: expected one with sample(*inputs, num_taus) and means(*inputs), received "
@@ -62,32 +78,34 @@ class QuantileDQNLoss(DistributionalLoss):
             )
         if greedy not in ("mean", "per_quantile"):
             raise ValueError(f"greedy: expected 'mean' or 'per_quantile', received {greedy!r}.")
-        if greedy == "per_quantile" and double:
+        if greedy == "per_quantile" and double_dqn:
             raise ValueError("double: expected False with greedy='per_quantile', which takes no argmax, received True.")
-        super().__init__(network, gamma=gamma, double=double, in_keys=in_keys, action_key=action_key, mask_key=mask_key)
+        keys: dict[str, Any] = {"in_keys": in_keys, "action_key": action_key, "mask_key": mask_key}
+        super().__init__(value_network, gamma=gamma, double_dqn=double_dqn, **keys, **options)
         self.num_taus = checked_counts(num_taus)
         self.kappa, self.greedy = check_kappa(kappa), greedy
 
     def rows(self, td: TensorDictBase) -> Rows:
         """Quantile Huber loss, absolute difference of means, and mean value of each row of a batch ``[*]``."""
         quantiles, taus = cast("Any", self.network).sample(*self.inputs(td), num_taus=self.num_taus[0])
-        quantiles = of_action(quantiles, self.action(td))
-        targets = self.targets(td)
-        loss = quantile_huber_loss(quantiles, targets, taus, self.kappa)
+        quantiles = of_action(self.check_actions(wide(quantiles), -2), self.action(td))
+        targets = self.targets(td, quantiles.shape[:-1])
+        loss = quantile_huber_loss(quantiles, targets, wide(taus), self.kappa)
         value = quantiles.detach().mean(-1)
         return Rows(loss, (targets.mean(-1) - value).abs(), value)
 
     @torch.no_grad()
-    def targets(self, td: TensorDictBase) -> Tensor:
-        """``[*, K']`` samples or quantiles of the target distribution, without a gradient."""
-        reward, discount, terminated = step_of(td, self.gamma)
-        inputs = self.inputs(cast("TensorDictBase", td.get("next")))
+    def targets(self, td: TensorDictBase, rows: Sequence[int] | None = None) -> Tensor:
+        """``[*, K']`` samples or quantiles of the target distribution, without a gradient, of rows ``[*]``."""
+        inputs = self.inputs(cast("TensorDictBase", entry(td, "next")))
         quantiles, _ = cast("Any", self.target_network).sample(*inputs, num_taus=self.num_taus[1])
+        quantiles = wide(quantiles)
+        reward, discount, terminated = self.step(td, quantiles.shape[:-2] if rows is None else rows)
         mask = self.next_mask(td)
         if self.greedy == "per_quantile":
             following = _greatest(quantiles, mask)
         else:
-            means = cast("Any", self.network).means(*inputs) if self.double_q else quantiles.mean(-1)
+            means = wide(cast("Any", self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
             following = of_action(quantiles, best_action(means, mask))
         # what the network says of a terminal state is not looked at, NaN or not
         following = following.masked_fill(terminated.unsqueeze(-1), 0.0)

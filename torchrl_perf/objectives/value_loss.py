@@ -1,17 +1,26 @@
-"""What the losses of discrete, distributional Q-learning share: keys, targets, discounts, reduction."""
+"""What the losses of discrete Q-learning share: keys, networks, targets, discounts, reduction."""
 
-import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictParams, dispatch
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
+from torch import Tensor
+from torchrl.data import Binary, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import QValueActor
+from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.masked import effective_mask, of_agents
-from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.sac import weighted_mean
+from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.objectives.checks import entry, refuse, required
+from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+from torchrl_perf.objectives.td3 import bootstrap_discount
+
+ACTION_SPACES = ("categorical", "one-hot", "one_hot")
 
 
 class Rows(NamedTuple):
@@ -28,45 +37,21 @@ class Rows(NamedTuple):
     value: Tensor
 
 
-class Step(NamedTuple):
-    """The environment's part of a batch.
+@dataclass
+class ValueKeys(OffPolicyKeys):
+    """Keys of Q-learning.
 
     Attributes:
-        reward: ``[*]``.
-        discount: ``[*]``, gamma to the power of the steps, and 0 where the next state is terminal.
-        terminated: ``[*]`` bool.
+        action_value: what a TensorDict module writes as the values (or log-probabilities) of all actions.
+        value: of TorchRL's loss; not read.
+        advantage: likewise.
+        value_target: likewise.
     """
 
-    reward: Tensor
-    discount: Tensor
-    terminated: Tensor
-
-
-def step_of(td: TensorDictBase, gamma: float) -> Step:
-    """Reads rewards, flags ``[*, 1]`` and, of n-step targets, ``steps_to_next_obs [*, 1]``."""
-    following = td.get("next")
-    reward = following.get("reward").squeeze(-1)
-    terminated = following.get("terminated").squeeze(-1)
-    steps = td.get("steps_to_next_obs", None)
-    discount = torch.full_like(reward, gamma) if steps is None else (gamma ** steps.squeeze(-1)).to(reward.dtype)
-    return Step(reward, discount.masked_fill(terminated, 0.0), terminated)
-
-
-def weights_of(td: TensorDictBase, like: Tensor) -> Tensor | None:
-    """``priority_weight`` of the batch, shaped as ``like [*]``, or None where there is none."""
-    weights = td.get("priority_weight", None)
-    return weights if weights is None or weights.shape == like.shape else weights.reshape(like.shape)
-
-
-def checked_gamma(gamma: float) -> float:
-    """Returns a discount factor.
-
-    Raises:
-        ValueError: outside of [0, 1].
-    """
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma: expected a discount factor in [0, 1], received {gamma}.")
-    return float(gamma)
+    action_value: NestedKey = "action_value"
+    value: NestedKey = "chosen_action_value"
+    advantage: NestedKey = "advantage"
+    value_target: NestedKey = "value_target"
 
 
 def allowed(mask: Tensor, values: Tensor) -> Tensor:
@@ -112,68 +97,161 @@ def of_action(numbers: Tensor, action: Tensor) -> Tensor:
     return torch.where(taken.unsqueeze(-1), numbers, 0.0).sum(-2)
 
 
-class DistributionalLoss(nn.Module):
-    """Base of :class:`DeviceC51Loss` and :class:`QuantileDQNLoss`; they say what a row's loss is.
+class DistributionalLoss(OffPolicyLoss):
+    """Base of :class:`DeviceC51Loss`, :class:`QuantileDQNLoss` and :class:`DeviceDQNLoss`; they say what a row loses.
 
     Args:
-        network: the online network of distributional values.
-        gamma: discount factor.
-        double: choose the next action by the online network (arXiv:1509.06461) instead of the target network.
-        in_keys: what the network reads, at the root and under "next".
+        value_network: the online network of (distributional) values: a module of tensors; an :class:`EpsilonGreedy` on
+            one, whose keys it takes; or a TensorDict module such as TorchRL's ``QValueActor``.
+        gamma: discount factor, 0.99 by default.
+        double_dqn: choose the next action by the online network (arXiv:1509.06461) instead of the target network.
+        delay_value: make targets with a copy of the network.
+        in_keys: what a module of tensors reads, at the root and under "next".
         action_key: index (int64) or one-hot actions.
         mask_key: bool ``[*, D]``, True for the actions that are allowed; None for all.
+        action_space: ``"categorical"``, ``"one-hot"`` or a spec of these, which the network's number of actions is
+            checked with; by default the network's own, where it has one. Either kind of action is read.
+        **options: of :class:`OffPolicyLoss`; ``network`` and ``double`` for ``value_network`` and ``double_dqn``.
 
     Attributes:
         network: the online network.
-        target_network: its copy that the targets are made of; no gradient reaches it.
+        target_network: the network that the targets are made of; no gradient reaches it.
 
     Raises:
-        ValueError: for a gamma outside of [0, 1].
+        ValueError: for a gamma outside of [0, 1], another action space, and, at a call, another number of actions.
     """
+
+    _AcceptedKeys = ValueKeys
+    default_keys = ValueKeys
+    tensor_keys: ValueKeys
+    value_network: Any
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
+    SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
+    out_keys = ["loss", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
+    deterministic_sampling_mode = ExplorationType.RANDOM
+    """Noisy networks (arXiv:1706.10295) draw noise in the loss, without which its scale would get no gradient."""
 
     def __init__(
         self,
-        network: nn.Module,
+        value_network: Any,
         *,
-        gamma: float = 0.99,
-        double: bool = True,
+        double_dqn: bool,
+        delay_value: bool = True,
         in_keys: Sequence[NestedKey] = ("observation",),
         action_key: NestedKey = "action",
         mask_key: NestedKey | None = None,
+        action_space: str | TensorSpec | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.gamma, self.double_q = checked_gamma(gamma), double
-        self.in_keys, self.action_key, self.mask_key = list(in_keys), action_key, mask_key
-        self.network = network
-        self.target_network = copy.deepcopy(network).requires_grad_(False)
-        self._pairs = (list(self.target_network.parameters()), list(self.network.parameters()))
+        known = ("gamma", "reduction", "use_prioritized_weights", "priority_key", "valid_key")
+        refuse(self, {name: value for name, value in options.items() if name not in known})
+        super().__init__(**options)
+        if isinstance(value_network, EpsilonGreedy):
+            policy = value_network
+            if policy.network is None:
+                raise ValueError(
+                    "value_network: expected an EpsilonGreedy on a network, received one that follows a policy. "
+                    "Remedy: the policy itself."
+                )
+            value_network, in_keys, action_key = policy.network, policy.network_keys, policy.action_key
+            mask_key, action_space = policy.mask_key, policy.spec if action_space is None else action_space
+            self.set_keys(valid=policy.valid_key if self.tensor_keys.valid is None else self.tensor_keys.valid)
+        self.double_q, self.delay_value = double_dqn, delay_value
+        self.mask_key = mask_key
+        self.is_tensordict_module = isinstance(value_network, TensorDictModuleBase)
+        if self.is_tensordict_module:
+            in_keys = value_network.in_keys
+            mask_key = getattr(value_network[-1], "action_mask_key", None) if is_actor(value_network) else None
+            self.mask_key = self.mask_key if mask_key is None else mask_key
+            # the mask is no input of the network of values
+            in_keys = [key for key in in_keys if key != self.mask_key]
+        space = getattr(value_network, "spec", None) if action_space is None else action_space
+        space = getattr(value_network, "action_space", None) if space is None else space
+        self.num_actions = _num_actions(space, action_key)
+        self.network_keys = list(in_keys)
+        self.set_keys(action=action_key)
+        self.add_network("value_network", value_network, delay=delay_value)
+
+    @property
+    def network(self) -> Any:
+        """The online network."""
+        return self.value_network
+
+    @property
+    def target_network(self) -> Any:
+        """The network that the targets are made of."""
+        return self.target_of("value_network")
+
+    @property
+    def double_dqn(self) -> bool:
+        """Whether the online network chooses the next action."""
+        return self.double_q
+
+    def read_keys(self) -> list[NestedKey]:
+        """What the network reads of a state."""
+        return self.network_keys
 
     def rows(self, td: TensorDictBase) -> Rows:
         """Loss, priority and value of each row of a batch ``[*]``."""
         raise NotImplementedError
 
     def losses(self, td: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss 0-d with a gradient, priorities ``[*]`` and mean value 0-d, the last two without."""
+        """Loss with a gradient, priorities ``[*]`` and mean value 0-d, the last two without."""
         rows = self.rows(td)
-        return weighted_mean(rows.loss, weights_of(td, rows.loss)), rows.priority, rows.value.mean()
+        return self.reduced(rows.loss, td), rows.priority, self.mean(rows.value, td)
 
+    @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The loss of a batch of any shape ``[*]``; writes ``td_error [*]``, the priorities, into it.
 
         Returns:
-            0-d ``loss`` and, detached, ``pred_value``, the mean value of the actions taken.
+            0-d ``loss`` and, detached, ``pred_value``, the mean value of the actions taken; without reduction the
+            losses of the rows.
         """
-        loss, priority, value = self.losses(tensordict)
-        tensordict.set("td_error", priority)
-        return TensorDict({"loss": loss, "pred_value": value})
-
-    def update_targets_(self, tau: float | Tensor) -> None:
-        """Moves the target network towards the online one by ``tau``, in one call; 1 copies it."""
-        polyak_update_(*self._pairs, tau)
+        batch = self.prepared(tensordict)
+        rows = self.rows(batch)
+        loss = self.reduced(rows.loss, batch)
+        self.write_priority(tensordict, rows.priority, batch)
+        if self.reduction == "none":
+            return TensorDict({"loss": loss}, tensordict.batch_size)
+        return TensorDict({"loss": loss, "pred_value": self.mean(rows.value, batch)})
 
     def inputs(self, td: TensorDictBase) -> list[Tensor]:
         """What the network reads, of states or (with ``td["next"]``) next states."""
-        return [cast("Tensor", td.get(key)) for key in self.in_keys]
+        return [cast("Tensor", entry(td, key)) for key in self.network_keys]
+
+    def written(self, network: Any, td: TensorDictBase) -> Tensor:
+        """What a TensorDict module writes of states, or (with ``td["next"]``) next states."""
+        inputs = td.select(*self.network_keys)
+        if is_actor(network):
+            return cast("Tensor", entry(network[0](inputs), self.tensor_keys.action_value))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            return cast("Tensor", entry(network(inputs), self.tensor_keys.action_value))
+
+    def check_actions(self, values: Tensor, dim: int) -> Tensor:
+        """Values of actions, as they are.
+
+        Args:
+            values: the network's.
+            dim: the dim of the actions.
+
+        Raises:
+            ValueError: where there are fewer dims, or another number of actions than in the action space.
+        """
+        if values.ndim < -dim or (self.num_actions is not None and values.shape[dim] != self.num_actions):
+            actions = "D" if self.num_actions is None else self.num_actions
+            expected = ["*", actions, *["K"] * (-dim - 1)]
+            raise ValueError(
+                f"value_network: expected values {expected} of each of the actions, received {list(values.shape)}. "
+                "Remedy: as many outputs as the action space has actions."
+            )
+        return values
+
+    def step(self, td: TensorDictBase, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward, discount (0 where the next state is terminal) and whether it is, ``[*]`` each."""
+        reward, terminated = self.outcome(td, rows)
+        return reward, bootstrap_discount(self, td, reward, terminated), terminated
 
     def next_mask(self, td: TensorDictBase) -> Tensor | None:
         """``[*, D]`` actions allowed in the next states, or None."""
@@ -181,4 +259,35 @@ class DistributionalLoss(nn.Module):
 
     def action(self, td: TensorDictBase) -> Tensor:
         """The actions taken, as they are stored."""
-        return cast("Any", td.get(self.action_key))
+        return cast("Any", entry(td, self.action_key))
+
+
+def former_names(owner: object, value_network: Any, double_dqn: bool, options: dict[str, Any]) -> tuple[Any, bool]:
+    """Network and double Q-learning, also by the names ``network`` and ``double``, which are taken from ``options``."""
+    network = options.pop("network", value_network)
+    required(owner, value_network=network)
+    return network, options.pop("double", double_dqn)
+
+
+def is_actor(network: Any) -> bool:
+    """Whether it is a network of values and what acts on them, in a sequence."""
+    return isinstance(network, QValueActor)
+
+
+def _num_actions(space: Any, action_key: NestedKey) -> int | None:
+    """The number of actions of a space, None where it is not known.
+
+    Raises:
+        ValueError: for one that is neither categorical nor one-hot.
+    """
+    if isinstance(space, Composite):
+        space = space[action_key]
+    if space is None or (isinstance(space, str) and space in ACTION_SPACES):
+        return None
+    # several actions in one are kinds of these to TorchRL
+    if isinstance(space, Categorical | OneHot) and not isinstance(space, Binary | MultiCategorical | MultiOneHot):
+        return int(space.space.n)
+    raise ValueError(
+        f"action_space: expected 'categorical', 'one-hot' or a spec of these, received {space!r}. Remedy: one action "
+        "out of D, or torchrl.objectives.DQNLoss for several in one."
+    )

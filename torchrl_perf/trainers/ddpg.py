@@ -134,7 +134,9 @@ class DDPGTrainer(DeterministicTrainer):
         if isinstance(config, TD3Config):
             self.actor_interval = config.policy_delay
             smoothing = {"target_noise": config.target_noise, "noise_clip": config.noise_clip}
-        return DeviceTD3Loss(actor, critic, gamma=config.gamma, loss_function=config.loss_function, **smoothing)
+        # of a critic of the user's own, all of its values count
+        options = {"num_qvalue_nets": None, "gamma": config.gamma, "loss_function": config.loss_function}
+        return DeviceTD3Loss(actor, critic, **options, **smoothing)
 
     def noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[B, D]`` standard normal numbers for the target's actions; None where they have no noise."""

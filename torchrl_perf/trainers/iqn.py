@@ -34,7 +34,7 @@ class IQNTrainer(DistributionalTrainer):
         return QuantileDQNLoss(
             network,
             gamma=config.gamma,
-            double=config.double,
+            double_dqn=config.double,
             kappa=config.kappa,
             num_taus=taus,
             greedy=config.greedy,

@@ -41,7 +41,7 @@ class RainbowTrainer(DistributionalTrainer):
 
     def make_loss(self, network: nn.Module, **keys: Any) -> DeviceC51Loss:
         """The cross-entropy loss of a network."""
-        return DeviceC51Loss(network, gamma=self.config.gamma, double=self.config.double, **keys)
+        return DeviceC51Loss(network, gamma=self.config.gamma, double_dqn=self.config.double, **keys)
 
 
 def make_rainbow_policy(env: EnvBase, config: RainbowConfig) -> EpsilonGreedy:

@@ -97,10 +97,11 @@ class SACTrainer(ActorCriticTrainer):
         return DeviceSACLoss(
             actor,
             critic,
+            num_qvalue_nets=None,
             gamma=config.gamma,
-            alpha=config.initial_temperature,
-            learn_alpha=config.learn_temperature,
-            entropy=config.target_entropy,
+            alpha_init=config.initial_temperature,
+            fixed_alpha=not config.learn_temperature,
+            target_entropy=config.target_entropy,
             loss_function=config.loss_function,
         )
 

@@ -1,0 +1,172 @@
+"""Off-policy losses as loss modules of TorchRL: updaters, views, state, rows that count, shapes, precision."""
+
+import copy
+
+import pytest
+import torch
+from loss_parts import LOSSES, close, gradients, make, total
+from torchrl.objectives import (
+    HardUpdate,
+    LossModule,
+    SoftUpdate,
+)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+class TestEveryLoss:
+    @pytest.mark.parametrize("kind", ["soft", "hard"])
+    def test_updaters_move_the_targets_and_an_optimiser_does_not(self, name, kind):
+        loss, td = make(name)
+        assert isinstance(loss, LossModule)
+        updater = SoftUpdate(loss, tau=0.25) if kind == "soft" else HardUpdate(loss, value_network_update_interval=0)
+        targets = [value for key, value in loss.named_buffers() if key.startswith("target_")]
+        assert targets and not any("target" in key for key, _ in loss.named_parameters())
+        before = [value.clone() for value in targets]
+        total(loss(td)).backward()
+        torch.optim.SGD(loss.parameters(), 0.1).step()
+        assert all(map(torch.equal, targets, before))
+        updater.step()
+        online, inner = loss.online_and_targets()
+        share = 0.25 if kind == "soft" else 1.0
+        assert any(not torch.equal(one, old) for one, old in zip(inner, online, strict=True)) == (kind == "soft")
+        held = {value.data_ptr() for value in targets}
+        assert {value.data_ptr() for value in inner} <= held
+        by_address = {value.data_ptr(): old for value, old in zip(targets, before, strict=True)}
+        for source, target in zip(online, inner, strict=True):
+            old = by_address[target.data_ptr()]
+            close(target.detach(), old + share * (source.detach() - old))
+
+    def test_views_are_the_parameters(self, name):
+        loss, td = make(name)
+        names = [key.removesuffix("_params") for key, _ in loss.named_children() if key.endswith("_params")]
+        assert names
+        for key in names:
+            source = getattr(loss, f"{key.removeprefix('target_')}_params")
+            assert {id(v) for v in source.values(True, True)} & {id(v) for v in loss.parameters()}
+            assert not any(v.requires_grad for v in getattr(loss, f"{key}_params").values(True, True))
+        loss.double()
+        assert all(v.dtype == torch.float64 for v in loss.parameters())
+        for key in names:
+            view = getattr(loss, f"{key}_params")
+            assert all(v.dtype == torch.float64 for v in view.values(True, True) if v.is_floating_point())
+        if name != "ac-iqn":  # whose levels are float32
+            out = loss(td.apply(lambda value: value.double() if value.is_floating_point() else value))
+            assert all(value.isfinite().all() for value in out.values())
+
+    def test_state_and_copies(self, name):
+        loss, td = make(name)
+        other, _ = make(name)
+        with torch.no_grad():
+            for param in loss.parameters():
+                param.add_(0.1)
+        loss.update_targets_(0.5)
+        other.load_state_dict(loss.state_dict())
+        twin = copy.deepcopy(loss)
+        (expected, grads), (got, _), (copied, also) = gradients(loss, td), gradients(other, td), gradients(twin, td)
+        for key in expected.keys():
+            close(got[key], expected[key])
+            close(copied[key], expected[key])
+        close(also, grads)
+        HardUpdate(twin, value_network_update_interval=0).step()
+        assert all(map(torch.equal, *twin.online_and_targets()))
+        assert not all(map(torch.equal, *loss.online_and_targets()))
+
+    def test_rows_that_do_not_count(self, name):
+        """Whatever they hold, NaN too, losses, statistics and gradients are those of the other rows alone."""
+        loss, td = make(name, valid_key="valid")
+        valid = torch.arange(12) % 3 != 0
+        td["valid"] = valid
+        td["priority_weight"] = torch.rand(12) + 0.1
+        expected, grads = gradients(loss, td[valid])
+        for nothing in (0.0, torch.nan):
+            other = td.clone()
+            other["observation"][~valid] = nothing
+            other["next", "observation"][~valid] = nothing
+            other["next", "reward"][~valid] = nothing
+            got, also = gradients(loss, other)
+            if name not in ("ac-iqn", "hybrid"):  # these draw numbers for each row
+                for key in expected.keys():
+                    close(got[key], expected[key])
+                close(also, grads)
+            assert all(value.isfinite().all() for value in [*got.values(), *also])
+            assert (other["td_error"][~valid] == 0).all()
+
+    def test_no_row_counts(self, name):
+        loss, td = make(name, valid_key="valid")
+        td["valid"] = torch.zeros(12, 1, dtype=torch.bool)
+        out, grads = gradients(loss, td)
+        assert all((value == 0).all() for key, value in out.items() if key.startswith("loss"))
+        assert all((grad == 0).all() for grad in grads)
+
+    def test_a_final_observation_that_is_missing_is_not_bootstrapped_from(self, name):
+        loss, td = make(name)
+        td["next", "terminated"].zero_()
+        td["next", "done"].zero_()
+        td["next", "done"][:4] = True
+        ended = td.clone()
+        ended["next", "terminated"][:4] = True
+        td["next", "observation"][:4] = torch.nan
+        expected, grads = gradients(loss, ended)
+        got, also = gradients(loss, td)
+        if name != "hybrid":
+            close([got[key] for key in got.keys()], [expected[key] for key in got.keys()])
+            close(also, grads)
+        assert all(grad.isfinite().all() for grad in also)
+        assert td["next", "observation"][:4].isnan().all()
+
+    @pytest.mark.parametrize(
+        ("key", "shape"),
+        [
+            (("next", "reward"), (12, 2)),
+            (("next", "reward"), (1,)),
+            (("next", "terminated"), (12, 12)),
+            ("priority_weight", (12, 2)),
+            ("priority_weight", (1, 12)),
+            ("steps_to_next_obs", (12, 3)),
+        ],
+    )
+    def test_shapes_that_would_broadcast(self, name, key, shape):
+        loss, td = make(name)
+        td.batch_size = []
+        value = torch.ones(shape, dtype=torch.bool if "terminated" in key else torch.float32)
+        td["next"].batch_size = []
+        td[key] = value
+        td.batch_size = [12] if shape[0] == 12 else []
+        if shape[0] == 12:
+            with pytest.raises(ValueError, match=r"expected \[12, 1\].*received .*Remedy"):
+                loss(td)
+        else:
+            with pytest.raises((ValueError, RuntimeError, IndexError)):
+                loss(td)
+
+    def test_weights_of_either_shape(self, name):
+        loss, td = make(name)
+        td["priority_weight"] = torch.rand(12) + 0.1
+        expected, _ = gradients(loss, td)
+        td["priority_weight"] = td["priority_weight"].unsqueeze(-1)
+        got, _ = gradients(loss, td)
+        for key in expected.keys():
+            close(got[key], expected[key])
+
+    @pytest.mark.parametrize("reduction", ["none", "sum"])
+    def test_reductions(self, name, reduction):
+        mean, td = make(name)
+        loss, _ = make(name, reduction=reduction)
+        torch.manual_seed(1)
+        expected = mean(td)
+        torch.manual_seed(1)
+        got = loss(td)
+        for key in [key for key in expected.keys() if key.startswith("loss")]:
+            value = got[key].mean() if reduction == "none" else got[key] / 12
+            assert got[key].shape == ((12,) if reduction == "none" else ())
+            close(value, expected[key])
+
+    def test_half_precision(self, name):
+        loss, td = make(name)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = loss(td.clone())
+        expected, _ = make(name)
+        exact = expected(td)
+        for key in [key for key in exact.keys() if key.startswith("loss")]:
+            assert out[key].dtype == torch.float32
+            close(out[key], exact[key], rtol=0.1, atol=0.1)

@@ -79,6 +79,12 @@ class _DevicePPO:
         """The flag of the rows that count: the one given, else the one that the actor reads."""
         return self._actor_valid_key if self._given_valid_key is None else self._given_valid_key
 
+    @property
+    def valid_keys(self) -> list[NestedKey]:
+        """All flags that :meth:`valid_rows` looks for."""
+        own = [key for key in (self._given_valid_key, self._actor_valid_key) if key is not None]
+        return [*own, *cast("Any", self)._loss_mask_keys()]
+
     def _acting(self, which: str) -> contextlib.AbstractContextManager[Any]:
         """The network holds its parameters: those of the loss, or its own."""
         loss = cast("Any", self)
@@ -109,8 +115,20 @@ class _DevicePPO:
             )
         return advantage
 
-    def _valid(self, tensordict: TensorDictBase, rows: torch.Size) -> Tensor | None:
-        """The rows ``[*]`` that count, or None for all: our flag, and the masks that TorchRL's losses honour."""
+    def valid_rows(self, tensordict: TensorDictBase, rows: torch.Size) -> Tensor | None:
+        """The rows that count, or None for all: our flag, and the masks that TorchRL's losses honour.
+
+        Args:
+            tensordict: the batch.
+            rows: its shape ``[*]``, that of the log-probabilities.
+
+        Returns:
+            bool ``[*]``.
+
+        Raises:
+            KeyError: if the batch lacks the flag that ``valid_key`` names.
+            ValueError: for a flag of another dtype or shape.
+        """
         loss = cast("Any", self)
         given, of_actor = self._given_valid_key, self._actor_valid_key
         flags = {key: tensordict.get(key, None) for key in loss._loss_mask_keys()}
@@ -253,7 +271,7 @@ class _DevicePPO:
         Overwrites state_value. The last two are None where ``clip_value`` and ``log_explained_variance`` are off.
         """
         target = tensordict.get(cast("Any", self).tensor_keys.value_target, None)
-        valid = None if target is None else self._valid(tensordict, target.shape[:-1])
+        valid = None if target is None else self.valid_rows(tensordict, target.shape[:-1])
         return self._critic_rows(tensordict, valid)
 
     def _critic_rows(
@@ -386,7 +404,7 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
         """Losses and diagnostics of a minibatch ``[B]``."""
         tensordict = tensordict.copy()  # the networks write into it
         advantage = self._advantage(tensordict)
-        valid = self._valid(tensordict, advantage.shape[:-1])
+        valid = self.valid_rows(tensordict, advantage.shape[:-1])
         self._clean(tensordict, valid, parameters=self.closed_form_kl)
         advantage = self._normalized(advantage, valid)
         old = self._stored_dist(tensordict) if self.closed_form_kl else None
@@ -447,7 +465,7 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
         """Losses and diagnostics of a minibatch ``[B]``; adapts ``beta``."""
         tensordict = tensordict.copy()  # the networks write into it
         advantage = self._advantage(tensordict)
-        valid = self._valid(tensordict, advantage.shape[:-1])
+        valid = self.valid_rows(tensordict, advantage.shape[:-1])
         self._clean(tensordict, valid, parameters=True)
         advantage = self._normalized(advantage, valid)
         old = self._stored_dist(tensordict)

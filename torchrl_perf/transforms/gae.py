@@ -54,6 +54,8 @@ class _Signals(NamedTuple):
     reward: Tensor
     done: Tensor
     terminated: Tensor
+    ended: Tensor
+    """Where the next observation may be missing."""
 
 
 class _Parameters(NamedTuple):
@@ -81,9 +83,10 @@ class GAETransform(ValueEstimatorBase, Transform):
     step that begins an episode marked in both; time has to be the last batch dimension for it.
 
     **A final observation that is missing** is NaN in TorchRL's convention (``_torchrl_native_autoreset``: envs that
-    reset themselves). As in TorchRL's ``GAE``, the step's own observation stands in for it, element by element: a
-    truncated step bootstraps from V(s_t), a terminated one from nothing. It does so where an episode ends and at the
-    last step of the batch; a NaN anywhere else stays and is seen in the advantages.
+    reset themselves). As in TorchRL's ``GAE``, the step's own observation stands in for it: a truncated step
+    bootstraps from V(s_t), a terminated one from nothing. It does so where an episode ends and at the last step of the
+    batch; a NaN anywhere else stays and is seen in the advantages. (V(s_t) is chosen where V(s') is NaN, which costs
+    nothing; a recurrent network, and ``differentiable``, need the observation itself to be replaced.)
 
     Reads (at index t):
         the value network's ``in_keys`` and ``("next", key)`` for each (a key that "next" lacks, such as a goal, is
@@ -304,11 +307,11 @@ class GAETransform(ValueEstimatorBase, Transform):
         """V(s), V(s'), advantage and value target, ``[*batch, T, *F]``; the batch is not written."""
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
             dim = self._resolve_time_dim(td, time_dim)
-            signals = self._signals(td)
+            signals = self._signals(td, dim)
             value, computed = self._values(td, signals, dim, params)
             next_value = computed if next_value is None else next_value
-            next_value = next_value.detach()
-            gamma, reward, done, terminated = signals
+            next_value = stand_in(next_value.detach(), value.detach(), signals.ended, td.batch_dims)
+            gamma, reward, done, terminated, _ = signals
             if self.auto_reset_env:
                 reward = _with_own_bootstrap(gamma, reward, done & ~terminated, value)
                 terminated = done
@@ -317,7 +320,7 @@ class GAETransform(ValueEstimatorBase, Transform):
             )
         return value, next_value, advantage, target
 
-    def _signals(self, td: TensorDictBase) -> _Signals:
+    def _signals(self, td: TensorDictBase, dim: int) -> _Signals:
         keys = self.tensor_keys
         reward, done = _read_next(td, keys.reward), _read_next(td, keys.done)
         terminated = _read_terminated(td, keys.terminated, done)
@@ -325,7 +328,8 @@ class GAETransform(ValueEstimatorBase, Transform):
             self.gamma, self.lmbda = self.gamma.to(reward.device), self.lmbda.to(reward.device)
         steps = td.get(keys.steps_to_next_obs, None)
         gamma = self.gamma if steps is None else self.gamma ** _fitted(steps, reward, td.batch_dims)
-        return _Signals(gamma, reward, done, terminated)
+        ended = steps_without_successor(done | terminated, dim)
+        return _Signals(gamma, reward, done, terminated, ended)
 
     def _counting(self, td: TensorDictBase) -> Tensor | None:
         """The rows over which ``average_gae`` standardises, or None for all."""
@@ -370,22 +374,21 @@ class GAETransform(ValueEstimatorBase, Transform):
         network: TensorDictModuleBase | None = self.value_network
         key = self.tensor_keys.value
         value, next_value = td.get(key, None), td.get(("next", key), None)
-        ended = steps_without_successor(signals.done | signals.terminated, td.batch_dims, dim)
         if network is None:
             if value is None or next_value is None:
                 raise KeyError(f"expected {key!r} and {('next', key)!r}, without a value network, in {_available(td)}")
-            return value, stand_in(next_value, value, ended, td.batch_dims)
+            return value, next_value
         if key not in network.out_keys:
             raise KeyError(f"expected a value network that writes {key!r}, received {network.out_keys}; see set_keys")
         skips = skip_existing() if self.skip_existing is None else self.skip_existing
         if skips and value is not None and next_value is not None:
-            return value, stand_in(next_value, value, ended, td.batch_dims)
+            return value, next_value
         own = hold_out_net(network) if self.differentiable and params.root is None else contextlib.nullcontext()
         with own:
             if _is_recurrent(network):
-                computed = self._sequence_values(network, td, dim, ended, params)
+                computed = self._sequence_values(network, td, dim, signals.ended, params)
             else:
-                computed = self._row_values(network, td, signals.reward, dim, ended, params)
+                computed = self._row_values(network, td, signals, dim, params)
         if not skips:
             return computed
         return computed[0] if value is None else value, computed[1] if next_value is None else next_value
@@ -394,15 +397,15 @@ class GAETransform(ValueEstimatorBase, Transform):
         self,
         network: TensorDictModuleBase,
         td: TensorDictBase,
-        reward: Tensor,
+        signals: _Signals,
         dim: int,
-        ended: Tensor,
         params: _Parameters,
     ) -> tuple[Tensor, Tensor]:
         """Both values from one call on flat rows, in the order of memory so that flattening copies nothing."""
         ndim = td.batch_dims
         others = [d for d in range(ndim) if d != dim]
-        is_time_major = all(reward.stride(dim) >= reward.stride(d) for d in others)
+        strides = signals.reward.stride()
+        is_time_major = all(strides[dim] >= strides[d] for d in others)
         order = [dim, *others] if is_time_major else list(range(ndim))
         inverse = sorted(range(ndim), key=order.__getitem__)
 
@@ -413,7 +416,9 @@ class GAETransform(ValueEstimatorBase, Transform):
             values = values.unflatten(0, [td.batch_size[d] for d in order])
             return values.permute(*inverse, *range(ndim, values.ndim))
 
-        inputs = _read_pairs(td, network.in_keys, ended)
+        # V(s) stands in for a V(s') of the same parameters; else, and where a gradient passes, the observation has to
+        replaces = self.differentiable or params.root is not params.following
+        inputs = _read_pairs(td, network.in_keys, signals.ended if replaces else None)
         roots = {key: rows(root) for key, (root, _) in inputs.items()}
         nexts = {key: rows(following) for key, (_, following) in inputs.items()}
         num_rows, chunk_size = td.batch_size.numel(), self._chunk(td)
@@ -496,14 +501,18 @@ def _read_next(td: TensorDictBase, key: NestedKey) -> Tensor:
     return tensor
 
 
-def _read_pairs(td: TensorDictBase, keys: list[NestedKey], ended: Tensor) -> dict[NestedKey, tuple[Tensor, Tensor]]:
-    """What the network reads of the steps, and of the next ones with a stand-in where they are missing."""
+def _read_pairs(
+    td: TensorDictBase, keys: list[NestedKey], ended: Tensor | None
+) -> dict[NestedKey, tuple[Tensor, Tensor]]:
+    """What the network reads of the steps, and of the next ones, with a stand-in where ``ended`` says so."""
     pairs = {}
     for key in keys:
         root, following = td.get(key, None), td.get(("next", key), None)
         if root is None:
             raise KeyError(f"expected {key!r}, an input of the value network, in the batch, received {_available(td)}")
-        pairs[key] = root, root if following is None else stand_in(following, root, ended, td.batch_dims)
+        if following is not None and ended is not None:
+            following = stand_in(following, root, ended, td.batch_dims)
+        pairs[key] = root, root if following is None else following
     if keys and all(root is following for root, following in pairs.values()):
         raise KeyError(
             f"expected one of {[('next', key) for key in keys]}, inputs of the value network at the next step, in the "

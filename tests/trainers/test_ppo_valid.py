@@ -82,6 +82,21 @@ def test_a_loss_that_cannot_leave_rows_out_is_refused():
         make(loss="torchrl")
 
 
+def test_final_observations_that_are_missing_are_no_fault():
+    trainer = PPOTrainer(PPOConfig(**OPTIONS), env=CartPole(6, device="cpu"))
+    batch = trainer.collect()
+    batch["next", "done"][:, 3] = True
+    batch["next", "observation"][:, 3] = torch.nan
+    assert trainer.watched(batch) is batch
+    trainer._lacks_final_observations = True  # what the mark of an env that resets itself says
+    seen = trainer.watched(batch)
+    assert seen["next", "observation"].isfinite().all()
+    assert batch["next", "observation"][:, 3].isnan().all()
+    batch["next", "done"][2, 3] = False
+    assert trainer.watched(batch)["next", "observation"].isnan().sum() == 4
+    trainer.close()
+
+
 def test_an_observation_of_that_name_and_another_kind_is_no_flag():
     class Named(CartPole):
         pass

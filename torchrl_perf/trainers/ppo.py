@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
 from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import linear
@@ -28,6 +29,7 @@ from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
+from torchrl_perf.transforms.missing import fill_missing
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 STATISTICS = (*LOSSES, "entropy", "kl_approx", "clip_fraction")
@@ -81,6 +83,8 @@ class PPOTrainer(Checkpointed):
         self.critic = self.acceleration.policy(critic or self.make_critic(self.env))
         self._check_parts()
         self.valid_key = self._find_valid_key()
+        marks = [part.__dict__.get("_torchrl_native_autoreset", False) for part in chain(self.env)]
+        self._lacks_final_observations = any(marks)
         # the old policy's parameters, from which the divergence is computed
         closed_form = config.kl_estimate == "closed_form"
         self.statistics = (*STATISTICS, "kl") if closed_form else STATISTICS
@@ -269,8 +273,15 @@ class PPOTrainer(Checkpointed):
             return self.collector.collect().copy()
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
-        """The part of a batch in which the guard looks for what is not finite: all of it."""
-        return batch
+        """The part of a batch in which the guard looks for what is not finite: all of it.
+
+        An env that resets itself under TorchRL's mark has NaN for its final observations, which is no fault.
+        """
+        if not self._lacks_final_observations:
+            return batch
+        batch = batch.copy()
+        ended = batch.get(("next", "done"))
+        return batch.set("next", fill_missing(batch.get("next").copy(), batch, ended))
 
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:

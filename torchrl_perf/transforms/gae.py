@@ -169,20 +169,8 @@ class GAETransform(ValueEstimatorBase, Transform):
         value_target_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
     ) -> None:
-        if shifted or shifted_budget != 1 or group_key is not None:
-            raise ValueError(
-                f"expected shifted=False, shifted_budget=1 and group_key=None, received {shifted}, {shifted_budget}, "
-                f"{group_key!r}. Remedy: leave them out, since the network is called once here without giving up rows; "
-                "torchrl's GAE for statistics of groups, which wait for the host."
-            )
-        if chunk_size is not None and (chunk_size < 1 or value_chunk_size or num_chunks or num_chunk):
-            raise ValueError(
-                f"expected chunk_size of at least 1 row or None, received {chunk_size}, and none of value_chunk_size, "
-                "num_chunks and num_chunk beside it. Remedy: one of them."
-            )
-        for name, number in (("gamma", gamma), ("lmbda", lmbda)):
-            if not isinstance(number, Tensor) and not 0 <= number <= 1:
-                raise ValueError(f"expected {name} between 0 and 1, received {number}")
+        _refuse(shifted=shifted, shifted_budget=shifted_budget, group_key=group_key)
+        _check_numbers(chunk_size, value_chunk_size or num_chunks or num_chunk, gamma=gamma, lmbda=lmbda)
         super().__init__(
             value_network=cast("Any", value_network),
             differentiable=differentiable,
@@ -483,6 +471,26 @@ class GAETransform(ValueEstimatorBase, Transform):
                 return torch.cat([network(part).get(self.tensor_keys.value) for part in parts])
 
         return call
+
+
+def _refuse(*, shifted: bool, shifted_budget: int, group_key: NestedKey | None) -> None:
+    if shifted or shifted_budget != 1 or group_key is not None:
+        raise ValueError(
+            f"expected shifted=False, shifted_budget=1 and group_key=None, received {shifted}, {shifted_budget}, "
+            f"{group_key!r}. Remedy: leave them out, since the network is called once here without giving up rows; "
+            "torchrl's GAE for statistics of groups, which wait for the host."
+        )
+
+
+def _check_numbers(chunk_size: int | None, other: int | None, **numbers: float | Tensor) -> None:
+    if chunk_size is not None and (chunk_size < 1 or other):
+        raise ValueError(
+            f"expected chunk_size of at least 1 row or None, received {chunk_size}, and none of value_chunk_size, "
+            "num_chunks and num_chunk beside it. Remedy: one of them."
+        )
+    for name, number in numbers.items():
+        if not isinstance(number, Tensor) and not 0 <= number <= 1:
+            raise ValueError(f"expected {name} between 0 and 1, received {number}")
 
 
 def _is_recurrent(network: TensorDictModuleBase) -> bool:

@@ -8,8 +8,9 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.envs import Transform
 
-from torchrl_perf.functional.missing import stand_in_rows, steps_without_successor
+from torchrl_perf.functional.missing import steps_without_successor
 from torchrl_perf.functional.n_step import n_step_targets
+from torchrl_perf.transforms.missing import fill_missing
 
 
 class NStepTransform(Transform):
@@ -114,7 +115,7 @@ class NStepTransform(Transform):
             torch.arange(size, device=last.device).view(-1, *(1 for _ in range(time - dim)))
             for dim, size in enumerate(shape[:-1])
         ]
-        following = _complete(following.exclude(*self.reward_keys), batch, steps_without_successor(done, time))
+        following = fill_missing(following.exclude(*self.reward_keys), batch, steps_without_successor(done, time))
         following = following[(*rows, last.view(shape))]
         for key, reward in rewards.items():
             following.set(key, reward)
@@ -141,15 +142,6 @@ class NStepTransform(Transform):
                 f"received {list(done.shape)}; name a flag that all agents share with done_key"
             )
         return done
-
-
-def _complete(following: TensorDictBase, root: TensorDictBase, ended: Tensor) -> TensorDictBase:
-    """What follows each step, the step's own numbers in place of those that are missing where an episode ended."""
-    for key, value in list(following.items(True, True)):
-        own = root.get(key, None)
-        if own is not None:
-            following.set(key, stand_in_rows(value, own, ended, root.batch_dims))
-    return following
 
 
 def _require(following: TensorDictBase, key: NestedKey) -> Tensor:

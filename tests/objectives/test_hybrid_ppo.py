@@ -273,7 +273,7 @@ def test_errors_name_the_remedy():
     with pytest.raises(ValueError, match=r"advantage: expected \[24, 1\].*received \[24\].*Remedy"):
         DeviceClipPPOLoss(actor, critic)(batch.set("advantage", torch.randn(ROWS, dtype=F64)))
     with pytest.raises(ValueError, match=r"received .*Remedy: torchrl's KLPENPPOLoss"):
-        DeviceKLPENPPOLoss(actor, critic, reduction="sum")
+        DeviceKLPENPPOLoss(actor, critic, delay_actor=True)
 
 
 def test_learns_to_choose_and_to_measure():

@@ -161,7 +161,9 @@ def test_missing_critic_entries_are_named(key):
         DeviceClipPPOLoss(actor, critic, clip_value=True)(make_batch(actor, critic).exclude(key))
 
 
-@pytest.mark.parametrize("options", [{"reduction": "sum"}, {"delay_actor": True}, {"max_importance_ratio": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{"advantage_norm": nn.Identity()}, {"delay_actor": True}, {"max_importance_ratio": 2.0}]
+)
 def test_options_it_does_not_have_are_refused(options):
     with pytest.raises(ValueError, match=r"received .*Remedy: torchrl's ClipPPOLoss"):
         DeviceClipPPOLoss(*make_modules("discrete"), **options)

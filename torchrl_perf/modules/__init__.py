@@ -14,10 +14,12 @@ from torchrl_perf.modules.hybrid_actor import EnsembleHybridQ, HybridActor, hybr
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.modules.information_reward import InformationReward
+from torchrl_perf.modules.joined import JoinedInputs
 from torchrl_perf.modules.latent_dynamics import LatentDynamics
 from torchrl_perf.modules.latent_maps import LatentDecoder, ObservationEncoder
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.multi_categorical import IndependentCategoricals
 from torchrl_perf.modules.node_encoder import NodeEncoder
 from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.modules.noisy import NoisyLinear
@@ -58,7 +60,9 @@ __all__ = [
     "ICEMSettings",
     "ImplicitQuantileCritic",
     "ImplicitQuantileMLP",
+    "IndependentCategoricals",
     "InformationReward",
+    "JoinedInputs",
     "LatentDecoder",
     "LatentDynamics",
     "MixedSequential",

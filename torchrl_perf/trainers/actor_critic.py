@@ -1,14 +1,16 @@
 """Actor and critic of a PPO run, as TensorDict modules."""
 
+from typing import Any, cast
+
 import torch
 from tensordict.nn import NormalParamExtractor
 from torch import nn
-from torchrl.data import Bounded, Categorical
 from torchrl.envs import EnvBase
-from torchrl.modules import IndependentNormal, ValueOperator
+from torchrl.modules import ValueOperator
 
-from torchrl_perf.modules import DeviceActor, FusedMLP, GumbelCategorical
+from torchrl_perf.modules import DeviceActor, FusedMLP
 from torchrl_perf.trainers.config import PPOConfig
+from torchrl_perf.trainers.spaces import action_choices, observation_inputs
 
 
 class _StateIndependentScale(nn.Module):
@@ -23,49 +25,46 @@ class _StateIndependentScale(nn.Module):
 
 
 def make_actor(env: EnvBase, config: PPOConfig) -> DeviceActor:
-    """A policy for the env's action spec: reads ``observation``, writes ``action`` and ``action_log_prob``.
+    """A policy for the env's action spec: writes ``action`` and ``action_log_prob``.
 
-    Discrete (index) actions get a categorical over logits; bounded continuous ones a normal with a learnt scale, in the
-    action's own units (the env clips, as Gymnasium's do).
+    It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`. Discrete
+    (index) actions get a categorical over logits, several of them (``MultiCategorical``) one each; bounded continuous
+    ones a normal with a learnt scale, in the action's own units (the env clips, as Gymnasium's do).
 
     Raises:
-        ValueError: for another kind of action spec.
+        ValueError: for another kind of action spec, and an env without a vector to read.
     """
-    spec = env.action_spec
-    size = env.observation_spec["observation"].shape[-1]
-    options = {
-        "hidden_size": config.hidden_size,
-        "activation": config.activation,
-        "precision": config.precision,
-        "output_gain": 0.01,
-        "device": env.device,
-    }
-    if isinstance(spec, Categorical):
-        net = FusedMLP(size, spec.space.n, **options)
-        keys, distribution = ["logits"], GumbelCategorical
-    elif isinstance(spec, Bounded):
-        actions = spec.shape[-1]
-        net = nn.Sequential(
-            FusedMLP(size, actions, **options), _StateIndependentScale(actions, env.device), NormalParamExtractor("exp")
-        )
-        keys, distribution = ["loc", "scale"], IndependentNormal
-    else:
-        raise ValueError(
-            f"action_spec: expected Categorical (index) or Bounded, received {type(spec).__name__}. Remedy: pass "
-            "actor=."
-        )
-    return DeviceActor(net, distribution_class=distribution, param_keys=keys, spec=env.full_action_spec)
+    inputs, choices = observation_inputs(env), action_choices(env)
+    net: nn.Module = FusedMLP(
+        inputs.size,
+        choices.features,
+        hidden_size=config.hidden_size,
+        activation=config.activation,
+        precision=config.precision,
+        output_gain=0.01,
+        device=env.device,
+    )
+    if not choices.discrete:
+        scale = _StateIndependentScale(choices.features, cast("torch.device", env.device))
+        net = nn.Sequential(net, scale, NormalParamExtractor("exp"))
+    return DeviceActor(
+        inputs.network(net),
+        distribution_class=cast("Any", choices.distribution),
+        param_keys=["logits"] if choices.discrete else ["loc", "scale"],
+        in_keys=inputs.keys,
+        spec=env.full_action_spec,
+    )
 
 
 def make_critic(env: EnvBase, config: PPOConfig) -> ValueOperator:
-    """A value network: reads ``observation``, writes ``state_value [*, 1]``."""
-    size = env.observation_spec["observation"].shape[-1]
+    """A value network: reads what :func:`make_actor` reads, writes ``state_value [*, 1]``."""
+    inputs = observation_inputs(env)
     net = FusedMLP(
-        size,
+        inputs.size,
         1,
         hidden_size=config.hidden_size,
         activation=config.activation,
         precision=config.precision,
         device=env.device,
     )
-    return ValueOperator(net, in_keys=["observation"])
+    return ValueOperator(inputs.network(net), in_keys=inputs.keys)

@@ -20,7 +20,7 @@ from torchrl_perf.functional.masked import effective_mask
 from torchrl_perf.modules.conv_q import ConvQMap
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.trainers.fuel_breaks_config import FuelBreaksConfig
-from torchrl_perf.trainers.value_based import discrete_actions
+from torchrl_perf.trainers.spaces import single_choice
 
 __all__ = ["BREAK_KEYS", "BreakPolicy", "PlacementValues", "make_break_policy"]
 
@@ -181,7 +181,7 @@ def make_break_policy(env: FuelBreaks, config: FuelBreaksConfig) -> BreakPolicy:
         demonstration_noise=config.demonstration_noise,
         line_exploration=config.line_exploration,
         line_envs=round(config.line_envs * config.num_envs),
-        spec=discrete_actions(env),
+        spec=single_choice(env),
         eps_start=config.eps_start,
         eps_end=config.eps_end,
         decay_frames=config.eps_frames,

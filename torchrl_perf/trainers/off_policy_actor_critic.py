@@ -23,6 +23,7 @@ from torchrl_perf.trainers.actor_critic_config import ActorCriticConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.spaces import vector_observation
 from torchrl_perf.trainers.train_state import Stateful
 
 Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
@@ -142,9 +143,9 @@ class ActorCriticTrainer(OffPolicyTrainer):
                 f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
             )
         if actor is None:
-            actor = self.make_actor(specs.observation_spec["observation"], specs.action_spec)
+            actor = self.make_actor(vector_observation(specs), specs.action_spec)
         if critic is None:
-            critic = self.make_critic(specs.observation_spec["observation"], specs.action_spec)
+            critic = self.make_critic(vector_observation(specs), specs.action_spec)
         self.loss = self.make_loss(self.acceleration.policy(actor), self.acceleration.policy(critic))
         self._make_optimizers()
         self._update_fn = self.compiled(self._update)

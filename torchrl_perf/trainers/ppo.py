@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
 from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import linear
@@ -31,9 +32,11 @@ from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
+from torchrl_perf.transforms.missing import fill_missing
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 STATISTICS = (*LOSSES, "entropy", "kl_approx", "clip_fraction")
+VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams
 
 
 class PPOTrainer(Checkpointed):
@@ -57,6 +60,8 @@ class PPOTrainer(Checkpointed):
         guard: finds what is not finite, and judges the flushed rows.
         statistics: names of what the loss says of each minibatch; their means over the applied updates are metrics.
         value_size: numbers that the critic gives for a state, 1 unless a subclass has components.
+        valid_key: ``"valid"`` of an env that says which of its rows count, such as
+            :class:`~torchrl_perf.envs.AgentStreams`, or None. The others reach no loss, statistic or episode.
 
     Raises:
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
@@ -82,6 +87,9 @@ class PPOTrainer(Checkpointed):
         self.actor = self.acceleration.policy(actor or self.make_actor(self.env))
         self.critic = self.acceleration.policy(critic or self.make_critic(self.env))
         self._check_parts()
+        self.valid_key = self._find_valid_key()
+        marks = [part.__dict__.get("_torchrl_native_autoreset", False) for part in chain(self.env)]
+        self._lacks_final_observations = any(marks)
         # the old policy's parameters, from which the divergence is computed
         closed_form = config.kl_estimate == "closed_form"
         self.statistics = (*STATISTICS, "kl") if closed_form else STATISTICS
@@ -155,6 +163,19 @@ class PPOTrainer(Checkpointed):
                 f"received {absent}. Remedy: set its in_keys."
             )
 
+    def _find_valid_key(self) -> str | None:
+        """The env's flag of the rows that count, where it has one."""
+        spec = self.env.observation_spec.get(VALID, None)
+        batch = self.env.batch_size
+        if spec is None or spec.dtype != torch.bool or spec.shape not in (batch, (*batch, 1)):
+            return None
+        if self.config.loss == "torchrl":
+            raise ValueError(
+                f"loss: expected 'device' for {type(self.env).__name__}, whose rows do not all count ({VALID!r}), "
+                "received 'torchrl'. Remedy: loss='device'."
+            )
+        return VALID
+
     def _make_loss(self) -> ClipPPOLoss:
         config = self.config
         value_range = config.clip_epsilon if config.value_clip_epsilon is None else config.value_clip_epsilon
@@ -162,6 +183,7 @@ class PPOTrainer(Checkpointed):
             "closed_form_kl": "kl" in self.statistics,
             "entropy_floor": config.entropy_floor,
             "entropy_floor_coeff": config.entropy_floor_coeff,
+            "valid_key": self.valid_key,
         }
         kind, own = (DeviceClipPPOLoss, own) if config.loss == "device" else (ClipPPOLoss, {})
         loss = kind(
@@ -189,6 +211,7 @@ class PPOTrainer(Checkpointed):
         for key in (keys.action, keys.sample_log_prob):  # a list of them where the action has several parts
             read += [key] if isinstance(key, str | tuple) else cast("list[NestedKey]", key)
         read += cast("Any", self.actor)[-1].in_keys if "kl" in self.statistics else []
+        read += [] if self.valid_key is None else [self.valid_key]
         self._loss_keys = list(dict.fromkeys(read))
         return loss
 
@@ -259,8 +282,15 @@ class PPOTrainer(Checkpointed):
             return self.collector.collect().copy()
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
-        """The part of a batch in which the guard looks for what is not finite: all of it."""
-        return batch
+        """The part of a batch in which the guard looks for what is not finite: all of it.
+
+        An env that resets itself under TorchRL's mark has NaN for its final observations, which is no fault.
+        """
+        if not self._lacks_final_observations:
+            return batch
+        batch = batch.copy()
+        ended = batch.get(("next", "done"))
+        return batch.set("next", fill_missing(batch.get("next").copy(), batch, ended))
 
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
@@ -292,7 +322,8 @@ class PPOTrainer(Checkpointed):
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
-        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")))
+        valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
+        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         means = (self._sums / self._applied).unbind()
         names = (*(f"train/{name}" for name in self.statistics), "train/grad_norm")
         self.metrics.add_all(dict(zip(names, means, strict=True)))
@@ -316,19 +347,30 @@ class PPOTrainer(Checkpointed):
             return total.detach(), statistics
         # normalised over the whole minibatch, and not in each part
         advantage = rows.get(self.loss.tensor_keys.advantage)[index]
+        valid = self._valid_rows(rows, index, advantage)
         if self.config.normalize_advantage:
-            advantage = normalized_advantage(advantage)
+            advantage = normalized_advantage(advantage, valid)
+        # a part counts as much as it has rows that count
+        counts = None if valid is None else valid.flatten(1).sum(-1) if valid.ndim > 1 else valid
+        counts = None if counts is None else counts.to(torch.float32)
         sums: list[tuple[Tensor, Tensor]] = []
         self.loss.normalize_advantage = False
         try:
-            for part, chosen in zip(parts_of(index, parts), parts_of(advantage, parts), strict=True):
+            for part, chosen in zip(parts_of(index, parts, counts), parts_of(advantage, parts), strict=True):
                 total, statistics = self._part_losses_fn(rows, part.batch, chosen.batch)
-                self.optimizer.scaled(total * part.share).backward()
-                sums.append((total.detach() * part.share, statistics * part.share))
+                self.optimizer.scaled(total * part.weight).backward()
+                sums.append((total.detach() * part.weight, statistics * part.weight))
         finally:
             self.loss.normalize_advantage = self.config.normalize_advantage
         totals, statistics = zip(*sums, strict=True)
         return torch.stack(totals).sum(), torch.stack(statistics).sum(0)
+
+    def _valid_rows(self, rows: TensorDictBase, index: Tensor, advantage: Tensor) -> Tensor | None:
+        """The flags of the rows at ``index`` that the loss counts, or None for all of them."""
+        if not isinstance(self.loss, DeviceClipPPOLoss):
+            return None
+        flags = rows.select(*self.loss.valid_keys, strict=False)
+        return self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on ``rows [b]``, eagerly, to see how much memory they take."""

@@ -32,6 +32,7 @@ from torchrl_perf.trainers.off_policy_actor_critic import Row, Step, actor_layer
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.sac import Draw, SACTrainer
 from torchrl_perf.trainers.sac_options_config import SACOptionsConfig
+from torchrl_perf.trainers.spaces import vector_observation
 from torchrl_perf.trainers.train_state import Stateful
 from torchrl_perf.transforms import OptionSegments, OptionState
 
@@ -156,7 +157,7 @@ class SACOptionsTrainer(SACTrainer):
     def make_option_network(self) -> nn.Module:
         """A number for each option, logits of the choice or values, from ``observation``."""
         specs = cast("Any", self.env if self.env is not None else self._specs)
-        size = specs.observation_spec["observation"].shape[-1]
+        size = vector_observation(specs).shape[-1]
         layers = actor_layers(size, self.options.num_options, self.config)
         return MixedSequential(*layers, precision=self.config.precision).to(self.device)
 

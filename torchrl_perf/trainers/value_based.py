@@ -9,14 +9,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
-from torchrl.data import Categorical, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.spaces import observation_inputs, single_choice
 from torchrl_perf.trainers.train_state import Stateful
 from torchrl_perf.trainers.value_config import ValueConfig
 
@@ -188,23 +190,11 @@ class DistributionalTrainer(ValueTrainer):
         return self.loss.losses(sample)
 
 
-def discrete_actions(env: EnvBase) -> TensorSpec:
-    """The action spec of an env with discrete actions.
-
-    Raises:
-        ValueError: for another one.
-    """
-    spec = env.action_spec
-    if not isinstance(spec, Categorical | OneHot):
-        raise ValueError(
-            f"action_spec: expected discrete actions (Categorical or OneHot), received {type(spec).__name__} in "
-            f"{type(env).__name__}. Remedy: SAC or PPO for continuous actions."
-        )
-    return spec
-
-
 def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[..., nn.Module]) -> EpsilonGreedy:
-    """Epsilon-greedy on a network: reads ``observation``, writes ``action``.
+    """Epsilon-greedy on a network: writes ``action``.
+
+    It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`; several of
+    them for a network whose values are all that is asked of it, :class:`FusedMLP` and :class:`DuelingMLP`.
 
     Args:
         env: gives sizes and device.
@@ -213,11 +203,12 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
             ``precision`` and ``device``.
 
     Raises:
-        ValueError: for continuous actions.
+        ValueError: for continuous actions, several of them at once, and an env without a vector to read.
     """
-    spec = discrete_actions(env)
+    spec = single_choice(env)
+    inputs = observation_inputs(env, several=make_network in (FusedMLP, DuelingMLP))
     network = make_network(
-        env.observation_spec["observation"].shape[-1],
+        inputs.size,
         int(cast("Any", spec.space).n),
         hidden_size=config.hidden_size,
         activation=config.activation,
@@ -225,5 +216,10 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
         device=env.device,
     )
     return EpsilonGreedy(
-        network, spec=spec, eps_start=config.eps_start, eps_end=config.eps_end, decay_frames=config.eps_frames
+        inputs.network(network),
+        spec=spec,
+        in_keys=inputs.keys,
+        eps_start=config.eps_start,
+        eps_end=config.eps_end,
+        decay_frames=config.eps_frames,
     )

@@ -8,7 +8,9 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.envs import Transform
 
+from torchrl_perf.functional.missing import steps_without_successor
 from torchrl_perf.functional.n_step import n_step_targets
+from torchrl_perf.transforms.missing import fill_missing
 
 
 class NStepTransform(Transform):
@@ -25,6 +27,11 @@ class NStepTransform(Transform):
     In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass it untouched. Called by itself, or as
     ``postproc`` of a collector, it returns the transformed batch. The batch that it is given is never written.
 
+    A final observation that is missing is NaN as a whole in TorchRL's convention for envs that reset themselves. As in
+    :class:`GAETransform` and TorchRL's ``GAE``, the observation of the window's last step stands in for it where that
+    step ended an episode or the batch: a truncated window bootstraps from the last value that is known. A NaN anywhere
+    else stays.
+
     Reads (at index t):
         ``("next", "reward")``: ``[*batch, T, *F]`` float
         ``("next", "done")``: ``[*batch, T, 1]`` bool
@@ -36,14 +43,16 @@ class NStepTransform(Transform):
         ``"gamma"``: ``[*batch, T, 1]`` float32, ``gamma ** steps_to_next_obs``
 
     Args:
-        n_steps: longest window, at least 1.
-        gamma: discount in [0, 1].
+        n_steps: longest window, at least 1; may be set later, as TorchRL's.
+        gamma: discount in [0, 1], a number or a 0-d tensor.
         reward_keys: rewards to sum, as named under "next"; None for ``["reward"]``.
-        done_key: the flag, as named under "next", that ends a window.
+        done_key: the flag, as named under "next", that ends a window; None for ``"done"``.
+        done_keys: None. TorchRL leaves these flags as the window's first step has them; here all flags are the last's.
+        mask_key: None. A batch of whole streams has no padding.
 
     Raises:
-        ValueError: if ``n_steps`` or ``gamma`` is out of range; when a batch has no time dimension (the last one of at
-            least two, or one named "time") or more than one flag a step.
+        ValueError: if ``n_steps`` or ``gamma`` is out of range, or an argument is one of those refused; when a batch
+            has no time dimension (the last one of at least two, or one named "time") or more than one flag a step.
         KeyError: when a batch lacks a key.
     """
 
@@ -52,20 +61,28 @@ class NStepTransform(Transform):
     def __init__(
         self,
         n_steps: int,
-        gamma: float,
+        gamma: float | Tensor,
         *,
         reward_keys: Sequence[NestedKey] | None = None,
-        done_key: NestedKey = "done",
+        done_key: NestedKey | None = None,
+        done_keys: Sequence[NestedKey] | None = None,
+        mask_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
+        for name, key in (("done_keys", done_keys), ("mask_key", mask_key)):
+            if key is not None:
+                raise ValueError(
+                    f"{name}: expected None, received {key!r}. Remedy: leave it out (the flags of a window are those "
+                    "of its last step, and a batch of streams has no padding), or torchrl's MultiStepTransform."
+                )
         if n_steps < 1:
-            raise ValueError(f"expected n_steps of at least 1, got {n_steps}; 1 keeps single steps")
+            raise ValueError(f"expected n_steps of at least 1, received {n_steps}; 1 keeps single steps")
         if not 0 <= gamma <= 1:
-            raise ValueError(f"expected gamma between 0 and 1, got {gamma}")
+            raise ValueError(f"expected gamma between 0 and 1, received {gamma}")
         self.n_steps = n_steps
-        self.gamma = gamma
+        self.gamma = float(gamma)
         self.reward_keys = [unravel_key(key) for key in (reward_keys or ["reward"])]
-        self.done_key = unravel_key(done_key)
+        self.done_key = unravel_key("done" if done_key is None else done_key)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the n-step transitions of a batch; what a replay buffer samples is returned as it is."""
@@ -98,7 +115,8 @@ class NStepTransform(Transform):
             torch.arange(size, device=last.device).view(-1, *(1 for _ in range(time - dim)))
             for dim, size in enumerate(shape[:-1])
         ]
-        following = following.exclude(*self.reward_keys)[(*rows, last.view(shape))]
+        following = fill_missing(following.exclude(*self.reward_keys), batch, steps_without_successor(done, time))
+        following = following[(*rows, last.view(shape))]
         for key, reward in rewards.items():
             following.set(key, reward)
         batch.set("next", following)
@@ -112,16 +130,16 @@ class NStepTransform(Transform):
         names = tensordict.names if tensordict.ndim == 1 else ["time"]
         if tensordict.ndim == 0 or names[-1] != "time":
             raise ValueError(
-                f"expected a [*batch, T] batch, time last, got batch size {list(tensordict.shape)}: flat rows have no "
-                'time order; extend [N, T] batches, or name the dimension "time" if these are steps of one stream'
+                f"expected a [*batch, T] batch, time last, received batch size {list(tensordict.shape)}: flat rows "
+                'have no time order; extend [N, T] batches, or name the dimension "time" if they are of one stream'
             )
         if "next" not in tensordict.keys():
-            raise KeyError(f"expected 'next' in the batch, got {sorted(map(str, tensordict.keys()))}")
+            raise KeyError(f"expected 'next' in the batch, received {sorted(map(str, tensordict.keys()))}")
         done = _require(tensordict.get("next"), self.done_key)
         if done.numel() != tensordict.numel():
             raise ValueError(
-                f"expected one flag a step, of shape {[*tensordict.shape, 1]}, in {('next', self.done_key)!r}, got "
-                f"{list(done.shape)}; name a flag that all agents share with done_key"
+                f"expected one flag a step, of shape {[*tensordict.shape, 1]}, in {('next', self.done_key)!r}, "
+                f"received {list(done.shape)}; name a flag that all agents share with done_key"
             )
         return done
 
@@ -130,5 +148,5 @@ def _require(following: TensorDictBase, key: NestedKey) -> Tensor:
     tensor = following.get(key, None)
     if tensor is None:
         available = sorted(str(name) for name in following.keys(include_nested=True, leaves_only=True))
-        raise KeyError(f"expected {key!r} under 'next', got {available}; name it with reward_keys or done_key")
+        raise KeyError(f"expected {key!r} under 'next', received {available}; name it with reward_keys or done_key")
     return tensor

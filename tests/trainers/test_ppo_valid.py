@@ -1,0 +1,108 @@
+"""PPO on rows of agents: what is learnt from, normalised, measured, and split for want of memory."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_perf.envs import CartPole
+from torchrl_perf.envs.agent_streams import AgentStreams
+from torchrl_perf.objectives import DeviceClipPPOLoss
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
+from torchrl_perf.trainers.minibatches import flat_rows
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "envs"))
+from walkers import Walkers
+
+OPTIONS = {"num_envs": 6, "num_steps": 8, "total_steps": 960, "epochs": 1, "minibatches": 1, "mode": "eager"}
+OPTIONS |= {"device": "cpu", "logger": "none", "hidden_size": 32}
+
+
+def make(**options):
+    config = PPOConfig(**{**OPTIONS, **options})
+    return PPOTrainer(config, env=AgentStreams(Walkers(2, 3, discrete=True)))
+
+
+def minibatch(trainer):
+    batch = trainer.advantage(trainer.collect())
+    while batch["valid"].all():
+        batch = trainer.advantage(trainer.collect())
+    return batch, flat_rows(batch, trainer._loss_keys)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_gradient_is_that_of_the_rows_that_count(normalize):
+    trainer = make(normalize_advantage=normalize)
+    assert trainer.valid_key == trainer.loss.valid_key == "valid"
+    _, rows = minibatch(trainer)
+    alone = rows[rows["valid"].squeeze(-1)]
+    loss = DeviceClipPPOLoss(
+        trainer.actor, trainer.critic, clip_epsilon=trainer.config.clip_epsilon, loss_critic_type="l2",
+        clip_value=trainer.config.clip_epsilon if trainer.config.clip_value else False, functional=False,
+        normalize_advantage=normalize, entropy_coeff=trainer.config.entropy_coeff,
+        critic_coeff=trainer.config.critic_coeff,
+    )  # fmt: skip
+    out = loss(alone)
+    want = torch.autograd.grad(
+        out["loss_objective"] + out["loss_critic"] + out["loss_entropy"], list(loss.parameters())
+    )
+    grads = []
+    for parts in (1, 4):
+        _, statistics = trainer._gradients(rows, torch.arange(len(rows)), parts)
+        grads.append([p.grad.clone() for p in loss.parameters()])
+        for name, value in zip(trainer.statistics, statistics, strict=True):
+            torch.testing.assert_close(value, out[name].detach(), rtol=1e-4, atol=1e-5)
+    for got in grads:
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    trainer.close()
+
+
+def test_episodes_are_those_of_the_rows_that_count():
+    trainer = make()
+    measured, measure = [], trainer.measure
+
+    def watch(batch):
+        measured.append((batch["valid"].clone(), batch["next", "done"].clone()))
+        measure(batch)
+
+    trainer.measure = watch
+    for _ in range(6):
+        trainer.step()
+    valid, done = (torch.cat(parts) for parts in zip(*measured, strict=True))
+    assert not valid.all()
+    assert int(trainer.episodes.count) == int((valid & done).sum()) < int(done.sum())
+    trainer.close()
+
+
+def test_a_loss_that_cannot_leave_rows_out_is_refused():
+    with pytest.raises(ValueError, match=r"loss: expected 'device'.*received 'torchrl'"):
+        make(loss="torchrl")
+
+
+def test_final_observations_that_are_missing_are_no_fault():
+    trainer = PPOTrainer(PPOConfig(**OPTIONS), env=CartPole(6, device="cpu"))
+    batch = trainer.collect()
+    batch["next", "done"][:, 3] = True
+    batch["next", "observation"][:, 3] = torch.nan
+    assert trainer.watched(batch) is batch
+    trainer._lacks_final_observations = True  # what the mark of an env that resets itself says
+    seen = trainer.watched(batch)
+    assert seen["next", "observation"].isfinite().all()
+    assert batch["next", "observation"][:, 3].isnan().all()
+    batch["next", "done"][2, 3] = False
+    assert trainer.watched(batch)["next", "observation"].isnan().sum() == 4
+    trainer.close()
+
+
+def test_an_observation_of_that_name_and_another_kind_is_no_flag():
+    class Named(CartPole):
+        pass
+
+    env = Named(6, device="cpu")
+    trainer = PPOTrainer(PPOConfig(**OPTIONS), env=env)
+    assert trainer.valid_key is None
+    assert trainer._valid_rows(TensorDict({}, [4]), torch.arange(4), torch.zeros(4, 1)) is None
+    trainer.close()

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 __all__ = ["coloured_filter", "coloured_gains", "coloured_noise"]
 
 
@@ -36,6 +38,7 @@ def coloured_gains(
     return (gains / power.sqrt()).to(device=device, dtype=dtype)
 
 
+@computed_wide
 def coloured_noise(white: Tensor, exponent: float, dim: int = -1) -> Tensor:
     """Colour white noise along a dim, as Timmer and Koenig (1995) do and iCEM for its plans (arXiv:2008.06389).
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 
 def effective_mask(mask: Tensor) -> Tensor:
     """The mask itself, and action 0 where a row allows none.
@@ -55,6 +57,7 @@ def of_agents(mask: Tensor, values: Tensor) -> Tensor:
     return mask
 
 
+@computed_wide
 def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """Log-probabilities of the allowed actions, ``-inf`` for the others.
 
@@ -72,6 +75,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     return logits.masked_fill(~mask, -torch.inf).masked_fill(forced, 0.0).log_softmax(-1)
 
 
+@computed_wide
 def masked_expectation(log_probs: Tensor, values: Tensor) -> Tensor:
     """``sum_d p_d x_d``, where actions of probability 0 count as 0 whatever their value.
 
@@ -86,6 +90,7 @@ def masked_expectation(log_probs: Tensor, values: Tensor) -> Tensor:
     return (probs * values.masked_fill(probs == 0, 0.0)).sum(-1)
 
 
+@computed_wide
 def masked_entropy(log_probs: Tensor) -> Tensor:
     """``-sum_d p_d log p_d`` over the possible actions, exact.
 
@@ -98,6 +103,7 @@ def masked_entropy(log_probs: Tensor) -> Tensor:
     return -masked_expectation(log_probs, log_probs)
 
 
+@computed_wide
 def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """``KL(p || q) = sum_d p_d (log p_d - log q_d)``, exact.
 

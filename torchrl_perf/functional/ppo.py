@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
 
+
+@computed_wide
 def normalized_advantage(advantage: Tensor) -> Tensor:
-    """``(advantage - mean) / std`` over all elements; constants and a single element give 0.
+    """``(advantage - mean) / std`` over all elements; constants and a single element give 0 exactly.
 
     Args:
         advantage: any shape, floating point.
@@ -16,9 +19,12 @@ def normalized_advantage(advantage: Tensor) -> Tensor:
     if advantage.numel() < 2:
         return torch.zeros_like(advantage)
     std, mean = torch.std_mean(advantage)
-    return (advantage - mean) / std.clamp_min(1e-4)
+    # the rounded mean of equal numbers may be another number
+    width = advantage.amax() - advantage.amin()
+    return torch.where(width == 0, 0.0, (advantage - mean) / std.clamp_min(1e-4))
 
 
+@computed_wide
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, low: Tensor | float, high: Tensor | float
 ) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 Number = float | Tensor
 RiskKind = Literal["cvar", "wang", "power"]
 
@@ -67,6 +69,7 @@ _DISTORTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 
 
+@computed_wide
 def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     """Levels at which a risk-sensitive policy reads the quantile function.
 
@@ -85,6 +88,7 @@ def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     return _DISTORTIONS[kind][0](taus, eta)
 
 
+@computed_wide
 def distorted_mass(cumulative: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     """Weights of the parts of a histogram in the risk-sensitive mean: ``beta^-1(c_i) - beta^-1(c_(i-1))``.
 

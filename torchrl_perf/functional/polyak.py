@@ -41,5 +41,5 @@ def _weights(tau: float | Tensor, targets: Sequence[Tensor]) -> Any:
     """A number, or a 0-d tensor for each target in its dtype: in the place of a number the host would read it."""
     if not isinstance(tau, Tensor):
         return tau
-    by_dtype = {dtype: tau.to(dtype) for dtype in {target.dtype for target in targets}}
+    by_dtype = {dtype: tau.to(dtype) for dtype in dict.fromkeys(target.dtype for target in targets)}
     return [by_dtype[target.dtype] for target in targets]

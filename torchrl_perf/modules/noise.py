@@ -14,7 +14,9 @@ from torchrl.data import TensorSpec
 from torchrl_perf.functional.exploration import bounded_gaussian, ou_step
 from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.functional.schedules import linear
+from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.modules.bounds import action_bounds
+from torchrl_perf.modules.wide_buffers import WideBuffers
 
 
 class _ActionNoise(TensorDictModuleBase):
@@ -81,7 +83,7 @@ class _ActionNoise(TensorDictModuleBase):
             advance(frames)
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        """Noise of scale 1, shaped as the action."""
+        """Noise of scale 1, shaped as the action, in float32 at least."""
         raise NotImplementedError
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -91,6 +93,7 @@ class _ActionNoise(TensorDictModuleBase):
             return tensordict
         action = cast("Tensor", tensordict.get(self.action_key))
         noisy = bounded_gaussian(action, self._draw(action, tensordict), self.sigma, self.low, self.high)
+        noisy = noisy.to(torch.promote_types(action.dtype, self.low.dtype))
         if self.valid_key is not None:
             noisy = torch.where(_column(tensordict.get(self.valid_key), action), noisy, action)
         return tensordict.set(self.action_key, noisy)
@@ -151,10 +154,10 @@ class GaussianNoise(_ActionNoise):
         self.in_keys = self._reads(self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        return torch.randn_like(action)
+        return torch.randn_like(action, dtype=wide_dtype(action.dtype))
 
 
-class OUNoise(_ActionNoise):
+class OUNoise(WideBuffers, _ActionNoise):
     """A deterministic policy whose actions get noise with a memory while exploring, as in DDPG (arXiv:1509.02971).
 
     ``a = clamp(policy(s) + sigma w x, low, high)`` with an Ornstein-Uhlenbeck process x of its own for each number of
@@ -162,8 +165,9 @@ class OUNoise(_ActionNoise):
     ``sigma^2 w^2 / (2 theta)`` for any ``dt``, and the correlation ``exp(-theta dt)`` from step to step. The process
     begins at 0 where an episode does; it moves on only while exploring.
 
-    The state is a buffer of the shape of the batch of actions, made at construction: a captured graph goes on from it,
-    and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of :class:`GaussianNoise`.
+    The state is a buffer of the shape of the batch of actions, float32 at least, made at construction: a captured graph
+    goes on from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
+    :class:`GaussianNoise`.
 
     Keys read: those of the policy, ``is_init_key``, and ``valid_key`` if given. Written: those of the policy.
 
@@ -186,6 +190,7 @@ class OUNoise(_ActionNoise):
             acts, for actions of another shape than the spec's.
     """
 
+    wide_buffers = ("state",)
     state: Tensor
 
     def __init__(
@@ -217,7 +222,8 @@ class OUNoise(_ActionNoise):
         if not (0.0 <= theta < math.inf and 0.0 < dt < math.inf):
             raise ValueError(f"expected theta of at least 0 and a positive dt, received {theta} and {dt}.")
         self.theta, self.dt, self.is_init_key = theta, dt, names["is_init"]
-        self.register_buffer("state", torch.zeros(self.spec.shape, dtype=self.spec.dtype, device=self.low.device))
+        state = torch.zeros(self.spec.shape, dtype=wide_dtype(self.spec.dtype), device=self.low.device)
+        self.register_buffer("state", state)
         self.in_keys = self._reads(self.is_init_key, self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -229,7 +235,8 @@ class OUNoise(_ActionNoise):
         state = self.state
         if self.is_init_key is not None:
             state = torch.where(_column(tensordict.get(self.is_init_key), action), 0.0, state)
-        self.state.copy_(ou_step(state, torch.randn_like(action), theta=self.theta, dt=self.dt))
+        noise = torch.randn_like(action, dtype=wide_dtype(action.dtype))
+        self.state.copy_(ou_step(state, noise, theta=self.theta, dt=self.dt))
         return self.state
 
 

@@ -34,7 +34,7 @@ def coloured_gains(
     gains = (rank.clamp(min=1.0) / steps) ** (-exponent / 2.0)
     # Of a real sequence each frequency between 0 and 1/2 stands for itself and its negative.
     twice = (rank > 0) & (2 * rank < steps)
-    power = (gains.square() * (1.0 + twice)).sum() / steps
+    power = (gains.square() * (1.0 + twice.to(gains.dtype))).sum() / steps
     return (gains / power.sqrt()).to(device=device, dtype=dtype)
 
 

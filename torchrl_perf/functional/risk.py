@@ -29,16 +29,19 @@ class Risk(NamedTuple):
     eta: Number
 
 
+@computed_wide
 def cvar(taus: Tensor, eta: Number) -> Tensor:
     """``eta tau``: the mean of the worst share ``eta`` in (0, 1] of the outcomes; 1 is the mean of all."""
     return eta * taus
 
 
+@computed_wide
 def wang(taus: Tensor, eta: Number) -> Tensor:
     """``Phi(Phi^-1(tau) + eta)``, with the normal distribution function: averse to risk below 0, seeking above."""
     return torch.special.ndtr(torch.special.ndtri(taus) + eta)
 
 
+@computed_wide
 def power(taus: Tensor, eta: Number) -> Tensor:
     """``tau^(1 / (1 + |eta|))`` from 0 on, ``1 - (1 - tau)^(1 / (1 + |eta|))`` below: averse below 0, seeking above."""
     root = 1 / (1 + abs(eta))

@@ -42,8 +42,8 @@ def normal_parameters(loc: Any, scale: Any, *bounds: Tensor | float) -> tuple[Te
     if not isinstance(scale, Tensor):
         scale = scale(loc) if callable(scale) else torch.full_like(loc, scale)
     shapes = [part.shape for part in (scale, *bounds) if isinstance(part, Tensor)]
-    if all(shape == loc.shape or loc.shape == torch.broadcast_shapes(loc.shape, shape) for shape in shapes):
-        return loc, scale if scale.shape == loc.shape else scale.expand(loc.shape)
+    if all(shape == loc.shape for shape in shapes):
+        return loc, scale
     try:
         shape = torch.broadcast_shapes(loc.shape, *shapes)
     except RuntimeError as error:

@@ -20,8 +20,8 @@ def normalized_advantage(advantage: Tensor) -> Tensor:
         return torch.zeros_like(advantage)
     std, mean = torch.std_mean(advantage)
     # the rounded mean of equal numbers may be another number
-    width = advantage.amax() - advantage.amin()
-    return torch.where(width == 0, 0.0, (advantage - mean) / std.clamp_min(1e-4))
+    least, greatest = torch.aminmax(advantage)
+    return torch.where(greatest - least == 0, 0.0, (advantage - mean) / std.clamp_min(1e-4))
 
 
 @computed_wide

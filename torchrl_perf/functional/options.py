@@ -209,9 +209,9 @@ def masked_standardize(values: Tensor, mask: Tensor) -> Tensor:
     centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
     count = mask.sum()
     variance = centred.square().sum() / (count - 1).clamp_min(1)
-    scaled = centred / variance.sqrt().clamp_min(1e-4)
-    width = torch.where(mask, values, -torch.inf).amax() - torch.where(mask, values, torch.inf).amin()
-    return torch.where((count > 1) & (width != 0), scaled, 0.0)
+    equal = torch.where(mask, values, -torch.inf).amax() == torch.where(mask, values, torch.inf).amin()
+    scaled = centred / variance.sqrt().clamp_min(1e-4).masked_fill(equal, torch.inf)
+    return torch.where(count > 1, scaled, 0.0)
 
 
 def _shifted(tensor: Tensor, first: Tensor) -> Tensor:

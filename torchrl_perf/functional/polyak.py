@@ -27,7 +27,7 @@ def polyak_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: fl
     if len(targets) != len(sources):
         raise ValueError(f"sources: expected {len(targets)} tensors, one for each target, received {len(sources)}.")
     with torch.no_grad():
-        if all(target.dtype == source.dtype == torch.float32 for target, source in zip(targets, sources, strict=True)):
+        if {tensor.dtype for tensor in (*targets, *sources)} == {torch.float32}:
             torch._foreach_lerp_(list(targets), list(sources), _weights(tau, targets))
             return
         wide = [target.to(wide_dtype(target.dtype)) for target in targets]

@@ -19,9 +19,9 @@ def normalized_advantage(advantage: Tensor) -> Tensor:
     if advantage.numel() < 2:
         return torch.zeros_like(advantage)
     std, mean = torch.std_mean(advantage)
-    # the rounded mean of equal numbers may be another number
+    # the rounded mean of equal numbers may be another number; what is not finite stays so
     least, greatest = torch.aminmax(advantage)
-    return torch.where(greatest - least == 0, 0.0, (advantage - mean) / std.clamp_min(1e-4))
+    return (advantage - mean) / std.clamp_min(1e-4).masked_fill(least == greatest, torch.inf)
 
 
 @computed_wide

@@ -15,6 +15,7 @@ __all__ = ["compute_dtype", "computed_wide", "outside_autocast", "result_dtype",
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_FLOAT32 = torch.float32
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -25,7 +26,8 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widened(tensor: Tensor) -> Tensor:
     """A tensor of 16 bits as float32, any other as it is."""
-    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype not in _WIDE else tensor
+    dtype = tensor.dtype
+    return tensor if dtype is _FLOAT32 or dtype in _WIDE or not dtype.is_floating_point else tensor.to(_FLOAT32)
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -53,13 +55,12 @@ def computed_wide(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        floats = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dtype.is_floating_point]
-        for tensor in floats:
-            if tensor.dtype is not torch.float32:
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, Tensor) and x.dtype is not _FLOAT32 and x.dtype.is_floating_point:
                 break
         else:
             return function(*args, **kwargs)
-        dtype = result_dtype(floats)
+        dtype = result_dtype(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         wide = wide_dtype(dtype)
         named = {name: _cast(value, wide) for name, value in kwargs.items()}
         out = cast("Any", function)(*[_cast(value, wide) for value in args], **named)

@@ -100,7 +100,9 @@ class GumbelCategorical(Categorical):
         """Log-probability of actions; value and rows broadcast."""
         if self._validate_args:
             self._validate_sample(value)
-        choice, log_probs = torch.broadcast_tensors(value.long().unsqueeze(-1), self.log_probs)
+        choice, log_probs = value.long().unsqueeze(-1), self.log_probs
+        if value.shape != log_probs.shape[:-1]:
+            choice, log_probs = torch.broadcast_tensors(choice, log_probs)
         return log_probs.gather(-1, choice[..., :1]).squeeze(-1).to(self.dtype)
 
     def entropy(self) -> Tensor:

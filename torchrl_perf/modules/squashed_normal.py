@@ -20,7 +20,9 @@ def _noise(shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def rounded(value: Tensor, *inputs: Any) -> Tensor:
-    """A result in what its inputs promote to, where that has 16 bits; else as it is."""
+    """A result in what its inputs promote to, where that has 16 bits; else as it is. The first has dims."""
+    if inputs[0].dtype is torch.float32:
+        return value
     dtype = result_dtype(part for part in inputs if isinstance(part, Tensor))
     return value if dtype in (torch.float32, torch.float64) else value.to(dtype)
 
@@ -103,6 +105,7 @@ class SquashedNormal(Distribution):
         self.loc, self.scale = normal_parameters(loc, scale, low, high)
         self.low, self.high = low, high
         self._wide_loc, self._wide_scale = widened(self.loc), widened(self.scale)
+        self._wide_bounds = _wide(low), _wide(high)
         super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=bool(validate_args))
 
     @property
@@ -112,11 +115,13 @@ class SquashedNormal(Distribution):
 
     @property
     def _middle(self) -> Tensor | float:
-        return (_wide(self.high) + _wide(self.low)) / 2
+        low, high = self._wide_bounds
+        return (high + low) / 2
 
     @property
     def _half_width(self) -> Tensor | float:
-        return (_wide(self.high) - _wide(self.low)) / 2
+        low, high = self._wide_bounds
+        return (high - low) / 2
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SquashedNormal":
         """The same distribution for ``batch_shape`` rows."""
@@ -191,12 +196,14 @@ class SquashedNormal(Distribution):
         """Log-probability ``[*]`` of actions ``[*, D]``; those at or beyond a bound count as the nearest inside."""
         if self._validate_args:
             self._validate_sample(value)
-        limit = 1 - max(torch.finfo(part.dtype).eps for part in (self.loc, value) if part.is_floating_point())
+        limit = 1 - torch.finfo(self.loc.dtype).eps
+        if value.dtype is not self.loc.dtype and value.is_floating_point():
+            limit = min(limit, 1 - torch.finfo(value.dtype).eps)
         y = ((widened(value) - self._middle) / self._half_width).clamp(-limit, limit)
         x = 0.5 * (torch.log1p(y) - torch.log1p(-y))
         noise = (x - self._wide_loc) / self._wide_scale
         log_prob = -0.5 * noise.square() - self._wide_scale.log() - _HALF_LOG_TAU - self._log_jacobian(x)
-        return rounded(log_prob.sum(-1), value, self.loc, self.scale, self.low, self.high)
+        return rounded(log_prob.sum(-1), self.loc, self.scale, self.low, self.high, value)
 
 
 def _wide(bound: Tensor | float) -> Tensor | float:

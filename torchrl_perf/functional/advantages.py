@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.scan import (
-    compute_dtype,
     describe,
     from_rows,
     log_scan,
@@ -19,6 +18,7 @@ from torchrl_perf.functional.scan import (
     scan_in_place,
     to_rows,
 )
+from torchrl_perf.functional.wide import compute_dtype
 from torchrl_perf.kernels import gae_rows, has_scan_kernels, recurrence_rows
 
 
@@ -64,7 +64,8 @@ def generalized_advantage_estimate(
     floats = {"state_value": state_value, "next_state_value": next_state_value, "reward": reward}
     flags = {"done": done, "terminated": terminated}
     dim, (value, next_value, reward, done, terminated) = _fit(time_dim, floats, flags)
-    gamma, lmbda = _number(gamma, value), _number(lmbda, value)
+    dtype = compute_dtype(value, next_value, reward)
+    gamma, lmbda = _number(gamma, value, dtype), _number(lmbda, value, dtype)
     numbers = [number for number in (gamma, lmbda) if isinstance(number, Tensor)]
     is_fusable = has_scan_kernels(value, next_value, reward) and not any(n.ndim or n.requires_grad for n in numbers)
     if not is_fusable:
@@ -110,7 +111,7 @@ def td_lambda_targets(
     flags = {"done": done, "terminated": terminated}
     dim, (next_value, reward, done, terminated) = _fit(time_dim, floats, flags)
     dtype = compute_dtype(next_value, reward)
-    gamma, lmbda = _number(gamma, next_value), _number(lmbda, next_value)
+    gamma, lmbda = _number(gamma, next_value, dtype), _number(lmbda, next_value, dtype)
     decay, gamma, lmbda = (_cast(number, dtype) for number in (gamma * lmbda, gamma, lmbda))
 
     bootstrap = torch.where(terminated, 0.0, next_value.to(dtype))
@@ -172,7 +173,7 @@ def vtrace_advantage_estimate(  # noqa: PLR0913  the signature of TorchRL's func
     value, next_value, reward, log_pi, log_mu, done, terminated = fitted
     dtype = compute_dtype(value, next_value, reward, log_pi, log_mu)
     value, next_value, reward = value.to(dtype), next_value.to(dtype), reward.to(dtype)
-    gamma = _cast(_number(gamma, value), dtype)
+    gamma = _cast(_number(gamma, value, dtype), dtype)
 
     ratio = (log_pi.to(dtype) - log_mu.to(dtype)).exp()
     rho = _cap(ratio, rho_thresh)
@@ -232,11 +233,14 @@ def _reverse_scan(decay: float | Tensor, cut: Tensor, delta: Tensor, dim: int) -
     return from_rows(solved, shape, dim)
 
 
-def _number(number: float | Tensor, reference: Tensor) -> float | Tensor:
-    """A float, or a tensor on the reference's device: 0-d, or one that broadcasts to the reference."""
+def _number(number: float | Tensor, reference: Tensor, dtype: torch.dtype) -> float | Tensor:
+    """A float, or a tensor on the reference's device: 0-d, or one that broadcasts to the reference.
+
+    A tensor comes in ``dtype``, or stays in float64: products of such numbers are never made in 16 bits.
+    """
     if not isinstance(number, Tensor):
         return float(number)
-    number = number if number.device == reference.device else number.to(reference.device)
+    number = number.to(reference.device, number.dtype if number.dtype == torch.float64 else dtype)
     if number.ndim == 0 or number.numel() == 1:
         return number.reshape(()) if number.ndim else number
     try:

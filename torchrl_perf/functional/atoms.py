@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 MOST = 4096
 """Padded numbers of a row, actions times atoms, that one program of the kernel holds."""
 
 
+@computed_wide
 def duel(streams: Tensor, num_actions: int) -> Tensor:
     """``V + A - mean(A)`` over the actions (arXiv:1511.06581), for each of M numbers.
 
@@ -22,6 +25,7 @@ def duel(streams: Tensor, num_actions: int) -> Tensor:
     return value + advantage - advantage.mean(-2, keepdim=True)
 
 
+@computed_wide
 def atom_means(logits: Tensor, support: Tensor, num_actions: int, dueling: bool = False) -> Tensor:
     """``sum_m softmax(logits)_m z_m`` for each action (C51, arXiv:1707.06887): the reference that the kernel follows.
 

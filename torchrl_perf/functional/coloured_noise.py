@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 __all__ = ["coloured_filter", "coloured_gains", "coloured_noise"]
 
 
@@ -32,10 +34,11 @@ def coloured_gains(
     gains = (rank.clamp(min=1.0) / steps) ** (-exponent / 2.0)
     # Of a real sequence each frequency between 0 and 1/2 stands for itself and its negative.
     twice = (rank > 0) & (2 * rank < steps)
-    power = (gains.square() * (1.0 + twice)).sum() / steps
+    power = (gains.square() * (1.0 + twice.to(gains.dtype))).sum() / steps
     return (gains / power.sqrt()).to(device=device, dtype=dtype)
 
 
+@computed_wide
 def coloured_noise(white: Tensor, exponent: float, dim: int = -1) -> Tensor:
     """Colour white noise along a dim, as Timmer and Koenig (1995) do and iCEM for its plans (arXiv:2008.06389).
 

@@ -5,7 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
 
+
+@computed_wide
 def categorical_projection(next_probs: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """The distribution of ``reward + discount * z`` laid on the atoms of the support (C51, arXiv:1707.06887).
 
@@ -63,6 +66,7 @@ def _shared_by_index(probs: Tensor, shifted: Tensor, support: Tensor) -> Tensor:
     return torch.zeros_like(probs).scatter_add(-1, left, probs - share).scatter_add(-1, right, share)
 
 
+@computed_wide
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor, taus: Tensor, kappa: float = 1.0) -> Tensor:
     """Quantile regression of every predicted quantile on every target (QR-DQN, arXiv:1710.10044; IQN, 1806.06923).
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.wide import computed_wide
+
 LossKind = Literal["huber", "l2"]
 
 
@@ -24,6 +26,7 @@ def action_value(values: Tensor, action: Tensor) -> Tensor:
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
+@computed_wide
 def q_targets(
     reward: Tensor,
     terminated: Tensor,
@@ -56,6 +59,7 @@ def q_targets(
     return reward + torch.where(terminated, 0.0, discount * following)
 
 
+@computed_wide
 def q_loss(prediction: Tensor, target: Tensor, kind: LossKind = "huber", weight: Tensor | None = None) -> Tensor:
     """Mean loss of the temporal differences, weighted as prioritised replay asks (arXiv:1511.05952).
 

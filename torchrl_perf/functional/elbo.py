@@ -11,6 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide, widened
+
 __all__ = [
     "BetaSchedule",
     "beta_at",
@@ -65,6 +67,7 @@ def _decayed_weights(horizon: int, decay: float, device: torch.device, dtype: to
         return (powers / powers.sum()).to(device=device, dtype=dtype)
 
 
+@computed_wide
 def gaussian_kl(loc_q: Tensor, var_q: Tensor, loc_p: Tensor, var_p: Tensor) -> Tensor:
     """``KL(q || p)`` of diagonal Gaussians: ``1/2 sum_s [log(p/q) + ((m_q - m_p)^2 + q) / p - 1]``.
 
@@ -81,6 +84,7 @@ def gaussian_kl(loc_q: Tensor, var_q: Tensor, loc_p: Tensor, var_p: Tensor) -> T
     return 0.5 * ((loc_q - loc_p).square() / var_p + ratio - 1.0 - ratio.log()).sum(-1)
 
 
+@computed_wide
 def gaussian_log_likelihood(value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Log density of independent normal channels.
 
@@ -95,6 +99,7 @@ def gaussian_log_likelihood(value: Tensor, mean: Tensor, variance: Tensor) -> Te
     return -0.5 * ((value - mean).square() / variance + variance.log() + math.log(2.0 * math.pi)).sum(-1)
 
 
+@computed_wide
 def poisson_log_likelihood(count: Tensor, log_rate: Tensor) -> Tensor:
     """Log probability of independent counts.
 
@@ -187,6 +192,7 @@ def beta_at(
             f"{warmup} and {anneal}."
         )
     after = (step - warmup).to(torch.float32)
+    beta = widened(beta) if isinstance(beta, Tensor) else beta
     if kind == "constant":
         share = torch.ones_like(after)
     elif kind == "linear":

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 
 def ou_factors(theta: float, dt: float) -> tuple[float, float]:
     """The two factors of one exact step of an Ornstein-Uhlenbeck process with sigma 1.
@@ -21,6 +23,7 @@ def ou_factors(theta: float, dt: float) -> tuple[float, float]:
     return math.exp(-theta * dt), math.sqrt(spread)
 
 
+@computed_wide
 def ou_step(
     state: Tensor, noise: Tensor, *, theta: float, sigma: float | Tensor = 1.0, mean: float | Tensor = 0.0, dt: float
 ) -> Tensor:
@@ -46,6 +49,7 @@ def ou_step(
     return mean + decay * (state - mean) + sigma * spread * noise
 
 
+@computed_wide
 def factor_noise(noise: Tensor) -> Tensor:
     """``sign(x) sqrt(|x|)``, whose outer products are the weight noise of a noisy layer (arXiv:1706.10295, eq. 10).
 
@@ -58,6 +62,7 @@ def factor_noise(noise: Tensor) -> Tensor:
     return noise.sign() * noise.abs().sqrt()
 
 
+@computed_wide
 def bounded_gaussian(action: Tensor, noise: Tensor, sigma: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``clamp(a + sigma w noise, low, high)`` with ``w`` half the width of the bounds, or 1 where one is infinite.
 

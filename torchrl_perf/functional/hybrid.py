@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchrl_perf.functional.masked import masked_expectation
+from torchrl_perf.functional.wide import computed_wide
 
 _HALF_LOG_TAU_E = 0.5 * (1 + math.log(2 * math.pi))
 QUADRATURE_NODES = 33
 """Nodes of :func:`squash_log_jacobian_mean`, even steps from -6 to 6 standard deviations."""
 
 
+@computed_wide
 def normal_log_prob(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """``sum_i log N(x_i; loc_i, scale_i)``.
 
@@ -30,6 +32,7 @@ def normal_log_prob(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return (-0.5 * ((x - loc) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
+@computed_wide
 def normal_entropy(scale: Tensor) -> Tensor:
     """``D/2 (1 + log 2 pi) + sum_i log scale_i``, closed form; negative for small scales.
 
@@ -42,6 +45,7 @@ def normal_entropy(scale: Tensor) -> Tensor:
     return (scale.log() + _HALF_LOG_TAU_E).sum(-1)
 
 
+@computed_wide
 def normal_kl(loc_p: Tensor, scale_p: Tensor, loc_q: Tensor, scale_q: Tensor) -> Tensor:
     """``KL(p || q) = sum_i [log(s_q / s_p) + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1/2]``, closed form.
 
@@ -62,6 +66,7 @@ def normal_kl(loc_p: Tensor, scale_p: Tensor, loc_q: Tensor, scale_q: Tensor) ->
     return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1)
 
 
+@computed_wide
 def squash_log_jacobian_mean(loc: Tensor, scale: Tensor, nodes: int = QUADRATURE_NODES) -> Tensor:
     """``E[log(1 - tanh(x)^2)]`` for ``x ~ Normal(loc, scale)``, by quadrature: no noise, differentiable.
 
@@ -84,6 +89,7 @@ def squash_log_jacobian_mean(loc: Tensor, scale: Tensor, nodes: int = QUADRATURE
     return (weight * (2 * (math.log(2) - x - F.softplus(-2 * x)))).sum(-1)
 
 
+@computed_wide
 def squashed_normal_entropy(loc: Tensor, scale: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
     """Entropy of ``a = (high + low) / 2 + (high - low) / 2 tanh(x)``: the normal's, plus ``E[log |da/dx|]``.
 
@@ -105,6 +111,7 @@ def squashed_normal_entropy(loc: Tensor, scale: Tensor, low: Tensor | float, hig
     return normal_entropy(scale) + (squash_log_jacobian_mean(loc, scale) + log_half).sum(-1)
 
 
+@computed_wide
 def kl_k3(log_ratio: Tensor) -> Tensor:
     """``(r - 1) - log r`` for ``r = exp(log_ratio)``: an unbiased estimate of ``KL(old || new)``, never negative.
 
@@ -146,6 +153,7 @@ def sum_to(values: Tensor, batch_dims: int) -> Tensor:
     return values if values.ndim == batch_dims else values.flatten(batch_dims).sum(-1)
 
 
+@computed_wide
 def expected_soft_value(value: Tensor, log_policy: Tensor, alpha: Tensor | float) -> Tensor:
     """``sum_d pi_d (Q_d - alpha log pi_d)``: the soft value of a discrete choice, without sampling (arXiv:1910.07207).
 

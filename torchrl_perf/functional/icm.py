@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.wide import computed_wide
 
+
+@computed_wide
 def forward_error(predicted: Tensor, features: Tensor) -> Tensor:
     """``1/2 ||phi^(s') - phi(s')||^2`` of each transition (eq. 5).
 
@@ -18,6 +21,7 @@ def forward_error(predicted: Tensor, features: Tensor) -> Tensor:
     return (predicted - features).square().sum(-1) / 2
 
 
+@computed_wide
 def intrinsic_reward(predicted: Tensor, features: Tensor, eta: float | Tensor) -> Tensor:
     """``eta/2 ||phi^(s') - phi(s')||^2`` (eq. 6): how much a transition surprises; without a gradient.
 
@@ -32,6 +36,7 @@ def intrinsic_reward(predicted: Tensor, features: Tensor, eta: float | Tensor) -
     return (eta * forward_error(predicted, features)).unsqueeze(-1).detach()
 
 
+@computed_wide
 def inverse_error(predicted: Tensor, action: Tensor, *, discrete: bool) -> Tensor:
     """How badly the action is guessed from the features of the two states around it (eq. 3).
 

@@ -11,6 +11,8 @@ Experiments", 1972; Pukelsheim, "Optimal Design of Experiments", 1993).
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide, outside_autocast, wide_dtype
+
 __all__ = [
     "a_optimality",
     "d_optimality",
@@ -28,9 +30,10 @@ def discount_weights(
     steps: int, discount: float, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """``discount^t`` for t = 0 to T - 1: ``[T]``."""
-    return discount ** torch.arange(steps, device=device, dtype=dtype)
+    return (discount ** torch.arange(steps, device=device, dtype=wide_dtype(dtype))).to(dtype)
 
 
+@computed_wide
 def discounted_return(reward: Tensor, discount: float = 1.0) -> Tensor:
     """``sum_t discount^t r_t`` of rewards ``[*, T]``: ``[*]``."""
     if discount == 1.0:
@@ -38,6 +41,7 @@ def discounted_return(reward: Tensor, discount: float = 1.0) -> Tensor:
     return (reward * discount_weights(reward.shape[-1], discount, device=reward.device, dtype=reward.dtype)).sum(-1)
 
 
+@computed_wide
 def fisher_diagonal(sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0) -> Tensor:
     """Diagonal of the Fisher information that trajectories hold about the parameters of a model.
 
@@ -57,6 +61,8 @@ def fisher_diagonal(sensitivity: Tensor, variance: Tensor | float = 1.0, *, disc
     return weighted.sum((-3, -2))
 
 
+@computed_wide
+@outside_autocast
 def fisher_matrix(sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0) -> Tensor:
     """The Fisher information whose diagonal :func:`fisher_diagonal` returns.
 
@@ -74,6 +80,7 @@ def fisher_matrix(sensitivity: Tensor, variance: Tensor | float = 1.0, *, discou
     return rows.mT @ rows
 
 
+@computed_wide
 def a_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
     """Minus the sum of the parameters' variances after the experiment: ``-sum_f 1 / (prior_f + I_f)``.
 
@@ -88,6 +95,7 @@ def a_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
     return -(information + prior).reciprocal().sum(-1)
 
 
+@computed_wide
 def d_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
     """Twice the entropy that the parameters lose by the experiment: ``sum_f log(1 + I_f / prior_f)``.
 
@@ -101,6 +109,8 @@ def d_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
     return torch.log1p(information / prior).sum(-1)
 
 
+@computed_wide
+@outside_autocast
 def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tensor:
     """``logdet(I + P J)``: twice the entropy that a Gaussian belief about an embedding loses by an experiment.
 
@@ -131,6 +141,8 @@ def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tenso
     return torch.where((broken == 0) & (singular == 0), gain, torch.nan)
 
 
+@computed_wide
+@outside_autocast
 def information_gain(
     covariance: Tensor, sensitivity: Tensor, variance: Tensor | float = 1.0, *, discount: float = 1.0
 ) -> Tensor:
@@ -161,6 +173,7 @@ def information_gain(
     return gain
 
 
+@computed_wide
 def ensemble_disagreement(prediction: Tensor) -> Tensor:
     """Variance of a prediction between the members of an ensemble, summed over its numbers (arXiv:1906.04161).
 

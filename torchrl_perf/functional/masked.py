@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide, widened
+
 
 def effective_mask(mask: Tensor) -> Tensor:
     """The mask itself, and action 0 where a row allows none.
@@ -55,6 +57,25 @@ def of_agents(mask: Tensor, values: Tensor) -> Tensor:
     return mask
 
 
+def mask_of_indices(indices: Tensor, num_actions: int, padding_value: int | None = None) -> Tensor:
+    """A mask of the actions that are listed.
+
+    Args:
+        indices: int64 ``[*, K]``.
+        num_actions: D.
+        padding_value: entries that stand for no action; None for none.
+
+    Returns:
+        ``[*, D]`` bool.
+    """
+    shape = (*indices.shape[:-1], num_actions)
+    listed = torch.ones_like(indices) if padding_value is None else (indices != padding_value).to(indices.dtype)
+    place = indices if padding_value is None else torch.where(listed > 0, indices, 0)
+    counts = torch.zeros(shape, dtype=indices.dtype, device=indices.device)
+    return counts.scatter_add(-1, place, listed) > 0
+
+
+@computed_wide
 def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """Log-probabilities of the allowed actions, ``-inf`` for the others.
 
@@ -72,6 +93,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     return logits.masked_fill(~mask, -torch.inf).masked_fill(forced, 0.0).log_softmax(-1)
 
 
+@computed_wide
 def masked_expectation(log_probs: Tensor, values: Tensor) -> Tensor:
     """``sum_d p_d x_d``, where actions of probability 0 count as 0 whatever their value.
 
@@ -86,6 +108,7 @@ def masked_expectation(log_probs: Tensor, values: Tensor) -> Tensor:
     return (probs * values.masked_fill(probs == 0, 0.0)).sum(-1)
 
 
+@computed_wide
 def masked_entropy(log_probs: Tensor) -> Tensor:
     """``-sum_d p_d log p_d`` over the possible actions, exact.
 
@@ -98,6 +121,7 @@ def masked_entropy(log_probs: Tensor) -> Tensor:
     return -masked_expectation(log_probs, log_probs)
 
 
+@computed_wide
 def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """``KL(p || q) = sum_d p_d (log p_d - log q_d)``, exact.
 
@@ -118,11 +142,13 @@ def gumbel_argmax(log_probs: Tensor) -> Tensor:
     """A draw from each row by the Gumbel-max trick: ``argmax(log p + G)``; an action of ``-inf`` is never drawn.
 
     Args:
-        log_probs: ``[*, D]``, normalised or not.
+        log_probs: ``[*, D]``, normalised or not. The noise of 16 bits would be drawn in float32 all the same: with a
+            thousand equal actions the first would have 40 times the share of the last.
 
     Returns:
         ``[*]`` int64.
     """
+    log_probs = widened(log_probs)
     limits = torch.finfo(log_probs.dtype)
     # a draw of exactly 0 (one in 2**24) or 1 would give an infinite noise, level with the actions that are never drawn
     noise = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)

@@ -37,7 +37,7 @@ def fusable(x: Tensor, params: list[Tensor]) -> bool:
     (hidden, inputs), outputs = params[0].shape, params[4].shape[0]
     return (
         x.is_cuda
-        and x.dtype == params[0].dtype == torch.float32
+        and all(tensor.dtype == torch.float32 for tensor in (x, *params))
         and hidden in WIDTHS
         and params[2].shape == (hidden, hidden)
         and inputs <= (64 if hidden == 128 else 128)

@@ -8,10 +8,11 @@ of a ring. Rewards beyond the end are left out by selection, never by a product 
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.scan import compute_dtype, describe, resolve_time_dim
+from torchrl_perf.functional.scan import describe, resolve_time_dim
+from torchrl_perf.functional.wide import compute_dtype
 
 
-def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     """Discounted reward sum of a window of at most n steps (Sutton and Barto, Reinforcement Learning, 2nd ed., 7.1).
 
     ``returns = sum_(k < steps) gamma^k * reward_k`` where ``steps`` counts the rows up to the first done one, that row
@@ -23,7 +24,7 @@ def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float)
         reward: ``[*, n]`` float, the rewards of the window in time order.
         done: ``[*, n]`` bool.
         available: ``[*]`` int64, how many rows of the window exist, at least 1; more than n counts as n.
-        gamma: discount.
+        gamma: discount, a float or a 0-d tensor.
 
     Returns:
         ``returns`` ``[*]``, float64 if reward is float64, else float32, and ``steps`` ``[*]`` int64 in ``[1, n]``.
@@ -33,7 +34,7 @@ def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float)
 
 
 def n_step_targets(
-    reward: Tensor, done: Tensor, *, n: int, gamma: float, time_dim: int = -2
+    reward: Tensor, done: Tensor, *, n: int, gamma: float | Tensor, time_dim: int = -2
 ) -> tuple[Tensor, Tensor, Tensor]:
     """n-step rewards of every step of a batch: what a buffer stores that makes its targets when it is written.
 
@@ -43,7 +44,7 @@ def n_step_targets(
         reward: ``[*batch, T, *F]`` float.
         done: bool, of reward's shape, or with dimensions after time missing or of size 1 (agents share it).
         n: longest window, at least 1.
-        gamma: discount.
+        gamma: discount, a float or a 0-d tensor.
         time_dim: dimension of time in ``reward``.
 
     Returns:
@@ -78,11 +79,12 @@ def _window_steps(done: Tensor, available: Tensor) -> Tensor:
     return torch.minimum(first_done + 1, available)
 
 
-def _discounted_sum(reward: Tensor, steps: Tensor, gamma: float) -> Tensor:
+def _discounted_sum(reward: Tensor, steps: Tensor, gamma: float | Tensor) -> Tensor:
     """``sum_(k < steps) gamma^k * reward_k`` over the last dimension of ``[*, n]``."""
     dtype = compute_dtype(reward)
     order = torch.arange(reward.shape[-1], device=reward.device)
     inside = torch.where(order < steps.unsqueeze(-1), reward.to(dtype), 0.0)
+    gamma = gamma.to(dtype) if isinstance(gamma, Tensor) else gamma
     return (inside * torch.pow(gamma, order.to(dtype))).sum(-1)
 
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.scan import linear_recurrence
+from torchrl_perf.functional.wide import compute_dtype, computed_wide, widened
 
 Number = float | Tensor
 
 
+@computed_wide
 def time_hazard(
     steps: Tensor,
     *,
@@ -97,12 +99,12 @@ def option_segments(
     Args:
         start: bool ``[*, T]``, whether an option was chosen at the step.
         done: bool ``[*, T]``, whether the step ended the episode, by termination or truncation.
-        reward: float ``[*, T]``.
-        gamma: discount of a step.
+        reward: ``[*, T]``.
+        gamma: discount of a step, a float or a 0-d tensor.
         before: the state after the batch before, or that of :func:`no_option`.
 
     Returns:
-        The segments, and the state for the next batch.
+        The segments, and the state for the next batch; returns are float64 if reward is float64, else float32.
     """
     time = torch.arange(start.shape[-1], device=start.device)
     new_episode = _shifted(done, before.done)
@@ -112,8 +114,10 @@ def option_segments(
     carried = (last_reset < 0) & before.running.unsqueeze(-1)
     running = torch.where(begun, last_start >= last_reset, carried)
     steps = time + 1 + torch.where(begun, -last_start, before.steps.unsqueeze(-1))
-    discounted = reward * torch.pow(gamma, (steps - 1).to(reward.dtype))
-    returns = linear_recurrence((~start).to(reward.dtype), discounted, before.returns.to(reward.dtype), time_dim=-1)
+    dtype = compute_dtype(reward)
+    gamma = gamma.to(dtype) if isinstance(gamma, Tensor) else gamma
+    discounted = reward.to(dtype) * torch.pow(gamma, (steps - 1).to(dtype))
+    returns = linear_recurrence((~start).to(dtype), discounted, before.returns.to(dtype), time_dim=-1)
 
     ended = _shifted(running, before.running) & (start | new_episode)
     lengths = _shifted(steps, before.steps)
@@ -125,16 +129,17 @@ def no_option(like: Tensor) -> OpenOption:
     """The state before the first batch: no option runs.
 
     Args:
-        like: float ``[*]``, of which shape, dtype and device are taken.
+        like: float ``[*]``, of which shape, dtype (at least float32) and device are taken.
     """
     return OpenOption(
         torch.zeros_like(like, dtype=torch.bool),
         torch.zeros_like(like, dtype=torch.int64),
-        torch.zeros_like(like),
+        torch.zeros_like(widened(like)),
         torch.zeros_like(like, dtype=torch.bool),
     )
 
 
+@computed_wide
 def smdp_target(returns: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor) -> Tensor:
     """``R + gamma^n V(s')``, without the second term where the option ended in a terminal state.
 
@@ -150,6 +155,7 @@ def smdp_target(returns: Tensor, discount: Tensor, terminated: Tensor, next_valu
     return (returns + torch.where(terminated, 0.0, discount * next_value)).detach()
 
 
+@computed_wide
 def arrival_value(values: Tensor, option: Tensor, termination: Tensor, available: Tensor | None = None) -> Tensor:
     """``U(s', o) = (1 - beta) Q(s', o) + beta max_o' Q(s', o')``: the value of arriving in s' with an option.
 
@@ -169,6 +175,7 @@ def arrival_value(values: Tensor, option: Tensor, termination: Tensor, available
     return torch.lerp(kept, choices.amax(-1), termination)
 
 
+@computed_wide
 def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
     """``sum(w x) / sum(w)`` over all elements, 0 where all weights are 0; what has weight 0 may be NaN.
 
@@ -184,8 +191,11 @@ def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
     return total / weights.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
+@computed_wide
 def masked_standardize(values: Tensor, mask: Tensor) -> Tensor:
     """``(x - mean) / std`` of the elements in the mask, 0 elsewhere; fewer than two elements, or equal ones, give 0.
+
+    Equal ones give 0 exactly: their mean, rounded, may be another number, whose distance would count as a deviation.
 
     Args:
         values: any shape, floating point.
@@ -194,10 +204,13 @@ def masked_standardize(values: Tensor, mask: Tensor) -> Tensor:
     Returns:
         The same shape. The standard deviation is the unbiased one, at least 1e-4, as in TorchRL's losses.
     """
+    if values.numel() == 0:
+        return torch.zeros_like(values)
     centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
     count = mask.sum()
     variance = centred.square().sum() / (count - 1).clamp_min(1)
-    scaled = centred / variance.sqrt().clamp_min(1e-4)
+    equal = torch.where(mask, values, -torch.inf).amax() == torch.where(mask, values, torch.inf).amin()
+    scaled = centred / variance.sqrt().clamp_min(1e-4).masked_fill(equal, torch.inf)
     return torch.where(count > 1, scaled, 0.0)
 
 

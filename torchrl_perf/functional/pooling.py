@@ -6,7 +6,10 @@ A set without objects pools to 0. What padding holds is never looked at, NaN inc
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
 
+
+@computed_wide
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the objects that exist.
 
@@ -35,6 +38,7 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     return greatest.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
+@computed_wide
 def masked_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """``softmax(q k / sqrt(E))``-weighted mean of the objects that exist (arXiv:1706.03762), one query for each set.
 

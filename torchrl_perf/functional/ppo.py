@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.scan import compute_dtype
 from torchrl_perf.functional.valid import spread
+from torchrl_perf.functional.wide import compute_dtype, computed_wide
 
 LEAST_STD = 1e-6  # as in TorchRL's losses
 
@@ -56,6 +56,7 @@ def _of_valid(advantage: Tensor, chosen: Tensor, dims: Sequence[int], least_std:
     return torch.where((low == high) | ~chosen, 0.0, centred / std.clamp_min(least_std))
 
 
+@computed_wide
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, low: Tensor | float, high: Tensor | float
 ) -> tuple[Tensor, Tensor]:

@@ -53,13 +53,15 @@ def priority_weight(priority: Tensor, alpha: float | Tensor, eps: float = 0.0) -
     ``eps``, bounded by ``LARGEST_PRIORITY``, and its weight stays a positive normal float32.
 
     Args:
-        priority: ``[*]`` float32.
-        alpha: exponent, at least 0; a float or 0-d float32.
+        priority: ``[*]``; converted to float32.
+        alpha: exponent, at least 0; a float or 0-d.
         eps: added to positive priorities.
 
     Returns:
         Weights ``[*]`` float32 (0 where not usable) and ``[*]`` bool.
     """
+    priority = priority.to(torch.float32)
+    alpha = alpha.to(torch.float32) if isinstance(alpha, Tensor) else alpha
     usable = priority >= 0
     bounded = (priority + eps).clamp(_TINY, LARGEST_PRIORITY)
     weight = bounded.pow(alpha).clamp(_TINY, _HUGE)
@@ -72,10 +74,10 @@ def write_leaves_(words: Tensor, index: Tensor, weight: Tensor, keep: Tensor | N
     Args:
         words: ``[num_leaves]`` int64, written.
         index: ``[B]`` int64 slots, in range where kept.
-        weight: ``[B]`` or 0-d float32, finite, not negative.
+        weight: ``[B]`` or 0-d, finite, not negative; converted to float32.
         keep: ``[B]`` bool, rows to write; None for all.
     """
-    bits = weight.view(torch.int32).to(torch.int64)
+    bits = weight.to(torch.float32).view(torch.int32).to(torch.int64)
     ticket = torch.arange(1, index.shape[0] + 1, device=index.device) << 32
     word = ticket | bits
     if keep is not None:
@@ -127,11 +129,12 @@ def draw_leaves(words: Tensor, sums: Tensor, uniform: Tensor) -> tuple[Tensor, T
     Args:
         words: ``[num_leaves]`` int64.
         sums: ``[num_leaves / FAN_OUT]`` float64 sums of the first level.
-        uniform: ``[B]`` float64 in [0, 1).
+        uniform: ``[B]`` in [0, 1); float64, so that each slot of a large tree can be told apart.
 
     Returns:
         Slots ``[B]`` int64, their weights ``[B]`` float32, and the total, 0-d float64.
     """
+    uniform = uniform.to(torch.float64)
     if uniform.shape[0] * FAN_OUT >= words.shape[0]:  # the leaves in a row are fewer than those of all drawn nodes
         leaves = leaf_weights(words)
         running = leaves.cumsum(0, dtype=torch.float64)
@@ -162,7 +165,8 @@ def importance_weight(weight: Tensor, minimum: Tensor, beta: float | Tensor) -> 
     Returns:
         ``[B]`` float32 in [0, 1].
     """
-    return (weight / minimum).clamp(max=_HUGE).pow(-beta)
+    beta = beta.to(torch.float32) if isinstance(beta, Tensor) else beta
+    return (weight.to(torch.float32) / minimum).clamp(max=_HUGE).pow(-beta)
 
 
 def row_age(slot: Tensor, cursor: Tensor, steps: int, num_streams: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +191,7 @@ def uniform_rows(uniform: Tensor, cursor: Tensor, length: Tensor, steps: int, nu
     """Slots drawn uniformly among the newest ``length`` time rows of a ring.
 
     Args:
-        uniform: ``[B]`` float64 in [0, 1).
+        uniform: ``[B]`` in [0, 1); float64, so that each row of a large ring can be told apart.
         cursor: time rows written since the start, 0-d int64.
         length: valid time rows, 0-d int64.
         steps: time rows of the ring.
@@ -197,6 +201,6 @@ def uniform_rows(uniform: Tensor, cursor: Tensor, length: Tensor, steps: int, nu
         ``[B]`` int64 slots; of an empty ring some slot in range.
     """
     count = length * num_streams
-    row = torch.minimum((uniform * count).to(torch.int64), count - 1).clamp_(min=0)
+    row = torch.minimum((uniform.to(torch.float64) * count).to(torch.int64), count - 1).clamp_(min=0)
     # The slots of a ring are in the order of time but for one jump: rotate instead of splitting time and stream.
     return (row + (cursor - length) * num_streams) % (steps * num_streams)

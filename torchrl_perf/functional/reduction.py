@@ -12,14 +12,6 @@ Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS = get_args(Reduction)
 
 
-def wide(values: Tensor) -> Tensor:
-    """The same numbers in float32 where they are of half precision, otherwise the tensor itself.
-
-    Networks may be bfloat16 or run under autocast; sums, discounts and targets of their outputs may not.
-    """
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
 def reduce_rows(
     values: Tensor, weights: Tensor | None = None, valid: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:

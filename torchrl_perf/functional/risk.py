@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import computed_wide
+
 Number = float | Tensor
 RiskKind = Literal["cvar", "wang", "power"]
 
@@ -27,16 +29,19 @@ class Risk(NamedTuple):
     eta: Number
 
 
+@computed_wide
 def cvar(taus: Tensor, eta: Number) -> Tensor:
     """``eta tau``: the mean of the worst share ``eta`` in (0, 1] of the outcomes; 1 is the mean of all."""
     return eta * taus
 
 
+@computed_wide
 def wang(taus: Tensor, eta: Number) -> Tensor:
     """``Phi(Phi^-1(tau) + eta)``, with the normal distribution function: averse to risk below 0, seeking above."""
     return torch.special.ndtr(torch.special.ndtri(taus) + eta)
 
 
+@computed_wide
 def power(taus: Tensor, eta: Number) -> Tensor:
     """``tau^(1 / (1 + |eta|))`` from 0 on, ``1 - (1 - tau)^(1 / (1 + |eta|))`` below: averse below 0, seeking above."""
     root = 1 / (1 + abs(eta))
@@ -67,6 +72,7 @@ _DISTORTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 
 
+@computed_wide
 def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     """Levels at which a risk-sensitive policy reads the quantile function.
 
@@ -85,6 +91,7 @@ def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     return _DISTORTIONS[kind][0](taus, eta)
 
 
+@computed_wide
 def distorted_mass(cumulative: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
     """Weights of the parts of a histogram in the risk-sensitive mean: ``beta^-1(c_i) - beta^-1(c_(i-1))``.
 

@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.wide import computed_wide
 
+
+@computed_wide
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     """``sum(w x) / sum(w)`` over the rows, or the plain mean without weights, as TorchRL's losses reduce.
 
@@ -21,6 +24,7 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     return (values * weights).sum() / torch.where(total == 0, 1.0, total)
 
 
+@computed_wide
 def soft_target(
     reward: Tensor,
     terminated: Tensor,
@@ -47,6 +51,7 @@ def soft_target(
     return (reward + discount * torch.where(terminated, 0.0, bootstrap)).detach()
 
 
+@computed_wide
 def critic_loss(
     value: Tensor, target: Tensor, weights: Tensor | None = None, loss_function: str = "l2"
 ) -> tuple[Tensor, Tensor]:
@@ -69,6 +74,7 @@ def critic_loss(
     return weighted_mean(loss.sum(-1), weights), error.detach().abs().amax(-1)
 
 
+@computed_wide
 def actor_loss(log_prob: Tensor, value: Tensor, alpha: Tensor, weights: Tensor | None = None) -> Tensor:
     """``alpha log pi(a | s) - min_k Q_k(s, a)``, 0-d, with ``a`` a reparametrised sample.
 
@@ -81,6 +87,7 @@ def actor_loss(log_prob: Tensor, value: Tensor, alpha: Tensor, weights: Tensor |
     return weighted_mean(alpha * log_prob - value.amin(-1), weights)
 
 
+@computed_wide
 def temperature_loss(
     log_alpha: Tensor, log_prob: Tensor, target_entropy: float, weights: Tensor | None = None
 ) -> Tensor:

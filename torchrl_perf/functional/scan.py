@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import compute_dtype
 from torchrl_perf.kernels import has_scan_kernels, recurrence_rows
 
 _Signal = TypeVar("_Signal", Tensor, float | Tensor)
@@ -81,11 +82,6 @@ def resolve_time_dim(time_dim: int, shape: torch.Size) -> int:
     if 0 in shape:
         raise ValueError(f"expected at least one step and one environment, got a tensor of shape {list(shape)}")
     return dim
-
-
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any of the tensors is float64, else float32: half precision is never used for a recurrence."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def to_rows(tensor: Tensor, dim: int) -> Tensor:

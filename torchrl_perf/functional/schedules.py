@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.wide import widened
+
 Number = float | Tensor
 
 
@@ -22,6 +24,7 @@ def elapsed(step: Tensor, steps: Number) -> Tensor:
     Returns:
         float32 in [0, 1], shaped as ``step``.
     """
+    step, steps = widened(step), _wide(steps)
     return torch.where(step >= steps, 1.0, step / steps)
 
 
@@ -40,7 +43,7 @@ def linear(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
         float32, shaped as ``step``.
     """
     share = elapsed(step, steps)
-    return start * (1.0 - share) + end * share
+    return _wide(start) * (1.0 - share) + _wide(end) * share
 
 
 def cosine(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
@@ -56,7 +59,7 @@ def cosine(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
         float32, shaped as ``step``.
     """
     share = (1.0 - torch.cos(math.pi * elapsed(step, steps))) / 2.0
-    return start * (1.0 - share) + end * share
+    return _wide(start) * (1.0 - share) + _wide(end) * share
 
 
 def exponential(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
@@ -71,8 +74,13 @@ def exponential(step: Tensor, start: Number, end: Number, steps: Number) -> Tens
     Returns:
         float32, shaped as ``step``.
     """
-    share = elapsed(step, steps)
+    share, start, end = elapsed(step, steps), _wide(start), _wide(end)
     if isinstance(start, Tensor) or isinstance(end, Tensor):
         ratio = torch.as_tensor(end / start, device=share.device)
         return torch.where(share >= 1.0, end, start * ratio**share)
     return torch.where(share >= 1.0, end, start * (end / start) ** share)
+
+
+def _wide(number: Number) -> Number:
+    """A number, or a tensor of at least 32 bits: in 16 a share of .999 is 1."""
+    return widened(number) if isinstance(number, Tensor) else number

@@ -21,13 +21,13 @@ def _means_kernel(
     streams = ACTIONS + (1 if DUELING else 0)
     start = logits_ptr + row * streams * ATOMS
     first = start + (ATOMS if DUELING else 0)
-    x = tl.load(first + d[:, None] * ATOMS + m[None, :], mask=actual, other=0.0)
+    x = tl.load(first + d[:, None] * ATOMS + m[None, :], mask=actual, other=0.0).to(tl.float32)
     if DUELING:
-        value = tl.load(start + m, mask=m < ATOMS, other=0.0)
+        value = tl.load(start + m, mask=m < ATOMS, other=0.0).to(tl.float32)
         x += (value - tl.sum(x, 0) / ACTIONS)[None, :]
     x = tl.where(m[None, :] < ATOMS, x, float("-inf"))
     weight = tl.exp(x - tl.max(x, 1)[:, None])
-    atoms = tl.load(support_ptr + m, mask=m < ATOMS, other=0.0)
+    atoms = tl.load(support_ptr + m, mask=m < ATOMS, other=0.0).to(tl.float32)
     mean = tl.sum(weight * atoms[None, :], 1) / tl.sum(weight, 1)
     tl.store(out_ptr + row * ACTIONS + d, mean, mask=d < ACTIONS)
 

@@ -24,10 +24,12 @@ def _mean_kernel(
     b1 = _load_vector(b1_ptr, H, H)
     h = tl.arange(0, H)
     r = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    psi = tl.load(psi_ptr + r.to(tl.int64) * stride_row + h[None, :] * stride_col, mask=r < rows, other=0.0)
+    psi = tl.load(psi_ptr + r.to(tl.int64) * stride_row + h[None, :] * stride_col, mask=r < rows, other=0.0).to(
+        tl.float32
+    )
     total = tl.zeros((BLOCK, H), dtype=tl.float32)
     for level in range(LEVELS):
-        phi = tl.load(phi_ptr + level * H + h)
+        phi = tl.load(phi_ptr + level * H + h).to(tl.float32)
         total += _activate(_dot(psi * phi[None, :], w1, PRECISION) + b1[None, :], ACT, FAST)
     w2 = tl.trans(_load_matrix(w2_ptr, OUT, H, OUT_PAD, H))
     b2 = _load_vector(b2_ptr, OUT, OUT_PAD)

@@ -55,13 +55,13 @@ def _load_matrix(ptr, ROWS: tl.constexpr, COLS: tl.constexpr, ROWS_PAD: tl.const
     """A contiguous [ROWS, COLS] matrix as a zero-padded block."""
     r = tl.arange(0, ROWS_PAD)[:, None]
     c = tl.arange(0, COLS_PAD)[None, :]
-    return tl.load(ptr + r * COLS + c, mask=(r < ROWS) & (c < COLS), other=0.0)
+    return tl.load(ptr + r * COLS + c, mask=(r < ROWS) & (c < COLS), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _load_vector(ptr, SIZE: tl.constexpr, PAD: tl.constexpr):
     i = tl.arange(0, PAD)
-    return tl.load(ptr + i, mask=i < SIZE, other=0.0)
+    return tl.load(ptr + i, mask=i < SIZE, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -80,7 +80,9 @@ def _forward_kernel(
     o = tl.arange(0, OUT_PAD)[None, :]
     for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
         r = (start + tl.arange(0, BLOCK))[:, None]
-        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0)
+        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0).to(
+            tl.float32
+        )
         h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
         h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
         y = _dot(h2, w3, PRECISION) + b3[None, :]
@@ -109,8 +111,10 @@ def _backward_kernel(
     o = tl.arange(0, OUT_PAD)[None, :]
     for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
         r = (start + tl.arange(0, BLOCK))[:, None]
-        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0)
-        g = tl.load(g_ptr + r.to(tl.int64) * g_row + o * g_col, mask=(r < rows) & (o < OUT), other=0.0)
+        x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0).to(
+            tl.float32
+        )
+        g = tl.load(g_ptr + r.to(tl.int64) * g_row + o * g_col, mask=(r < rows) & (o < OUT), other=0.0).to(tl.float32)
         h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
         h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
         # rows beyond the end have g = 0 and so add nothing, whatever their activations are

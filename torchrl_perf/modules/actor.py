@@ -33,6 +33,7 @@ class DeviceActor(ProbabilisticActor):
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; handed to the distribution, which has to
             have an argument ``valid``, such as :class:`BoundedNormal`: the others act neutrally, with log-probability
             0. All do by default.
+        distribution_kwargs: further arguments of the distribution, such as its bounds.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DeviceActor(ProbabilisticActor):
         in_keys: Sequence[NestedKey] = ("observation",),
         spec: TensorSpec | None = None,
         valid_key: NestedKey | None = None,
+        distribution_kwargs: dict[str, Any] | None = None,
     ) -> None:
         arguments = dict(zip(param_keys, param_keys, strict=True))
         super().__init__(
@@ -51,9 +53,11 @@ class DeviceActor(ProbabilisticActor):
             in_keys=list(param_keys) if valid_key is None else arguments | {"valid": valid_key},
             spec=spec,
             distribution_class=distribution_class,
+            distribution_kwargs=distribution_kwargs,
             return_log_prob=True,
         )
         self._distribution_class = distribution_class
+        self._distribution_kwargs = dict(distribution_kwargs or {})
         self.valid_key = valid_key
 
     def forward(
@@ -68,7 +72,7 @@ class DeviceActor(ProbabilisticActor):
         params = (params,) if isinstance(params, torch.Tensor) else params
         named = dict(zip(cast("list[str]", head.out_keys), params, strict=True))
         exists = {} if self.valid_key is None else {"valid": tensordict.get(self.valid_key)}
-        dist = self._distribution_class(**named, **exists)
+        dist = self._distribution_class(**named, **exists, **self._distribution_kwargs)
         action = dist.rsample() if dist.has_rsample else dist.sample()
         named |= {self.dist_sample_keys[0]: action, self.log_prob_keys[0]: dist.log_prob(action)}
         for key, value in named.items():

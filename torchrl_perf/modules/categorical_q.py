@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.atoms import atom_means, fusable, fused_atom_means
+from torchrl_perf.functional.masked import masked_log_softmax
 from torchrl_perf.functional.risk import Risk
+from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.modules.risk import make_risk
 from torchrl_perf.modules.value_head import HeadOptions, ValueHead
+from torchrl_perf.modules.wide_buffers import WideBuffers
 
 
-class CategoricalMLP(nn.Module):
+class CategoricalMLP(WideBuffers):
     """A distribution over M atoms for each action; called, it gives their means, the action values.
 
     As an :class:`EpsilonGreedy`'s network it acts on the means, or on a risk-sensitive value; with ``dueling`` and
@@ -35,6 +38,7 @@ class CategoricalMLP(nn.Module):
         ValueError: for an empty support, and an option out of range.
     """
 
+    wide_buffers = ("support",)
     support: Tensor
 
     def __init__(
@@ -68,12 +72,13 @@ class CategoricalMLP(nn.Module):
 
     def log_probs(self, *inputs: Tensor) -> Tensor:
         """``[*, D, M]`` log-probabilities of the atoms."""
-        return self.logits(*inputs).log_softmax(-1)
+        return masked_log_softmax(self.logits(*inputs))
 
     def action_values(self, *inputs: Tensor) -> Tensor:
         """``[*, D]`` values to act on: means, or risk-sensitive ones."""
         if self.risk is not None:
-            mass = self.risk.mass(self.logits(*inputs).softmax(-1).cumsum(-1))
+            logits = self.logits(*inputs)
+            mass = self.risk.mass(logits.softmax(-1, dtype=wide_dtype(logits.dtype)).cumsum(-1))
             return (mass * self.support).sum(-1)
         streams = self.head.streams(self.trunk(*inputs))
         fused = fusable(streams, self.num_actions, self.num_atoms)

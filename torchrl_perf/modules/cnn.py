@@ -95,7 +95,7 @@ class ConvNet(nn.Module):
         self.linear = None if out_features is None else nn.Linear(flat, out_features, device=device)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Images ``[*, C, H, W]`` or ``[*, H, W, C]``, uint8 or float -> ``[*, F]`` float32.
+        """Images ``[*, C, H, W]`` or ``[*, H, W, C]``, uint8 or float -> ``[*, F]`` in the dtype of the parameters.
 
         Raises:
             ValueError: for images of another size.
@@ -110,13 +110,15 @@ class ConvNet(nn.Module):
             rows = rows.movedim(-1, -3)
         if rows.dtype == torch.uint8:
             rows = rows.to(torch.float32) / 255.0
+        dtype = next(self.convolutions.parameters()).dtype
+        if rows.dtype != dtype and not torch.is_autocast_enabled(rows.device.type):
+            rows = rows.to(dtype)
         if self.channels_last:
             rows = rows.contiguous(memory_format=torch.channels_last)
         with autocast(self.precision, rows.device):
             maps = self.convolutions(rows).flatten(1)
             features = maps if self.linear is None else self.linear(maps).relu()
-        features = features.to(torch.float32) if features.dtype in (torch.bfloat16, torch.float16) else features
-        return features.view(*image.shape[:-3], self.out_features)
+        return features.to(dtype).view(*image.shape[:-3], self.out_features)
 
 
 def _mapped(side: int, layer: ConvLayer, in_shape: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_perf.modules.mixed import check_precision
-from torchrl_perf.runtime.precision import autocast
+from torchrl_perf.runtime.precision import autocast, widened
 
 __all__ = ["ConvQMap"]
 
@@ -71,7 +71,7 @@ class ConvQMap(nn.Module):
         self.value = nn.Linear(hidden_size, 1, device=device) if dueling else None
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Maps ``[*, C, H, W]`` -> values ``[*, H * W]`` float32, cell ``row * W + column``.
+        """Maps ``[*, C, H, W]`` -> values ``[*, H * W]`` in the parameters' dtype, cell ``row * W + column``.
 
         Raises:
             ValueError: for maps with another number of planes.
@@ -86,11 +86,11 @@ class ConvQMap(nn.Module):
             maps = ACTIVATIONS[self.activation](self.stem_norm(self.stem(rows)))
             for block in self.blocks:
                 maps = block(maps)
-            values = self.head(maps).flatten(1)
+            values = widened(self.head(maps).flatten(1))
             if self.value is not None:
                 values = values - values.mean(-1, keepdim=True) + self.value(maps.mean((-2, -1)))
         cells = math.prod(planes.shape[-2:])
-        return values.to(torch.float32).view(*planes.shape[:-3], cells)
+        return values.to(self.head.weight.dtype).view(*planes.shape[:-3], cells)
 
 
 class _Block(nn.Module):

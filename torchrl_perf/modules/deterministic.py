@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.specs import composite_of, leaf_of
 
@@ -76,10 +77,11 @@ class DeterministicActor(TensorDictModuleBase):
     def action(self, *inputs: Tensor) -> Tensor:
         """``[*, D]`` actions of the network's inputs, differentiable."""
         raw = self.module(*inputs)
-        unit = torch.tanh(raw) if self.squash == "tanh" else raw.atan() * (2 / math.pi)
-        action = (self.high + self.low) / 2 + (self.high - self.low) / 2 * unit
+        wide, low, high = widened(raw), widened(self.low), widened(self.high)
+        unit = torch.tanh(wide) if self.squash == "tanh" else wide.atan() * (2 / math.pi)
+        action = (high + low) / 2 + (high - low) / 2 * unit
         # rounding of middle + half width may lie outside of the bounds
-        return action.clamp(self.low, self.high)
+        return action.to(torch.promote_types(raw.dtype, self.low.dtype)).clamp(self.low, self.high)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action."""

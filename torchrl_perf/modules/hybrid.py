@@ -4,6 +4,7 @@ Importing this registers the divergences below with ``torch.distributions.kl_div
 Dimension key: ``D`` choices or components of one action; ``*`` any batch, nodes of an action included.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -11,62 +12,81 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CompositeDistribution
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions import Categorical, Distribution, constraints, kl_divergence, register_kl
 
 from torchrl_perf.functional import hybrid, masked
-from torchrl_perf.modules.distributions import GumbelCategorical
-from torchrl_perf.modules.squashed_normal import SquashedNormal
+from torchrl_perf.functional.wide import wide_dtype, widened
+from torchrl_perf.modules.distributions import GumbelCategorical, log_of_probs, one_of
+from torchrl_perf.modules.squashed_normal import (
+    SquashedNormal,
+    normal_parameters,
+    rounded,
+    squashed_loc,
+)
 
 
 class DeviceMaskedCategorical(GumbelCategorical):
     """A categorical over the allowed choices, which is never NaN: a row that allows none takes choice 0.
 
     Such a row, and one that is not valid, has log-probability 0, entropy 0, divergence 0 and no gradient. Choices that
-    are not allowed have probability 0 and log-probability ``-inf``. Entropy and divergence are exact.
+    are not allowed have probability 0 and log-probability ``-inf``. Entropy and divergence are exact. The counterpart
+    of TorchRL's ``MaskedCategorical``.
 
     Args:
         logits: ``[*, D]`` unnormalised log-probabilities.
-        mask: bool ``[*, D]``, True for the allowed choices; all by default.
+        mask: bool, broadcasts with ``[*, D]``, True for the allowed choices; all by default.
         valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
+        probs: ``[*, D]`` unnormalised probabilities in the place of logits.
+        indices: int64 ``[*, K]``, the allowed choices by index in the place of a mask.
+        padding_value: what fills ``indices`` up in rows that allow fewer than K.
+        validate_args: check arguments and values as torch does, which waits for the host; not by default.
+
+    Raises:
+        ValueError: for both of logits and probs or neither, both of mask and indices, and a mask that is not bool.
     """
 
-    def __init__(self, logits: Tensor, mask: Tensor | None = None, valid: Tensor | None = None) -> None:
-        self.valid = valid = None if valid is None else masked.of_rows(valid, logits.shape[:-1])
+    def __init__(
+        self,
+        logits: Tensor | None = None,
+        mask: Tensor | None = None,
+        valid: Tensor | None = None,
+        *,
+        probs: Tensor | None = None,
+        indices: Tensor | None = None,
+        padding_value: int | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = one_of(logits, probs)
+        if indices is not None:
+            if mask is not None:
+                raise ValueError("expected either mask or indices, received both. Remedy: a mask alone.")
+            mask = masked.mask_of_indices(indices, given.shape[-1], padding_value)
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(
+                f"mask: expected bool, True for the allowed choices, received {mask.dtype} {list(mask.shape)}. Remedy: "
+                "mask.bool(); indices= for indices; probs= for probabilities."
+            )
+        wide = given.to(wide_dtype(given.dtype)) if probs is None else log_of_probs(given)
+        if probs is not None:
+            possible = wide != -torch.inf
+            mask = possible if mask is None else mask & possible
+        if mask is not None and mask.shape != wide.shape:
+            wide, mask = torch.broadcast_tensors(wide, mask)
+        self.valid = valid = None if valid is None else masked.of_rows(valid, wide.shape[:-1])
         if valid is not None:
             exists = valid.unsqueeze(-1)
-            mask = exists.expand(logits.shape) if mask is None else mask & exists
-        self._param = masked.masked_log_softmax(logits, mask)
-        self.logits = self._param  # pyright: ignore[reportAttributeAccessIssue]  (torch declares a lazy property)
-        self._num_events = logits.shape[-1]
+            mask = exists.expand(wide.shape) if mask is None else mask & exists
+        self._set(masked.masked_log_softmax(wide, mask), given)
         # not the parents' constructors, which normalise once more
-        Distribution.__init__(self, logits.shape[:-1], validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "DeviceMaskedCategorical":
-        """The same distribution for ``batch_shape`` rows."""
-        shape = torch.Size(batch_shape)
-        valid = None if self.valid is None else self.valid.expand(shape)
-        logits = self.logits.expand(shape + self.logits.shape[-1:])
-        return DeviceMaskedCategorical(logits, logits != -torch.inf, valid)
-
-    @property
-    def mode(self) -> Tensor:
-        """``[*]`` int64, the most probable allowed choice."""
-        return self.logits.argmax(-1)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mode, since choices have no mean."""
-        return self.mode
+        Distribution.__init__(self, wide.shape[:-1], validate_args=bool(validate_args))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[*]`` of choices ``[*]``; 0 where the row does not exist, whatever its choice."""
-        choice = value.long() if self.valid is None else value.long().masked_fill(~self.valid, 0)
-        logits = self.logits.expand(choice.shape + self.logits.shape[-1:])
-        return logits.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+        return super().log_prob(value if self.valid is None else torch.where(self.valid, value.long(), 0))
 
     def entropy(self) -> Tensor:
         """``[*]`` nats, exact."""
-        return masked.masked_entropy(self.logits)
+        return masked.masked_entropy(self.log_probs).to(self.dtype)
 
 
 class _NormalPart:
@@ -74,7 +94,10 @@ class _NormalPart:
 
     valid: Tensor | None
 
-    def _present(self, loc: Tensor, scale: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _present(
+        self, loc: Tensor, scale: Tensor | float, valid: Tensor | None, *bounds: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        loc, scale = normal_parameters(loc, scale, *bounds)
         self.valid = valid = None if valid is None else masked.of_rows(valid, loc.shape[:-1])
         if valid is None:
             return loc, scale
@@ -99,44 +122,45 @@ class BoundedNormal(_NormalPart, SquashedNormal):
         low: least action, a number or broadcastable to ``[*, D]``.
         high: greatest action, likewise.
         valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
+        **options: ``validate_args``, ``tanh_loc`` and ``upscale``, as for :class:`SquashedNormal`.
     """
 
     def __init__(
         self,
         loc: Tensor,
-        scale: Tensor,
+        scale: Tensor | float,
         low: Tensor | float = -1.0,
         high: Tensor | float = 1.0,
         valid: Tensor | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(*self._present(loc, scale, valid), low, high)
+        super().__init__(*self._present(loc, scale, valid, low, high), low, high, **options)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "BoundedNormal":
         """The same distribution for ``batch_shape`` rows."""
-        wide = super().expand(batch_shape)
         valid = None if self.valid is None else self.valid.expand(torch.Size(batch_shape))
-        return BoundedNormal(wide.loc, wide.scale, wide.low, wide.high, valid)
+        return BoundedNormal(*self._expanded(batch_shape), valid, validate_args=self._validate_args)
 
     @property
     def mean(self) -> Tensor:
         """``[*, D]`` the squashed mean, which is the median."""
         return self.deterministic_sample
 
-    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
         """``[*sample_shape, *, D]`` actions, differentiable in ``loc`` and ``scale``."""
-        return self._neutral(super().rsample(sample_shape), self._squash(torch.zeros_like(self.loc)))
+        return self._neutral(super().rsample(sample_shape), self._squash(torch.zeros_like(self._wide_loc)))
 
     def rsample_and_log_prob(
-        self, sample_shape: torch.Size | tuple[int, ...] = (), *, noise: Tensor | None = None
+        self, sample_shape: torch.Size | Sequence[int] = (), *, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Actions ``[*sample_shape, *, D]`` and their log-probabilities; see :class:`SquashedNormal`."""
         action, log_prob = super().rsample_and_log_prob(sample_shape, noise=noise)
-        neutral = self._squash(torch.zeros_like(self.loc))
+        neutral = self._squash(torch.zeros_like(self._wide_loc))
         return self._neutral(action, neutral), hybrid.present(log_prob, self.valid)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[*]`` of bounded actions ``[*, D]``; 0 where the row does not exist."""
-        value = self._neutral(value, self._squash(torch.zeros_like(self.loc)))
+        value = self._neutral(value, self._squash(torch.zeros_like(self._wide_loc)))
         return hybrid.present(super().log_prob(value), self.valid)
 
     def entropy(self) -> Tensor:
@@ -153,24 +177,40 @@ class DiagonalNormal(_NormalPart, Distribution):
 
     Args:
         loc: ``[*, D]``.
-        scale: ``[*, D]``, positive.
+        scale: ``[*, D]``, positive; or a number, or a function that makes it of ``loc``. Both broadcast.
         valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
+        validate_args: check arguments and values as torch does, which waits for the host; not by default.
+        tanh_loc: squash the mean first, ``upscale * tanh(loc / upscale)``, as TorchRL's ``IndependentNormal``.
+        upscale: as above.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"loc": constraints.real_vector, "scale": constraints.positive}
     support = constraints.real_vector  # pyright: ignore[reportAssignmentType]  (torch declares a property)
     has_rsample = True
 
-    def __init__(self, loc: Tensor, scale: Tensor, valid: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Tensor | float,
+        valid: Tensor | None = None,
+        validate_args: bool | None = None,
+        *,
+        tanh_loc: bool = False,
+        upscale: Tensor | float = 5.0,
+    ) -> None:
+        loc = squashed_loc(loc, upscale) if tanh_loc else loc
         self.loc, self.scale = self._present(loc, scale, valid)
-        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=bool(validate_args))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "DiagonalNormal":
         """The same distribution for ``batch_shape`` rows."""
         rows = torch.Size(batch_shape)
         valid = None if self.valid is None else self.valid.expand(rows)
         return DiagonalNormal(
-            self.loc.expand(rows + self.event_shape), self.scale.expand(rows + self.event_shape), valid
+            self.loc.expand(rows + self.event_shape),
+            self.scale.expand(rows + self.event_shape),
+            valid,
+            self._validate_args,
         )
 
     @property
@@ -188,14 +228,27 @@ class DiagonalNormal(_NormalPart, Distribution):
         """``[*, D]`` the mean: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
         return self.loc
 
-    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+    @property
+    def stddev(self) -> Tensor:
+        """``[*, D]``."""
+        return self.scale
+
+    @property
+    def variance(self) -> Tensor:
+        """``[*, D]``."""
+        return self.scale.square()
+
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
         """``[*sample_shape, *, D]`` actions, differentiable in ``loc`` and ``scale``."""
         shape = torch.Size(sample_shape) + self.loc.shape
-        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        return self._neutral(self.loc + self.scale * noise, torch.zeros_like(self.loc))
+        noise = torch.randn(shape, dtype=wide_dtype(self.loc.dtype), device=self.loc.device)
+        action = rounded(widened(self.loc) + widened(self.scale) * noise, self.loc, self.scale)
+        return self._neutral(action, torch.zeros_like(self.loc))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[*]`` of actions ``[*, D]``; 0 where the row does not exist."""
+        if self._validate_args:
+            self._validate_sample(value)
         value = self._neutral(value, torch.zeros_like(self.loc))
         return hybrid.present(hybrid.normal_log_prob(value, self.loc, self.scale), self.valid)
 
@@ -287,15 +340,34 @@ def _entropy(dist: Distribution, samples: int) -> Tensor:
 
 
 @register_kl(GumbelCategorical, GumbelCategorical)
-def _kl_categorical(p: GumbelCategorical, q: GumbelCategorical) -> Tensor:
+@register_kl(GumbelCategorical, Categorical)
+@register_kl(Categorical, GumbelCategorical)
+def _kl_categorical(p: Categorical, q: Categorical) -> Tensor:
     # torch's own, of Categorical, indexes with a mask, which waits for the host
-    return masked.masked_kl(p.logits, q.logits)
+    log_p, log_q = (d.log_probs if isinstance(d, GumbelCategorical) else d.logits for d in (p, q))
+    dtype = torch.promote_types(p.logits.dtype, q.logits.dtype)
+    return hybrid.present(masked.masked_kl(log_p, log_q), getattr(p, "valid", None)).to(dtype)
 
 
-@register_kl(SquashedNormal, SquashedNormal)
 @register_kl(DiagonalNormal, DiagonalNormal)
 def _kl_normal(p: Any, q: Any) -> Tensor:
     return hybrid.present(hybrid.normal_kl(p.loc, p.scale, q.loc, q.scale), getattr(p, "valid", None))
+
+
+@register_kl(SquashedNormal, SquashedNormal)
+def _kl_squashed(p: Any, q: Any) -> Tensor:
+    divergence = hybrid.normal_kl(p.loc, p.scale, q.loc, q.scale)
+    same = [p_bound == q_bound for p_bound, q_bound in ((p.low, q.low), (p.high, q.high)) if p_bound is not q_bound]
+    for bounds in same:
+        # between other bounds there is no closed form, and the host cannot be asked: the answer is NaN, not a number
+        if isinstance(bounds, Tensor):
+            divergence = divergence.masked_fill(~bounds.expand_as(p.loc).all(-1), torch.nan)
+        elif not bounds:
+            raise ValueError(
+                f"expected the same bounds, received [{p.low}, {p.high}] and [{q.low}, {q.high}]. Remedy: an estimate "
+                "from samples, p.log_prob(x) - q.log_prob(x)."
+            )
+    return hybrid.present(divergence, getattr(p, "valid", None))
 
 
 @register_kl(HybridDistribution, HybridDistribution)

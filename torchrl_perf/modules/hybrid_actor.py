@@ -15,7 +15,7 @@ from torchrl.modules import ProbabilisticActor
 
 from torchrl_perf.modules.ensemble import EnsembleMLP
 from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, DiagonalNormal, HybridDistribution
-from torchrl_perf.modules.squashed_normal import SquashedNormalHead
+from torchrl_perf.modules.squashed_normal import SquashedNormalHead, positive_scale, squashed_loc
 
 PARAMS_KEY = "params"
 """Where the parameters of the distribution are written, each part's under its own key."""
@@ -267,18 +267,18 @@ class _BoundedHead(nn.Module):
         loc, *others = self.net(features)
         # beyond this an action lies so close to its bound that its rounding hides where the normal was: the ratios of
         # PPO, which see the action alone, would overflow for a policy with a small scale
-        loc = LOC_LIMIT * torch.tanh(loc / LOC_LIMIT)
+        loc = squashed_loc(loc, LOC_LIMIT)
         return dict(zip(SquashedNormalHead.param_keys, (loc, *others), strict=True))
 
 
 class _UnboundedHead(nn.Module):
     def __init__(self, log_scale_range: tuple[float, float]) -> None:
         super().__init__()
-        self.log_scale_min, self.span = log_scale_range[0], 0.5 * (log_scale_range[1] - log_scale_range[0])
+        self.log_scale_range = log_scale_range
 
     def forward(self, features: Tensor) -> dict[str, Tensor]:
         loc, raw = features.chunk(2, -1)
-        return {"loc": loc, "scale": (self.log_scale_min + self.span * (torch.tanh(raw) + 1)).exp()}
+        return {"loc": loc, "scale": positive_scale(raw, *self.log_scale_range)}
 
 
 class _ChoiceHead(nn.Module):

@@ -19,6 +19,7 @@ from torchrl.data import TensorSpec, Unbounded
 
 from torchrl_perf.functional.coloured_noise import coloured_filter
 from torchrl_perf.functional.information import discounted_return
+from torchrl_perf.functional.wide import outside_autocast, wide_dtype, widened
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.transforms.policy_state import PolicyState
 
@@ -215,8 +216,8 @@ class ICEMPlanner(TensorDictModuleBase):
         """Return the coloured standard normal numbers of a decision, ``[B, sum of the populations, H, D]``."""
         steps, size = self.settings.horizon, self.low.shape[0]
         shape = (rows, sum(self._drawn()), size, steps)
-        white = torch.randn(shape, device=self.low.device, dtype=self.low.dtype)
-        return (white @ self.colour).transpose(-1, -2)
+        white = torch.randn(shape, device=self.low.device, dtype=wide_dtype(self.low.dtype))
+        return _coloured(white, self.colour).transpose(-1, -2)
 
     def decide(
         self, state: Tensor, plan: Tensor, elites: Tensor | None, first: Tensor | None, noise: Tensor
@@ -231,27 +232,31 @@ class ICEMPlanner(TensorDictModuleBase):
             noise: as :meth:`draw` makes it.
         """
         settings = self.settings
-        half, middle = (self.high - self.low) / 2, (self.high + self.low) / 2
-        mean = torch.cat((plan[:, 1:], plan[:, -1:]), 1)
+        # plans are rounded to the actions' dtype where they are acted on; what they are fitted to is not
+        dtype, low, high = self.low.dtype, widened(self.low), widened(self.high)
+        half, middle = (high - low) / 2, (high + low) / 2
+        mean = widened(torch.cat((plan[:, 1:], plan[:, -1:]), 1))
         if first is not None:
             mean = torch.where(first.view(-1, 1, 1), middle, mean)
-        mean = mean.clamp(self.low, self.high)
+        mean = mean.clamp(low, high)
         std = (settings.init_std * half).expand_as(mean)
-        best = torch.empty_like(noise[:, :0])
+        best = torch.empty_like(noise[:, :0], dtype=dtype)
         value = noise[:, 0, 0, 0]
         for i, draws in enumerate(noise.split(self._drawn(), 1)):
-            candidates = (mean.unsqueeze(1) + std.unsqueeze(1) * draws).clamp(self.low, self.high)
+            candidates = (mean.unsqueeze(1) + std.unsqueeze(1) * draws).clamp(low, high).to(dtype)
             if i == 0 and settings.kept and settings.shift:
                 candidates = self._carry(candidates, cast("Tensor", elites), first)
             if i == settings.iterations - 1 and settings.mean_action:
-                candidates = torch.cat((mean.unsqueeze(1), candidates[:, 1:]), 1)
+                candidates = torch.cat((mean.unsqueeze(1).to(dtype), candidates[:, 1:]), 1)
             if i > 0 and settings.kept:
                 candidates = torch.cat((candidates, best[:, : settings.kept]), 1)
             returns, index = self.evaluate(state, candidates).topk(settings.elites, 1)
             best = candidates.gather(1, index[..., None, None].expand(-1, -1, *mean.shape[1:]))
-            mean = torch.lerp(best.mean(1), mean, settings.momentum)
-            std = torch.lerp(best.std(1, correction=0), std, settings.momentum)
+            kept = widened(best)
+            mean = torch.lerp(kept.mean(1), mean, settings.momentum)
+            std = torch.lerp(kept.std(1, correction=0), std, settings.momentum)
             value = returns[:, 0]
+        mean = mean.to(dtype)
         chosen = best[:, 0, 0] if settings.execute == "best" else mean[:, 0]
         return Decision(chosen, mean, best[:, : settings.kept], value)
 
@@ -317,6 +322,11 @@ class ICEMPlanner(TensorDictModuleBase):
             remedy = "TransformedEnv(env, planner.make_state())" if key in self.state_keys else "set state_key"
             raise KeyError(f"ICEMPlanner: expected {key!r}, received {keys}. Remedy: {remedy}.")
         return cast("Tensor", value)
+
+
+@outside_autocast
+def _coloured(white: Tensor, colour: Tensor) -> Tensor:
+    return white @ widened(colour)
 
 
 def _check(name: str, what: str, received: Any, allowed: list[list[int]]) -> None:

@@ -17,6 +17,7 @@ from torchrl_perf.functional.information import (
     fisher_matrix,
     information_gain,
 )
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.latent_dynamics import LatentDynamics
 
 __all__ = ["InformationKind", "InformationReward"]
@@ -158,7 +159,8 @@ class InformationReward(nn.Module):
     def _know(self, information: Tensor) -> None:
         self.information.copy_(information)
         if self.kind == "embedding":
-            unit = torch.eye(information.shape[0], device=information.device)
+            information = widened(information)  # there is no factorisation in 16 bits
+            unit = torch.eye(information.shape[0], dtype=information.dtype, device=information.device)
             factor = torch.linalg.cholesky_ex(information + self.prior * unit)[0]
             self.covariance.copy_(torch.cholesky_solve(unit, factor))
 

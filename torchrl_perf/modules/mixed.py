@@ -40,7 +40,7 @@ class MixedSequential(nn.Sequential):
         self._first_float32 = linear[-1] if linear else len(layers)
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[*, IN]`` float32 -> what the last layer gives, float32."""
+        """``[*, IN]`` -> what the last layer gives, in the dtype of its parameters."""
         if self.precision not in ("bf16", "fp16"):
             return super().forward(input)
         layers = list(self)
@@ -48,7 +48,13 @@ class MixedSequential(nn.Sequential):
             for layer in layers[: self._first_float32]:
                 input = layer(input)
         with torch.autocast(input.device.type, enabled=False):
-            input = widened(input)
+            input = _as_parameters(layers, self._first_float32, input)
             for layer in layers[self._first_float32 :]:
                 input = layer(input)
         return input
+
+
+def _as_parameters(layers: list[nn.Module], number: int, value: Tensor) -> Tensor:
+    """What a layer is given, in the dtype of its parameters: a network that was converted as a whole has others."""
+    parameter = next(layers[number].parameters(), None) if number < len(layers) else None
+    return widened(value) if parameter is None else value.to(parameter.dtype)

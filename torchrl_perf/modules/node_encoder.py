@@ -142,13 +142,13 @@ class NodeEncoder(nn.Module):
         return widened(token), widened(tokens)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """``[B, L, width]`` -> the same shape, float32."""
+        """``[B, L, width]`` -> the same shape, in the dtype of the parameters."""
         with torch.autocast(tokens.device.type, enabled=False):
-            values = self.embed(self.norm(tokens))
+            values = self.embed(self.norm(tokens.to(self.embed.weight.dtype)))
             if not self.groups:
                 return values
-            simplices = values.unflatten(-1, (self.groups, -1)) / self.temperature
-            return simplices.softmax(-1).flatten(-2)
+            simplices = widened(values).unflatten(-1, (self.groups, -1)) / self.temperature
+            return simplices.softmax(-1).flatten(-2).to(values.dtype)
 
 
 class EncoderLayer(nn.Module):

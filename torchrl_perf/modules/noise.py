@@ -13,10 +13,11 @@ from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.exploration import bounded_gaussian, ou_step
 from torchrl_perf.functional.masked import of_rows
-from torchrl_perf.functional.reduction import wide
 from torchrl_perf.functional.schedules import linear
+from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.specs import composite_of, leaf_of
+from torchrl_perf.modules.wide_buffers import WideBuffers
 
 
 class _ActionNoise(TensorDictModuleBase):
@@ -88,7 +89,7 @@ class _ActionNoise(TensorDictModuleBase):
             advance(frames)
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        """Noise of scale 1, shaped as the action."""
+        """Noise of scale 1, shaped as the action, in float32 at least."""
         raise NotImplementedError
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -101,9 +102,10 @@ class _ActionNoise(TensorDictModuleBase):
         draw = self._draw(action, tensordict)
         if self.policy is None:
             # in the unit of actions, as TorchRL's
-            noisy = (action + self.sigma * draw).clamp(self.low, self.high).to(action.dtype)
+            noisy = (action + self.sigma * draw).clamp(self.low, self.high)
         else:
-            noisy = bounded_gaussian(action, draw, self.sigma, self.low, self.high).to(action.dtype)
+            noisy = bounded_gaussian(action, draw, self.sigma, self.low, self.high)
+        noisy = noisy.to(torch.promote_types(action.dtype, self.low.dtype))
         if self.valid_key is not None:
             noisy = torch.where(_column(tensordict.get(self.valid_key), action), noisy, action)
         return tensordict.set(self.action_key, noisy)
@@ -186,11 +188,11 @@ class GaussianNoise(_ActionNoise):
         self.in_keys = self._reads(self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        noise = torch.randn_like(wide(action))
+        noise = torch.randn_like(action, dtype=wide_dtype(action.dtype))
         return noise if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * noise
 
 
-class OUNoise(_ActionNoise):
+class OUNoise(WideBuffers, _ActionNoise):
     """A deterministic policy whose actions get noise with a memory while exploring, as in DDPG (arXiv:1509.02971).
 
     ``a = clamp(policy(s) + sigma w x, low, high)`` with an Ornstein-Uhlenbeck process x of its own for each number of
@@ -198,8 +200,9 @@ class OUNoise(_ActionNoise):
     ``sigma^2 w^2 / (2 theta)`` for any ``dt``, and the correlation ``exp(-theta dt)`` from step to step. The process
     begins at 0 where an episode does; it moves on only while exploring.
 
-    The state is a buffer of the shape of the batch of actions, made at construction: a captured graph goes on from it,
-    and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of :class:`GaussianNoise`.
+    The state is a buffer of the shape of the batch of actions, float32 at least, made at construction: a captured graph
+    goes on from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
+    :class:`GaussianNoise`.
 
     With a spec in place of the policy it is called as TorchRL's ``OrnsteinUhlenbeckProcessModule`` is and follows a
     policy, ``TensorDictSequential(policy, OUNoise(spec))``: ``a = clamp(a + eps sigma x, low, high)`` in the unit of
@@ -234,6 +237,7 @@ class OUNoise(_ActionNoise):
         TypeError: for other arguments.
     """
 
+    wide_buffers = ("state",)
     state: Tensor
 
     def __init__(  # noqa: PLR0913  TorchRL's arguments
@@ -286,7 +290,8 @@ class OUNoise(_ActionNoise):
             raise ValueError(f"expected theta of at least 0 and a positive dt, received {theta} and {dt}.")
         self.theta, self.dt, self.is_init_key = theta, dt, names["is_init"]
         leaf = leaf_of(self.spec, self.action_key)
-        self.register_buffer("state", torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.low.device))
+        state = torch.zeros(leaf.shape, dtype=wide_dtype(leaf.dtype), device=self.low.device)
+        self.register_buffer("state", state)
         self.in_keys = self._reads(self.is_init_key, self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -304,7 +309,8 @@ class OUNoise(_ActionNoise):
                     f"{sorted(map(str, tensordict.keys()))}. Remedy: TorchRL's InitTracker, or is_init_key=None."
                 )
             state = torch.where(_column(flag, action), 0.0, state)
-        self.state.copy_(ou_step(state, torch.randn_like(action), theta=self.theta, dt=self.dt))
+        noise = torch.randn_like(action, dtype=wide_dtype(action.dtype))
+        self.state.copy_(ou_step(state, noise, theta=self.theta, dt=self.dt))
         return self.state
 
 

@@ -9,6 +9,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
 from torchrl_perf.functional.exploration import factor_noise
+from torchrl_perf.functional.wide import wide_dtype, widened
 from torchrl_perf.modules.aligned import aligned_linear
 
 Noise = Literal["shared", "per_row"]
@@ -76,7 +77,8 @@ class NoisyLinear(nn.Module):
         bound = 1 / math.sqrt(self.in_features)
         with torch.no_grad():
             for mean in (self.weight_mu, self.bias_mu):
-                mean.uniform_(-bound, bound)
+                # uniform numbers of 16 bits would be a few hundred different ones
+                mean.copy_(torch.empty_like(mean, dtype=wide_dtype(mean.dtype)).uniform_(-bound, bound))
             for sigma in (self.weight_sigma, self.bias_sigma):
                 sigma.fill_(self.sigma * bound)
 
@@ -94,14 +96,21 @@ class NoisyLinear(nn.Module):
             return aligned_linear(input, self.weight_mu, self.bias_mu)
         rows = () if self.noise == "shared" else input.shape[:-1]
         like = self.weight_mu
-        draws = torch.randn(*rows, self.in_features + self.out_features, device=like.device, dtype=like.dtype)
+        size = (*rows, self.in_features + self.out_features)
+        draws = torch.randn(size, device=like.device, dtype=wide_dtype(like.dtype))
         into, out = factor_noise(draws).split([self.in_features, self.out_features], -1)
         if self.noise == "shared":
-            weight = torch.addcmul(like, self.weight_sigma, torch.outer(out, into))
-            return aligned_linear(input, weight, torch.addcmul(self.bias_mu, self.bias_sigma, out))
+            weight = _noisy(like, self.weight_sigma, torch.outer(out, into))
+            return aligned_linear(input, weight, _noisy(self.bias_mu, self.bias_sigma, out))
+        into, out = into.to(like.dtype), out.to(like.dtype)
         mean = aligned_linear(input, like, self.bias_mu)
         return mean + out * aligned_linear(input * into, self.weight_sigma, self.bias_sigma)
 
     def extra_repr(self) -> str:
         """Sizes, scale and kind of noise."""
         return f"{self.in_features}, {self.out_features}, sigma={self.sigma}, noise={self.noise!r}"
+
+
+def _noisy(mean: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+    """``mean + sigma * noise``, in the dtype of the mean."""
+    return torch.addcmul(widened(mean), widened(sigma), noise).to(mean.dtype)

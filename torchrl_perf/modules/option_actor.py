@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from torchrl_perf.functional.hybrid import present, squashed_normal_entropy
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.actor import DeviceActor
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.hybrid import BoundedNormal
 from torchrl_perf.modules.option_set import ACTIVE_KEY, OptionSet, one_hot
 from torchrl_perf.modules.options import OptionController
+from torchrl_perf.modules.squashed_normal import positive_scale
 
 
 class OptionConditioned(nn.Module):
@@ -56,20 +58,28 @@ class OptionNormal(BoundedNormal):
         unit: ``[*, D]`` half the width of the full bounds.
         valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist, all by default; the others act in the middle of
             the option's range, with log-probability, entropy and divergence 0.
+        **options: as for :class:`~torchrl_perf.modules.BoundedNormal`.
     """
 
     def __init__(
-        self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, unit: Tensor, valid: Tensor | None = None
+        self,
+        loc: Tensor,
+        scale: Tensor,
+        low: Tensor,
+        high: Tensor,
+        unit: Tensor,
+        valid: Tensor | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(loc, scale, low, high, valid)
+        super().__init__(loc, scale, low, high, valid, **options)
         self.unit = unit
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "OptionNormal":
         """The same distribution for ``batch_shape`` rows."""
         rows = torch.Size(batch_shape)
-        params = (self.loc, self.scale, cast("Tensor", self.low), cast("Tensor", self.high), self.unit)
         valid = None if self.valid is None else self.valid.expand(rows)
-        return OptionNormal(*(value.expand(rows + self.event_shape) for value in params), valid=valid)
+        unit = self.unit.expand(rows + self.event_shape)
+        return OptionNormal(*self._expanded(rows), unit, valid, validate_args=self._validate_args)
 
     def entropy(self) -> Tensor:
         """``[*]`` nats, of the stretched action."""
@@ -78,7 +88,7 @@ class OptionNormal(BoundedNormal):
     def _log_jacobian(self, x: Tensor) -> Tensor:
         """``log |da/dx|`` of the stretched action, ``[*, D]``."""
         half = cast("Tensor", self._half_width)
-        return super()._log_jacobian(x) - half.log() + self.unit.log()
+        return super()._log_jacobian(x) - half.log() + widened(self.unit).log()
 
 
 class OptionNormalHead(nn.Module):
@@ -117,8 +127,7 @@ class OptionNormalHead(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Inputs ``[*, I_i]`` and the option int64 ``[*]`` -> location, scale, low, high and unit, each ``[*, D]``."""
         loc, raw = self.network(*inputs).chunk(2, -1)
-        span = 0.5 * (self.log_scale_max - self.log_scale_min)
-        scale = (self.log_scale_min + span * (torch.tanh(raw) + 1)).exp()
+        scale = positive_scale(raw, self.log_scale_min, self.log_scale_max)
         low, high, unit = (cast("Tensor", getattr(self, name)) for name in ("low", "high", "unit"))
         return loc, scale, low[inputs[-1]], high[inputs[-1]], unit.expand_as(loc)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.masked import gumbel_argmax, masked_log_softmax, of_rows
 from torchrl_perf.functional.schedules import exponential
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.option_set import (
     ACTIVE_KEY,
     AGE_KEY,
@@ -150,9 +151,12 @@ class OptionController(TensorDictModuleBase):
         return torch.where(age >= self.min_duration[option], prob, 0.0)
 
     def log_probs(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
-        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for what is not available."""
+        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for what is not available.
+
+        They are float32 at least, whatever the selector returns: what is drawn from them is what is written.
+        """
         logits = self.selector(*[tensordict.get(key) for key in self.network_keys])
-        return masked_log_softmax(logits / self.temperature, available)
+        return masked_log_softmax(widened(logits) / widened(self.temperature), available)
 
     def exists(self, tensordict: TensorDictBase) -> Tensor | None:
         """Bool ``[*]``, the agents that exist; None where all do."""
@@ -168,7 +172,7 @@ class OptionController(TensorDictModuleBase):
             explore: draw the next options, or take the most probable ones.
         """
         option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
-        ended = torch.rand(age.shape, device=age.device) < self.termination_prob(tensordict)
+        ended = torch.rand(age.shape, dtype=torch.float32, device=age.device) < self.termination_prob(tensordict)
         start = ended | (age <= 0)
         first = tensordict.get("is_init", None)
         if first is not None:

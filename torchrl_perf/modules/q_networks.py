@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.mlp import FusedMLP
 
 
@@ -47,5 +48,6 @@ class DuelingMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, D]`` action values."""
         streams = self.streams(x)
-        value, advantage = streams[..., :1], streams[..., 1:]
-        return value + advantage - advantage.mean(-1, keepdim=True)
+        wide = widened(streams)
+        value, advantage = wide[..., :1], wide[..., 1:]
+        return (value + advantage - advantage.mean(-1, keepdim=True)).to(streams.dtype)

@@ -11,15 +11,17 @@ from torchrl_perf.functional.atoms import duel
 from torchrl_perf.functional.distributional import midpoints
 from torchrl_perf.functional.implicit import fusable, fused_implicit_mean
 from torchrl_perf.functional.risk import Risk
+from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.risk import make_risk
 from torchrl_perf.modules.value_head import HeadOptions, HeadSettings, ValueHead, activation, complete, linear
+from torchrl_perf.modules.wide_buffers import WideBuffers
 from torchrl_perf.runtime.precision import autocast, widened
 
 TauKind = Literal["random", "midpoints"]
 
 
-class QuantileMLP(nn.Module):
+class QuantileMLP(WideBuffers):
     """K quantiles for each action, at fixed levels (QR-DQN, arXiv:1710.10044); called, it gives their means.
 
     :class:`QuantileDQNLoss` trains it; :class:`EpsilonGreedy` acts on it.
@@ -40,6 +42,7 @@ class QuantileMLP(nn.Module):
         ValueError: for an option out of range.
     """
 
+    wide_buffers = ("taus", "edges")
     taus: Tensor
     edges: Tensor
 
@@ -88,7 +91,7 @@ class QuantileMLP(nn.Module):
         return self.action_values(*inputs)
 
 
-class CosineEmbedding(nn.Module):
+class CosineEmbedding(WideBuffers):
     """``ReLU(sum_i cos(pi i tau) w_ij + b_j)``, ``i = 0 ... n - 1``: features of a level (IQN, eq. 4).
 
     Args:
@@ -100,6 +103,7 @@ class CosineEmbedding(nn.Module):
         ValueError: for sizes below 1.
     """
 
+    wide_buffers = ("frequencies",)
     frequencies: Tensor
 
     def __init__(self, out_features: int, *, num_cosines: int = 64, device: torch.device | str | None = None) -> None:
@@ -111,7 +115,8 @@ class CosineEmbedding(nn.Module):
 
     def forward(self, taus: Tensor) -> Tensor:
         """``[*, K]`` -> ``[*, K, F]``."""
-        return self.layer(torch.cos(taus.unsqueeze(-1) * self.frequencies)).relu()
+        cosines = torch.cos(taus.unsqueeze(-1) * self.frequencies)
+        return self.layer(cosines.to(self.layer.weight.dtype)).relu()
 
 
 class _ImplicitQuantiles(nn.Module):
@@ -130,9 +135,11 @@ class _ImplicitQuantiles(nn.Module):
         self.name, self.precision, self.random = options.activation, options.precision, taus == "random"
 
     def draw(self, rows: torch.Size | tuple[int, ...], num_taus: int) -> Tensor:
-        """``[*rows, K]`` fresh levels, uniform in [0, 1), or the ``[K]`` midpoints."""
-        device = self.embedding.frequencies.device
-        return torch.rand(*rows, num_taus, device=device) if self.random else midpoints(num_taus, device)
+        """``[*rows, K]`` fresh levels, uniform in [0, 1), or the ``[K]`` midpoints; float32 at least."""
+        like = self.embedding.frequencies
+        if self.random:
+            return torch.rand(*rows, num_taus, device=like.device, dtype=wide_dtype(like.dtype))
+        return midpoints(num_taus, like.device)
 
     def features(self, psi: Tensor, taus: Tensor) -> Tensor:
         """``[*, F]`` and ``[K]`` or ``[*, K]`` -> ``[*, K, H]``."""
@@ -140,11 +147,12 @@ class _ImplicitQuantiles(nn.Module):
             return self.activation(self.hidden(psi.unsqueeze(-2) * self.embedding(taus)))
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """``[*, H]`` -> ``[*, OUT]``, in float32 whatever the precision."""
+        """``[*, H]`` -> ``[*, OUT]``, in the dtype of the last layer's parameters whatever the precision."""
+        hidden = hidden.to(next(self.last.parameters()).dtype)
         if self.precision not in ("bf16", "fp16"):
             return self.last(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.last(hidden.float())
+            return self.last(hidden)
 
     def values(self, psi: Tensor, taus: Tensor) -> Tensor:
         """``[*, F]`` and ``[K]`` or ``[*, K]`` -> ``[*, K, OUT]``."""
@@ -163,7 +171,8 @@ class _ImplicitQuantiles(nn.Module):
                 rows = wide.reshape(-1, wide.shape[-1])
                 means = fused_implicit_mean(rows, self.embedding(taus), params, self.name, self.precision)
                 return means.view(*psi.shape[:-1], means.shape[-1])
-        return self.outputs(self.features(psi, taus).mean(-2, dtype=torch.float32))
+        hidden = self.features(psi, taus)
+        return self.outputs(hidden.mean(-2, dtype=wide_dtype(hidden.dtype)))
 
 
 class ImplicitQuantileMLP(nn.Module):

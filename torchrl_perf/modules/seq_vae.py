@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec, Unbounded
 
+from torchrl_perf.functional.wide import wide_dtype, widened
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.icem import ICEMPlanner
 from torchrl_perf.modules.latent_dynamics import LatentDynamics
@@ -164,8 +165,8 @@ class UniformInputs(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action."""
         size = (*tensordict.batch_size, self.low.shape[0])
-        uniform = torch.rand(size, dtype=self.low.dtype, device=self.low.device)
-        return tensordict.set("action", torch.lerp(self.low, self.high, uniform))
+        uniform = torch.rand(size, dtype=wide_dtype(self.low.dtype), device=self.low.device)
+        return tensordict.set("action", _between(self.low, self.high, uniform))
 
 
 class FilteredPolicy(TensorDictModuleBase):
@@ -208,10 +209,16 @@ class FilteredPolicy(TensorDictModuleBase):
         tensordict = self.inputs(self.filter(tensordict))
         if isinstance(self.inputs, ICEMPlanner):
             planned = cast("Tensor", tensordict.get("action"))
-            chance = torch.rand(*planned.shape[:-1], 1, device=planned.device) < self.random_share
-            uniform = torch.lerp(self.inputs.low, self.inputs.high, torch.rand_like(planned))
+            chance = torch.rand(*planned.shape[:-1], 1, dtype=torch.float32, device=planned.device) < self.random_share
+            draws = torch.rand_like(planned, dtype=wide_dtype(planned.dtype))
+            uniform = _between(self.inputs.low, self.inputs.high, draws)
             tensordict.set("action", torch.where(chance, uniform, planned))
         if self.filter.state_shapes:
             # a copy: the action's own tensor is the env's to clip
             tensordict.set(("next", "previous_action"), cast("Tensor", tensordict.get("action")).clone())
         return tensordict
+
+
+def _between(low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    """``low + share (high - low)`` in the dtype of the bounds, from shares that are float32 at least."""
+    return torch.lerp(widened(low), widened(high), share.to(widened(low).dtype)).to(low.dtype)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
-from torchrl_perf.functional.reduction import wide
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.quantile import checked_counts
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss, bootstrap_discount
@@ -94,13 +94,13 @@ class ACIQNLoss(DeterministicPolicyLoss):
         targets = self.targets(td)
         inputs = self._inputs(td, cast("Tensor", td.get(self.action_key)))
         quantiles, taus = cast("Any", self.critic).sample(*inputs, num_taus=self.num_taus[0])
-        quantiles = wide(quantiles)
+        quantiles = widened(quantiles)
         if quantiles.shape[:-1] != td.batch_size:
             raise ValueError(
                 f"critic: expected quantiles {[*td.batch_size, 'K']}, received {list(quantiles.shape)}. Remedy: one "
                 "distribution for each row of the batch."
             )
-        loss = quantile_huber_loss(quantiles, targets, wide(taus), self.kappa)
+        loss = quantile_huber_loss(quantiles, targets, widened(taus), self.kappa)
         value = quantiles.detach().mean(-1)
         return self.reduced(loss, td), (targets.mean(-1) - value).abs(), self.mean(value, td)
 
@@ -112,9 +112,9 @@ class ACIQNLoss(DeterministicPolicyLoss):
         inputs = self._inputs(td, self.act(self.target_actor, td, following=True), following=True)
         following, _ = cast("Any", self.target_critic).sample(*inputs, num_taus=self.num_taus[1])
         # what the networks say of a terminal state is not looked at, NaN or not
-        following = wide(following).masked_fill(terminated.unsqueeze(-1), 0.0)
+        following = widened(following).masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
 
     def policy_value(self, critic: Any, td: TensorDictBase, action: Tensor) -> Tensor:
         """``[*]`` the mean over fresh levels."""
-        return wide(critic(*self._inputs(td, action), num_taus=self.num_actor_taus)).squeeze(-1)
+        return widened(critic(*self._inputs(td, action), num_taus=self.num_actor_taus)).squeeze(-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrl.modules import DistributionalQValueActor
 
 from torchrl_perf.functional.distributional import categorical_projection, check_support
-from torchrl_perf.functional.reduction import wide
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, best_action, former_names, of_action
@@ -84,9 +84,9 @@ class DeviceC51Loss(DistributionalLoss):
             ValueError: for another number of atoms or actions.
         """
         if self.is_tensordict_module:
-            logits = wide(self.written(network, td)).transpose(-1, -2)
+            logits = widened(self.written(network, td)).transpose(-1, -2)
         else:
-            logits = wide(network.logits(*self.inputs(td)))
+            logits = widened(network.logits(*self.inputs(td)))
         atoms = self.support.shape[0]
         if logits.ndim < 2 or logits.shape[-1] != atoms:
             raise ValueError(
@@ -98,7 +98,7 @@ class DeviceC51Loss(DistributionalLoss):
     @property
     def support(self) -> Tensor:
         """``[M]`` the atoms."""
-        return wide(support_of(self.value_network))
+        return widened(support_of(self.value_network))
 
     def rows(self, td: TensorDictBase) -> Rows:
         """Cross-entropy (as loss and priority) and mean value of each row of a batch ``[*]``."""

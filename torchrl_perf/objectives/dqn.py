@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchrl.data import TensorSpec
 from torchrl.objectives import ValueEstimators
 
-from torchrl_perf.functional.reduction import wide
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, best_action, former_names, of_action
 
@@ -76,7 +76,7 @@ class DeviceDQNLoss(DistributionalLoss):
     def values(self, network: Any, td: TensorDictBase) -> Tensor:
         """``[*, D]`` values of states, or (with ``td["next"]``) next states."""
         found = self.written(network, td) if self.is_tensordict_module else network(*self.inputs(td))
-        return self.check_actions(wide(cast("Tensor", found)), -1)
+        return self.check_actions(widened(cast("Tensor", found)), -1)
 
     def rows(self, td: TensorDictBase) -> Rows:
         """Loss, absolute temporal difference and value of each row of a batch ``[*]``."""

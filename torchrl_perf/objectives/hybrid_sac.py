@@ -15,7 +15,8 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.hybrid import expected_soft_value
 from torchrl_perf.functional.masked import masked_entropy
-from torchrl_perf.functional.reduction import critic_rows, wide
+from torchrl_perf.functional.reduction import critic_rows
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
 from torchrl_perf.objectives.checks import column, refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
@@ -229,8 +230,8 @@ class HybridSACLoss(OffPolicyLoss):
                 "the batch, or PPO."
             )
         draws = [scored_sample(dist.dists[key]) for key in self.continuous_keys]
-        draws = [(action, wide(log_prob)) for action, log_prob in draws]
-        policy = None if self.discrete_key is None else wide(cast("Any", dist.dists[self.discrete_key]).logits)
+        draws = [(action, widened(log_prob)) for action, log_prob in draws]
+        policy = None if self.discrete_key is None else widened(cast("Any", dist.dists[self.discrete_key]).logits)
         here = HybridDraw(
             tuple(action[:rows] for action, _ in draws),
             tuple(log_prob[:rows] for _, log_prob in draws),
@@ -251,7 +252,7 @@ class HybridSACLoss(OffPolicyLoss):
         keys = [key for key in map(unravel_key, cast("list[NestedKey]", self.critic.in_keys)) if key not in given]
         inputs = {key: td.get(unravel_key(("next", key)) if following else key) for key in keys}
         gathered = _gathered(cast("dict[NestedKey, Tensor]", inputs | given), td.shape[0], td.device)
-        values = wide(critic(gathered).get(self.value_key))
+        values = widened(critic(gathered).get(self.value_key))
         dims = 2 if self.discrete_key is None else 3
         if values.ndim != dims or values.shape[0] != td.shape[0]:
             shape = "[B, K]" if dims == 2 else "[B, K, D], the values of all choices"

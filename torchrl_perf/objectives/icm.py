@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.functional.icm import forward_error, inverse_error
-from torchrl_perf.functional.reduction import wide
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.objectives.loss_module import OffPolicyLoss
 
@@ -68,9 +68,9 @@ class ICMLoss(OffPolicyLoss):
     def losses(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted losses of inverse and forward model, and without gradients mean reward and accuracy, all 0-d."""
         out = self.icm.outputs(tensordict)
-        guess, features = wide(out.guess), wide(out.features)
+        guess, features = widened(out.guess), widened(out.features)
         inverse = self.reduced(inverse_error(guess, out.action, discrete=self.icm.discrete), tensordict)
-        error = self.reduced(forward_error(wide(out.predicted), features), tensordict)
+        error = self.reduced(forward_error(widened(out.predicted), features), tensordict)
         # of continuous actions there is no share that is guessed right
         accuracy = self._accuracy(guess, out.action, tensordict) if self.icm.discrete else error * torch.nan
         reward = self.icm.eta * error.detach()

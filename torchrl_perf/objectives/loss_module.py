@@ -18,7 +18,8 @@ from torchrl.objectives.value import TD0Estimator, TD1Estimator, TDLambdaEstimat
 from torchrl_perf.functional.advantages import td_lambda_targets
 from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.reduction import REDUCTIONS, reduce_rows, wide
+from torchrl_perf.functional.reduction import REDUCTIONS, reduce_rows
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, column, entry
 from torchrl_perf.objectives.twins import Twins, members_of
 from torchrl_perf.objectives.views import (
@@ -392,7 +393,7 @@ class OffPolicyLoss(LossModule):
         flag = following.get(keys.terminated, None)
         # as TorchRL: where there is one flag of the end, it is that of a terminal state
         flag, name = (entry(following, keys.done), keys.done) if flag is None else (flag, keys.terminated)
-        reward = column(wide(entry(following, keys.reward)), rows, ("next", keys.reward))
+        reward = column(widened(entry(following, keys.reward)), rows, ("next", keys.reward))
         return reward, column(flag, rows, ("next", name))
 
     def discount(self, td: TensorDictBase, rows: Sequence[int]) -> Tensor | float:

@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
-from torchrl_perf.functional.reduction import wide
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import (
@@ -88,9 +88,9 @@ class QuantileDQNLoss(DistributionalLoss):
     def rows(self, td: TensorDictBase) -> Rows:
         """Quantile Huber loss, absolute difference of means, and mean value of each row of a batch ``[*]``."""
         quantiles, taus = cast("Any", self.network).sample(*self.inputs(td), num_taus=self.num_taus[0])
-        quantiles = of_action(self.check_actions(wide(quantiles), -2), self.action(td))
+        quantiles = of_action(self.check_actions(widened(quantiles), -2), self.action(td))
         targets = self.targets(td, quantiles.shape[:-1])
-        loss = quantile_huber_loss(quantiles, targets, wide(taus), self.kappa)
+        loss = quantile_huber_loss(quantiles, targets, widened(taus), self.kappa)
         value = quantiles.detach().mean(-1)
         return Rows(loss, (targets.mean(-1) - value).abs(), value)
 
@@ -99,13 +99,13 @@ class QuantileDQNLoss(DistributionalLoss):
         """``[*, K']`` samples or quantiles of the target distribution, without a gradient, of rows ``[*]``."""
         inputs = self.inputs(cast("TensorDictBase", entry(td, "next")))
         quantiles, _ = cast("Any", self.target_network).sample(*inputs, num_taus=self.num_taus[1])
-        quantiles = wide(quantiles)
+        quantiles = widened(quantiles)
         reward, discount, terminated = self.step(td, quantiles.shape[:-2] if rows is None else rows)
         mask = self.next_mask(td)
         if self.greedy == "per_quantile":
             following = _greatest(quantiles, mask)
         else:
-            means = wide(cast("Any", self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
+            means = widened(cast("Any", self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
             following = of_action(quantiles, best_action(means, mask))
         # what the network says of a terminal state is not looked at, NaN or not
         following = following.masked_fill(terminated.unsqueeze(-1), 0.0)

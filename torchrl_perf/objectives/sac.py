@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec
 
-from torchrl_perf.functional.reduction import critic_rows, wide
+from torchrl_perf.functional.reduction import critic_rows
 from torchrl_perf.functional.sac import soft_target
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 
@@ -287,7 +288,7 @@ class DeviceSACLoss(OffPolicyLoss):
             both[key] = torch.cat([td.get(key), following])
         dist = cast("Any", self.actor).get_dist(TensorDict(both, [2 * rows, *td.shape[1:]], device=td.device))
         action, log_prob = scored_sample(dist) if noise is None else dist.rsample_and_log_prob(noise=noise)
-        log_prob = wide(log_prob)
+        log_prob = widened(log_prob)
         if log_prob.shape != (2 * rows, *td.shape[1:]):
             raise ValueError(
                 f"actor: expected log-probabilities {list(td.shape)}, one for each row, received "
@@ -434,7 +435,7 @@ def state_action_values(
     keys = [key for key in cast("list[NestedKey]", loss.critic.in_keys) if key != loss.action_key]
     inputs = {key: td.get(("next", key) if following else key) for key in keys}
     inputs[loss.action_key] = action
-    values = wide(critic(TensorDict(inputs, td.batch_size, device=td.device)).get(loss.value_key))
+    values = widened(critic(TensorDict(inputs, td.batch_size, device=td.device)).get(loss.value_key))
     if values.shape[:-1] != td.batch_size:
         raise ValueError(
             f"critic: expected values {[*td.batch_size, 'K']} at {loss.value_key!r}, received {list(values.shape)}. "

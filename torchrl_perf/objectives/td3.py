@@ -10,7 +10,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 
-from torchrl_perf.functional.reduction import critic_rows, wide
+from torchrl_perf.functional.reduction import critic_rows
+from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.sac import (
@@ -307,7 +308,7 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
         if self.target_noise == 0:
             return action if "max_action" not in self._buffers else action.clamp(*self._bounds())
         low, high = self._bounds()
-        unit = torch.randn_like(wide(action)) if noise is None else noise
+        unit = torch.randn_like(widened(action)) if noise is None else noise
         shift = (unit * self.target_noise).clamp(-self.noise_clip, self.noise_clip)
         if self.relative_noise:
             shift = shift * (high - low) / 2

@@ -192,10 +192,10 @@ class TestInfoKeys:
 class Seeded(gym.Env):
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
-    seeds = []
+    seeds = ()
 
     def reset(self, *, seed=None, options=None):
-        Seeded.seeds.append(seed)
+        Seeded.seeds = [*Seeded.seeds, seed]
         return np.zeros(1, np.float32), {}
 
     def step(self, action):

@@ -378,7 +378,8 @@ class HostCollector(BaseCollector):
         """Counters, the seed and the random state of random actions, as plain scalars.
 
         The envs' own state is theirs alone. After loading, all episodes begin anew, with seeds that follow from the
-        first seed and the batches so far, and are none of those that the run began with: two runs that load the same state go on alike, the saved run does not.
+        first seed and the batches so far, and are none of those that the run began with: two runs that load the same
+        state go on alike, the saved run does not.
         """
         return OrderedDict(
             frames=self._frames,
@@ -398,8 +399,8 @@ class HostCollector(BaseCollector):
         sizes = state_dict.get("num_envs")
         if sizes is not None and sizes != self.num_envs:
             raise ValueError(
-                f"state_dict: expected the state of {self.num_envs} envs, received one of {sizes}. Remedy: as many envs "
-                "as it was saved with, or a new run."
+                f"state_dict: expected the state of {self.num_envs} envs, received one of {sizes}. Remedy: as many "
+                "envs as it was saved with, or a new run."
             )
         if len(state_dict["actions"]) != len(self.groups):
             raise ValueError(

@@ -1,6 +1,6 @@
 """One gymnasium vector env as a collector drives it: send actions, receive outcomes, in any auto-reset mode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import TimeoutError as PipeTimeoutError
@@ -91,7 +91,7 @@ class HostGroup:
         in_flight: whether an action has been sent and its outcome not been received.
     """
 
-    def __init__(  # noqa: PLR0913  the parts of one group
+    def __init__(
         self,
         envs: VectorEnv,
         index: int,

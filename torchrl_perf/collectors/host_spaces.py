@@ -52,7 +52,7 @@ class Leaf:
     @property
     def numpy_dtype(self) -> np.dtype:
         """The stored dtype as numpy's."""
-        return torch.empty(0, dtype=self.dtype).numpy().dtype
+        return np.asarray(torch.empty(0, dtype=self.dtype)).dtype
 
     def spec(self, num_envs: int, device: torch.device) -> TensorSpec:
         """TorchRL's spec of the batched values, ``[N, *shape]``."""

@@ -88,7 +88,11 @@ RULES = {
     # the number of different indices is a size of the next kernel (embeddings with max_norm)
     "embedding_renorm_": Rule(("",)),
     # solvers whose convergence or degree the host reads
+    "_linalg_eigh": Rule(("",)),
     "_linalg_svd": Rule(("",)),
+    "linalg_pinv": Rule(("atol_rtol_tensor",)),
+    "cholesky": Rule(("",)),
+    "cholesky_inverse": Rule(("",)),
     "linalg_eig": Rule(("",)),
     "_linalg_eigvals": Rule(("",)),
     "linalg_lstsq": Rule(("",)),

@@ -47,7 +47,7 @@ REMEDIES = {
     **dict.fromkeys(("tolist", "numpy", "__array__", "cpu", COPY_TO_HOST), _METHOD),
     **dict.fromkeys(("linspace", "logspace"), _ENDS),
     **dict.fromkeys(("masked_fill", "masked_fill_", "index_fill", "index_fill_"), _FILL),
-    **dict.fromkeys(("_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_lstsq", "linalg_matrix_exp"), _SOLVER),
+    **dict.fromkeys((name for name in RULES if "linalg" in name or "cholesky" in name), _SOLVER),
     **dict.fromkeys(("searchsorted", "segment_reduce"), _CHECKED),
     "_to_sparse": _SIZE,
     "embedding_renorm_": "leave out max_norm=, or normalise the weights once per update",
@@ -71,10 +71,11 @@ HOST_METHODS = {
     Tensor.__array__: "__array__",
     Tensor.cpu: "cpu",
     Tensor.__repr__: "__repr__",
-    Tensor.__reduce_ex__: "pickle",
 }
 # They take tensors inside lists apart, element by element.
 CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+# Without weights they check a number that is on the CPU anyway.
+COVARIANCES = (torch.cov, Tensor.cov, torch.corrcoef, Tensor.corrcoef)
 # They check arguments on a CPU that they do not check on CUDA, or take tensors that have to be on the CPU.
 FREE_ON_CUDA = (
     torch.quantile,

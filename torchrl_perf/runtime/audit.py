@@ -40,6 +40,7 @@ from torchrl_perf.runtime._frames import Site, call_chain, locate, traceback_cha
 from torchrl_perf.runtime._host_copies import HostCopies
 from torchrl_perf.runtime._waits import (
     CONSTRUCTORS,
+    COVARIANCES,
     CUDA_REMEDY,
     FREE_ON_CUDA,
     HOST_METHODS,
@@ -217,6 +218,8 @@ class _Methods(TorchFunctionMode):
             with audit.hushed():
                 return func(*args, **kwargs)
         name = HOST_METHODS.get(func)
+        if func is Tensor.untyped_storage and _is_pickling(sys._getframe(1)):
+            name = "pickle"
         if name is None or args[0].device.type != "cpu" or audit.copies.has(args[0]):
             return func(*args, **kwargs)
         if not (name == "pickle" and _is_shallow_copy()):
@@ -233,13 +236,20 @@ def _is_free(func: Any, args: Any, kwargs: Any) -> bool:
     if func is Tensor.__setitem__:  # a number is filled in where a mask is true
         index, value = args[1], args[2]
         return isinstance(value, int | float) and isinstance(index, Tensor) and index.dtype == torch.bool
+    if func in COVARIANCES:
+        return len(args) < 3 and not {"fweights", "aweights"} & kwargs.keys()
     return func in FREE_ON_CUDA
+
+
+def _is_pickling(frame: Any) -> bool:
+    """Whether a tensor is asked for its storage in order to be written; `__reduce_ex__` itself passes no mode."""
+    return frame.f_code.co_name == "_typed_storage" and frame.f_back.f_code.co_name == "_reduce_ex_internal"
 
 
 def _is_shallow_copy() -> bool:
     """Whether a tensor is asked for its parts by `copy.copy`, which shares its memory."""
     frame = sys._getframe(2)
-    for _ in range(4):
+    for _ in range(6):
         if frame is None:
             return False
         if frame.f_code.co_filename == copy.__file__:

@@ -254,6 +254,8 @@ class Interception:
         for owner in (torch, Tensor):
             for name in ("quantile", "nanquantile", "tensor_split"):
                 replace(stack, owner, name, self._quiet_call)
+            for name in ("cov", "corrcoef"):
+                replace(stack, owner, name, self._quiet_call)
 
     def _counted_method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """A method that reads a CPU tensor without a kernel; reads of what `cpu` has returned wait no more."""
@@ -298,7 +300,8 @@ class Interception:
 
         @wraps(original)
         def quiet(*args: Any, **kwargs: Any) -> Any:
-            if local.busy or torch.compiler.is_compiling():
+            weighted = kwargs.keys() & {"fweights", "aweights"}  # of a covariance: those are checked
+            if local.busy or weighted or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             local.busy = True
             try:

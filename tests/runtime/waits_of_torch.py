@@ -2,8 +2,8 @@
 
 The list follows torch's own registry: every operator of ``native_functions`` whose result has a size that depends on
 values, whose kernel reads a number (``item``, ``cpu``, a size of the next launch), and every method of a tensor that
-gives Python a value. What waits was measured with ``torch.cuda.set_sync_debug_mode`` on an H200 with torch 2.11, but for
-what that mode does not see, which is marked "source".
+gives Python a value. What waits was measured with ``torch.cuda.set_sync_debug_mode`` on an H200 with torch 2.11 where
+the kernel does not say it by itself; what that mode does not see is marked "source".
 """
 
 import copy
@@ -115,7 +115,7 @@ OPERATIONS = [
     ("where", lambda t: torch.where(t["mask"], t["x"], t["s"]), FREE, "tensors"),
     # indices
     ("mask", lambda t: t["x"][t["mask"]], WAITS, "a size"),
-    ("set_mask", lambda t: set_item(t["x"], t["mask"], torch.ones(int(sum([1, 0])))), WAITS, "a size"),
+    ("set_mask", lambda t: set_item(t["x"], t["x"] > 0, t["x"]), WAITS, "a size"),
     ("set_mask_number", lambda t: set_item(t["x"], t["mask"], 0.0), FREE, "masked_fill_"),
     ("zero_dim_index", lambda t: t["x"][t["i"]], WAITS, "a number"),
     ("set_zero_dim_index", lambda t: set_item(t["x"], t["i"], 1.0), WAITS, "a number"),

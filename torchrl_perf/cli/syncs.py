@@ -21,8 +21,8 @@ __all__ = ["main"]
 DESCRIPTION = """Run a TorchRL or PyTorch script unchanged and list what made the host wait for the device: per line of
 the script and of the library beneath it, the operation, how often, how long (CUDA), and what to write instead. Without
 CUDA it counts on CPU tensors as a stand-in. The report goes to standard error, after the script's own output."""
-EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for arguments that cannot be used. A script that
-a signal ends (SIGTERM, a time limit) still gets its report; the code is 128 + the signal's number."""
+EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for arguments that cannot be used. A
+script that a signal ends (SIGTERM, a time limit) still gets its report; the code is 128 + the signal's number."""
 
 END_SIGNALS = ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGALRM", "SIGUSR1", "SIGUSR2")
 """What ends a process that does not handle it, and is sent by schedulers, ``timeout`` and closing terminals."""

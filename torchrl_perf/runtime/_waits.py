@@ -139,10 +139,9 @@ def host_wait(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda:
         return None
     if name in _MASKED:
         return name if _has_mask(args, kwargs, cuda=cuda) else None
-    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
-        return None
-    if name == "repeat_interleave" and len(args) > 1 and not isinstance(args[1], Tensor):
-        return None  # a fixed number of repeats
+    if name == "repeat_interleave":  # of a given size, or with a fixed number of repeats
+        known = kwargs.get("output_size") is not None or (len(args) > 1 and not isinstance(args[1], Tensor))
+        return None if known else name
     return name if name in _READS else None
 
 

@@ -159,7 +159,7 @@ class Interception:
         tensors of the inference mode have no such key, and there the ADInplaceOrView key tells.
         """
         outer = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
-        counted = self._counted_kernel(name.split(".")[0], outer, rule)
+        counted = self._counted_kernel(name.partition(".")[0], outer, rule)
         library.impl(name, counted, "AutogradCPU", with_keyset=True, allow_override=True)
 
     def _counted_kernel(self, op: str, kernel: Any, rule: Rule | None = None) -> Callable[..., Any]:

@@ -289,9 +289,8 @@ def remedy_for(op: str, libraries: Sequence[Call], source: str, *, on_host: bool
         for call in libraries:
             for entry in entries:
                 if _is_at(call, entry):
-                    if on_host and entry.name == _PERF + "collectors.DeviceCollector":
-                        return _SIMULATOR, _PERF + "collectors.HostCollector"
-                    return entry.remedy, entry.name
+                    of_device = on_host and entry.name == _PERF + "collectors.DeviceCollector"
+                    return (_SIMULATOR, _PERF + "collectors.HostCollector") if of_device else (entry.remedy, entry.name)
     general = REMEDIES.get(op, CUDA_REMEDY)
     if op in _READS and any(word in source for word in _NORM):
         return "keep the norm on the device: GuardedAdam clips without reading it", _PERF + "trainers.GuardedAdam"

@@ -8,44 +8,11 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from host_oracle import MODES, collector, gather
+from reused_buffer import Counter
 
 from torchrl_perf.collectors import HostCollector, HostEnvError
 
 KINDS = ["box", "dict", "tuple", "nested"]
-
-
-class Counter(gym.Env):
-    """Counts 1, 2, 3 and ends; a reset counts from 0. One buffer for all observations and one dict for all infos."""
-
-    def __init__(self, kind="box", length=3):
-        box = spaces.Box(-10, 10, (1,), np.float32)
-        self.kind, self.length = kind, length
-        self.observation_space = {
-            "box": box,
-            "dict": spaces.Dict({"a": box, "b": box}),
-            "tuple": spaces.Tuple([box, box]),
-            "nested": spaces.Dict({"a": spaces.Tuple([box, box]), "b": box}),
-        }[kind]
-        self.action_space = spaces.Discrete(2)
-        self.buffers = [np.zeros(1, np.float32) for _ in range(3)]
-        self.info = {"count": np.zeros(1, np.float32), "inner": {"count": 0}}
-
-    def _observe(self, count):
-        for i, buffer in enumerate(self.buffers):
-            buffer[:] = count + 10 * i if i == 0 else count
-        self.info["count"][:] = count
-        self.info["inner"]["count"] = count
-        a, b, c = self.buffers
-        return {"box": a, "dict": {"a": a, "b": b}, "tuple": (a, b), "nested": {"a": (a, b), "b": c}}[self.kind]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return self._observe(0), self.info
-
-    def step(self, action):
-        self.count += 1
-        return self._observe(self.count), float(self.count), self.count == self.length, False, self.info
 
 
 class Passing(gym.Wrapper):
@@ -89,9 +56,9 @@ def test_every_mode_and_way_gives_the_same_batch(mode, path, copy):
 @pytest.mark.parametrize(("context", "shared_memory"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_worker_processes_of_every_kind(context, shared_memory):
     envs = AsyncVectorEnv(
-        [Counter] * 2, autoreset_mode=AutoresetMode.SAME_STEP, context=context, shared_memory=shared_memory
+        [Counter], autoreset_mode=AutoresetMode.SAME_STEP, context=context, shared_memory=shared_memory
     )
-    collecting = HostCollector(envs, frames_per_batch=2 * 4, info_keys=["count", ("inner", "count")])
+    collecting = HostCollector(envs, frames_per_batch=4, info_keys=["count", ("inner", "count")])
     data = collecting.collect().clone()
     collecting.shutdown()
     assert data["next", "observation"][0].flatten().tolist() == [1, 2, 3, 1]

@@ -133,7 +133,6 @@ OPERATIONS = [
     ("nonzero_static", lambda t: torch.nonzero_static(t["x"], size=6), FREE, "a given size"),
     ("count_nonzero", lambda t: t["x"].count_nonzero(), FREE, "a tensor"),
     ("masked_select", lambda t: t["x"].masked_select(t["mask"]), WAITS, "a size"),
-    ("combinations", lambda t: torch.combinations(t["x"]), WAITS, "a size"),
     ("unique", lambda t: t["x"].unique(), WAITS, "a size"),
     ("unique_dim", lambda t: torch.unique(t["m"], dim=0), WAITS, "a size"),
     ("unique_consecutive", lambda t: torch.unique_consecutive(t["x"]), WAITS, "a size"),

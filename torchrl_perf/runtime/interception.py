@@ -144,6 +144,8 @@ class Interception:
         for op, rule in RULES.items():
             for overload in rule.overloads:
                 name = f"{op}.{overload}" if overload else op
+                if not hasattr(torch.ops.aten, op):
+                    continue  # gone from newer versions of torch, as torch.cholesky is
                 if rule.reads:
                     self._tell_reads_from_inner_ones(library, name, rule)
                     continue

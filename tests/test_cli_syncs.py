@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -290,3 +291,72 @@ def test_as_a_command_it_leaves_standard_output_to_the_script(tmp_path, script):
     )
     assert result.stdout == plain.stdout
     assert "4 host waits in the loop: 1.00 per step" in result.stderr
+
+
+ENDLESS = """
+import sys, time
+import torch
+
+x = torch.rand(3)
+for step in range(10**9):
+    x.sum().item()
+    if step == 3:
+        print("running", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
+def test_a_script_that_is_ended_from_outside_gets_its_report(tmp_path, number):
+    script, report = tmp_path / "endless.py", tmp_path / "report.json"
+    script.write_text(ENDLESS)
+    command = [sys.executable, "-m", "torchrl_perf", "syncs", "--device", "cpu", "--json", str(report), str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"the script was ended by {number.name}" in errors
+    assert "x.sum().item()" in errors
+    assert json.loads(report.read_text())["waits"]["loop"] >= 4
+
+
+def test_a_handler_of_the_script_comes_first_and_none_is_left_behind(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    before = signal.getsignal(signal.SIGHUP)
+    own = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["syncs", "--device", "cpu", str(script)]) == 7
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+GYM = """
+import warnings
+warnings.filterwarnings("ignore")
+from torchrl.collectors import Collector
+from torchrl.envs import GymEnv, RewardSum, TransformedEnv
+
+env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+env.rollout(5)
+collector = Collector(env, None, frames_per_batch=50, total_frames=100)
+for batch in collector:
+    pass
+collector.shutdown()
+"""
+
+
+def test_one_env_gets_advice_for_one_collector(tmp_path):
+    script, report = tmp_path / "loop.py", tmp_path / "report.json"
+    script.write_text(GYM)
+    assert main(["syncs", "--device", "cpu", "--json", str(report), str(script)]) == 0
+    rows = json.loads(report.read_text())["rows"]
+    advised = {row["replacement"].rpartition(".")[2] for row in rows}
+    assert "HostCollector" in advised
+    assert "DeviceCollector" not in advised

@@ -13,6 +13,7 @@ from torch import nn
 
 from torchrl_perf.collectors import HostCollector
 from torchrl_perf.collectors.host_packed import PackedRows
+from torchrl_perf.runtime.seeds import stream_seeds
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 PATHS = ["direct", "packed", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -113,12 +114,13 @@ def leaves(space, observation, key=()):
     return {key or ("observation",): torch.as_tensor(value)}
 
 
-def check_against_loop(data, make_env, seed):
+def check_against_loop(data, make_env, seed, *, first=0, start=0, total=None):
     """Every field of every row, env by env, against a scalar env that gets the same actions."""
     ids = 0
+    seeds = stream_seeds(seed, data.shape[0], first=first, start=start, total=total)
     for n in range(data.shape[0]):
         env = make_env()
-        observation, _ = env.reset(seed=seed + n)
+        observation, _ = env.reset(seed=seeds[n])
         began = True
         for t in range(data.shape[1]):
             row = data[n, t]

@@ -26,6 +26,7 @@ from torch import nn
 
 from torchrl_perf.collectors import HostCollector, host_specs
 from torchrl_perf.modules import DeterministicActor, DeviceActor, GumbelCategorical, OUNoise
+from torchrl_perf.runtime.seeds import stream_seeds
 
 pytestmark = [
     # mujoco 4: two of gymnasium's models still use an attribute that it retires
@@ -114,7 +115,7 @@ class TestOtherVectorEnvs:
         make_envs = lambda mode: vector_env.AtariVectorEnv("pong", 3, autoreset_mode=mode, **options)  # noqa: E731
         data = gather(HostCollector(make_envs(mode), frames_per_batch=3 * 8, seed=6), 5)
         assert data["observation"].dtype == torch.uint8
-        streams = next_step_streams(make_envs("NextStep"), 6, data["action"].numpy())
+        streams = next_step_streams(make_envs("NextStep"), np.array(stream_seeds(6, 3)), data["action"].numpy())
         for key, value in streams.items():
             assert torch.equal(data[key].squeeze(-1), torch.as_tensor(value)), key
         assert data["next", "done"].sum() >= 6
@@ -187,7 +188,7 @@ class TestNextStepIsCarried:
         collecting = collector(path, envs, frames_per_batch=len(fns) * num_steps, seed=3)
         data = gather(collecting, 12)
         for n, fn in enumerate(fns):
-            check_against_loop(data[n : n + 1], fn, 3 + n)
+            check_against_loop(data[n : n + 1], fn, 3, first=n)
         check_trajectories(data)
         assert collecting.frames == 12 * len(fns) * num_steps
 

@@ -18,6 +18,12 @@ WHOLE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def every_card_is_visible(monkeypatch):
+    """Whatever the machine hides from CUDA."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 class NVMLError(Exception):
     """What the real module raises."""
 

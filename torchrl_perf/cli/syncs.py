@@ -7,20 +7,25 @@ import importlib.util
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["main"]
 
 DESCRIPTION = """Run a TorchRL or PyTorch script unchanged and list what made the host wait for the device: per line of
 the script and of the library beneath it, the operation, how often, how long (CUDA), and what to write instead. Without
 CUDA it counts on CPU tensors as a stand-in. The report goes to standard error, after the script's own output."""
-EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for arguments that cannot be used."""
+EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for arguments that cannot be used. A
+script that a signal ends (SIGTERM, a time limit) still gets its report; the code is 128 + the signal's number."""
+
+END_SIGNALS = ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGALRM", "SIGUSR1", "SIGUSR2")
+"""What ends a process that does not handle it, and is sent by schedulers, ``timeout`` and closing terminals."""
 
 
 def main(argv: list[str]) -> int:
@@ -150,8 +155,11 @@ def audited(parser: argparse.ArgumentParser, options: argparse.Namespace, progra
     if cuda and not torch.cuda.is_available():
         parser.error("--device cuda: expected a CUDA device, received none; leave it out to count on CPU tensors")
     audit = ScriptAudit(program.file, cuda=cuda, max_steps=options.max_steps, max_iterations=options.max_iterations)
-    with Stopwatch("cpu") as watch, audit:
+    with Stopwatch("cpu") as watch, audit, ended_from_outside() as ends:
         code = exit_code(program)
+    if ends.signum is not None:
+        print(f"\ntorchrl-perf syncs: the script was ended by {signal.Signals(ends.signum).name}", file=sys.stderr)
+        code = 128 + ends.signum
     report = audit.report(watch.seconds)
     sys.stdout.flush()
     print(f"\ntorchrl-perf syncs: {program.module or program.file}\n{to_text(report, options.top)}", file=sys.stderr)
@@ -169,6 +177,46 @@ def audited(parser: argparse.ArgumentParser, options: argparse.Namespace, progra
     return code
 
 
+class EndedFromOutside(BaseException):
+    """Raised inside the script where a signal ends it, so that the report is still printed."""
+
+    signum: int | None = None
+
+
+@contextmanager
+def ended_from_outside() -> Iterator[EndedFromOutside]:
+    """Turns signals that would end the process at once into an exception of the script.
+
+    A script's own handlers replace these. A second signal ends the process at once. Outside the main thread, where
+    Python delivers no signals, nothing is done.
+
+    Yields:
+        The exception, whose ``signum`` is the number of the signal that came, or None.
+    """
+    ends = EndedFromOutside()
+
+    def end(signum: int, frame: Any) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        ends.signum = signum
+        raise ends
+
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in map(_number, END_SIGNALS) if n is not None and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield ends
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _number(name: str) -> int | None:
+    return getattr(signal, name, None)  # Windows has but few of them
+
+
 def exit_code(program: Program) -> int:
     """Run a program to its end, or to the limit on its steps, and return the exit code that Python would give it."""
     from torchrl_perf.runtime.loop_marks import StepLimit
@@ -178,6 +226,8 @@ def exit_code(program: Program) -> int:
         program.run()
     except StepLimit:
         limit = True
+    except EndedFromOutside as error:
+        return 128 + (error.signum or 0)
     except SystemExit as error:
         return _code_of(error)
     except KeyboardInterrupt as error:

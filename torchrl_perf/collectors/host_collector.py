@@ -1,7 +1,7 @@
 """Rollouts of gymnasium vector envs, which step on the CPU, into preallocated storage on the policy's device."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
@@ -19,15 +19,15 @@ from torchrl_perf.collectors import validation
 from torchrl_perf.collectors.device_collector import DeviceCollector
 from torchrl_perf.collectors.host_faults import HostEnvError
 from torchrl_perf.collectors.host_groups import HostGroup
+from torchrl_perf.collectors.host_info import InfoKeys, info_leaves, learned_info_leaves
 from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.collectors.host_policy import PolicyCall, policy_device
 from torchrl_perf.collectors.host_rows import DirectRows, GroupRows, HostBatch
 from torchrl_perf.collectors.host_spaces import INIT_KEY, HostSpecs, action_leaf, observation_leaves
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.seeds import check_seed, independent_seed
 
 Mode = Literal["auto", "eager", "compile", "graph"]
-_SEEDS = 2**31 - 1  # the envs behind gymnasium take 32 bits
-_STRIDE = 1_000_003  # a prime: seeds of later starts do not meet those of the first
 
 
 class HostCollector(BaseCollector):
@@ -55,14 +55,23 @@ class HostCollector(BaseCollector):
         mode: ``"eager"``; ``"compile"``: the policy is one compiled function; ``"graph"``: it is a CUDA graph;
             ``"auto"``: ``"graph"`` on CUDA, else ``"eager"``.
         postproc: called on each batch that iteration yields.
-        seed: env i starts with ``seed + i``, and random actions follow from it. None: not reproducible. envpool takes
-            the seeds of its envs when it is made.
+        seed: an integer from 0 on, from which the envs' seeds (``runtime.seeds.stream_seeds``) and random actions
+            follow. Two seeds have no stream in common. None: not reproducible. A vector env of unknown kind gets one
+            number to count on from; envpool takes the seeds of its envs when it is made.
+        timeout: seconds that a step or a reset of a vector env may take; then ``HostEnvError`` names the env and its
+            processes are ended. ``"auto"``: 600 for envs in processes or threads of their own; for one vector env that
+            steps in the loop's own thread no limit, since a limit costs a thread there. None: no limit.
+        info_keys: entries of the envs' ``info`` to store, as further observations: at the root, where the policy can
+            read them (an action mask), and below ``"next"``. A mapping of keys to a gymnasium space or a TorchRL spec
+            of one env's value; or a list of keys, whose specs are learned from a reset at construction. A tuple is the
+            key of an entry in nested dicts. An env whose info lacks the entry (its ``_key`` mask is false) gets zeros.
 
     Keys written: the observation (``"observation"``, or the keys of a Dict space; a Tuple's entries are
     ``("observation", "0")`` and so on), what the policy writes (``"action"`` among it), the same observation below
     ``"next"``, ``("next", "reward")`` float32, done, terminated and truncated (bool, ``[N, T, 1]``, at the root too,
     where they are false), ``"is_init"`` bool ``[N, T, 1]``, True at the first step of an episode (below ``"next"``
-    always false), ``("collector", "traj_ids")`` int64 ``[N, T]``.
+    always false), ``("collector", "traj_ids")`` int64 ``[N, T]``, and the entries of ``info_keys``, the final step's
+    own (``final_info``) below ``"next"`` where an episode ends.
 
     Dtypes are those of the spaces, except float64, which becomes torch's default dtype, and uint16 and uint32, which
     become int32 and int64. Discrete values are stored from 0 on, whatever the space's ``start``, which actions get back
@@ -81,7 +90,7 @@ class HostCollector(BaseCollector):
     _weight_sync_schemes = None
     _maybe_fallback_update = DeviceCollector._maybe_fallback_update
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
         envs: VectorEnv | Sequence[VectorEnv],
         policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
@@ -93,10 +102,13 @@ class HostCollector(BaseCollector):
         mode: Mode = "auto",
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         seed: int | None = None,
+        timeout: float | Literal["auto"] | None = "auto",
+        info_keys: InfoKeys = (),
     ) -> None:
         vector_envs = list(envs) if isinstance(envs, list | tuple) else [envs]
         self.device = policy_device(policy, device)
-        self._make_groups(vector_envs)
+        self._seed = check_seed("seed", seed)
+        self._make_groups(vector_envs, _checked_timeout(timeout), info_keys)
         self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
         self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
         self.total_frames = total_frames
@@ -109,7 +121,8 @@ class HostCollector(BaseCollector):
         self._random_steps = -(-init_random_frames // self.num_envs)
         self._frames = 0
         self._iter = -1
-        self._seed = self._start_seed = seed
+        self._start_number = 0
+        self._is_seeded = False
         self._started = False
         self._next_traj = 0
         self.mode = validation.resolve_mode(mode, self.device)
@@ -119,7 +132,7 @@ class HostCollector(BaseCollector):
 
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _make_groups(self, vector_envs: list[VectorEnv]) -> None:
+    def _make_groups(self, vector_envs: list[VectorEnv], timeout: Any, info_keys: InfoKeys) -> None:
         if not vector_envs:
             raise ValueError("envs: expected a gymnasium.vector.VectorEnv or a list of them, received an empty list.")
         first = vector_envs[0]
@@ -135,12 +148,24 @@ class HostCollector(BaseCollector):
                         f"envs: expected groups with equal spaces, received {name} {getattr(first, name)} in group 0 "
                         f"and {getattr(each, name)} in group {i}. Remedy: one collector for each kind of env."
                     )
-        self._leaves = observation_leaves(first.single_observation_space)
+        observed = observation_leaves(first.single_observation_space)
+        if isinstance(info_keys, str):
+            raise ValueError(
+                f"info_keys: expected a list or a mapping, received {info_keys!r}. Remedy: [{info_keys!r}]."
+            )
+        if info_keys and not isinstance(info_keys, Mapping):
+            _, info = first.reset()
+            told = learned_info_leaves(info_keys, info, observed, int(first.num_envs))
+        else:
+            told = info_leaves(dict(info_keys), observed)
+        self._leaves = [*observed, *told]
         self._action_leaf = action_leaf(first.single_action_space)
         self.groups: list[HostGroup] = []
         offset = 0
         for i, each in enumerate(vector_envs):
-            self.groups.append(HostGroup(each, i, offset, self._leaves, threaded=len(vector_envs) > 1))
+            threaded = len(vector_envs) > 1
+            group = HostGroup(each, i, offset, observed, threaded=threaded, timeout=timeout, info_leaves=told)
+            self.groups.append(group)
             offset += self.groups[-1].num_envs
         self.num_envs = offset
         self.specs = HostSpecs(self._leaves, self._action_leaf, offset, self.device)
@@ -170,7 +195,7 @@ class HostCollector(BaseCollector):
 
     def _seed_actions(self) -> None:
         for group, space in zip(self.groups, self._action_spaces, strict=True):
-            space.seed(None if self._seed is None else self._seed + group.offset)
+            space.seed(None if self._seed is None else independent_seed(self._seed, group.index))
 
     # -- collection ---------------------------------------------------------------------------------------------------
 
@@ -217,11 +242,12 @@ class HostCollector(BaseCollector):
         """Begins every env's first episode."""
         for group, rows in zip(self.groups, self._rows, strict=True):
             try:
-                observation = group.reset(None if self._start_seed is None else self._start_seed + group.offset)
+                seed = None if self._is_seeded else self._seed  # later episodes go on in the envs' own streams
+                observation = group.reset(seed, start=self._start_number, total=self.num_envs)
             except Exception as error:
                 raise self._failed(group, error) from error
             rows.restart(observation, self._number(np.ones(group.num_envs, dtype=bool), rows.traj_ids))
-        self._started = True
+        self._started = self._is_seeded = True
 
     def _number(self, began: np.ndarray, current: np.ndarray) -> np.ndarray:
         """Trajectory numbers with new ones for the episodes that began, in order of time, group and env."""
@@ -268,7 +294,7 @@ class HostCollector(BaseCollector):
                 with suppress(Exception):  # a second fault adds nothing to the first
                     rows.store_outcome(other.receive())
         complete = min(self.num_steps, *(rows.slowest for rows in self._rows)) if self._started else 0
-        return HostEnvError.of(group, error, self._start_seed, self._store.batch[:, :complete].clone())
+        return HostEnvError.of(group, error, self._store.batch[:, :complete].clone())
 
     def _close(self, *, broken: bool) -> None:
         if self.closed:
@@ -320,14 +346,22 @@ class HostCollector(BaseCollector):
         return getattr(self.policy, attr)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds envs and random actions; episodes begin anew. Returns the seed for a next collector."""
-        self._seed = self._start_seed = seed
+        """Seeds envs and random actions; episodes begin anew. Returns the seed for a next collector.
+
+        Raises:
+            ValueError: for a seed below 0.
+        """
+        self._seed = check_seed("seed", seed)
+        self._start_number = 0
         self._seed_actions()
-        self._started = False
-        return seed if static_seed else seed + self.num_envs
+        self._started = self._is_seeded = False
+        return seed if static_seed else seed + 1
 
     def reset(self) -> None:
-        """Abandons the running episodes, and what has been collected ahead: the next batch starts with a reset."""
+        """Abandons the running episodes, and what has been collected ahead: the next batch starts with a reset.
+
+        The envs' random streams go on: what has been collected does not come again.
+        """
         self._started = False
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
@@ -336,20 +370,23 @@ class HostCollector(BaseCollector):
             self._close(broken=not raise_on_error)
         elif not self.closed:
             self.closed = True
-            for rows in self._rows:
+            for group, rows in zip(self.groups, self._rows, strict=True):
                 rows.release()
+                group.release()
 
     def state_dict(self) -> OrderedDict:
         """Counters, the seed and the random state of random actions, as plain scalars.
 
         The envs' own state is theirs alone. After loading, all episodes begin anew, with seeds that follow from the
-        first seed and the frames so far: two runs that load the same state go on alike, the saved run does not.
+        first seed and the batches so far, and are none of those that the run began with: two runs that load the same
+        state go on alike, the saved run does not.
         """
         return OrderedDict(
             frames=self._frames,
             iter=self._iter,
             seed=self._seed,
             next_traj=self._next_traj,
+            num_envs=self.num_envs,
             actions=[space.np_random.bit_generator.state for space in self._action_spaces],
         )
 
@@ -357,8 +394,14 @@ class HostCollector(BaseCollector):
         """Restores :meth:`state_dict`.
 
         Raises:
-            ValueError: for the state of a collector with another number of groups.
+            ValueError: for the state of a collector with another number of groups or envs.
         """
+        sizes = state_dict.get("num_envs")
+        if sizes is not None and sizes != self.num_envs:
+            raise ValueError(
+                f"state_dict: expected the state of {self.num_envs} envs, received one of {sizes}. Remedy: as many "
+                "envs as it was saved with, or a new run."
+            )
         if len(state_dict["actions"]) != len(self.groups):
             raise ValueError(
                 f"state_dict: expected {len(self.groups)} groups of envs, received {len(state_dict['actions'])}. "
@@ -368,6 +411,12 @@ class HostCollector(BaseCollector):
         self._next_traj, self._seed = state_dict["next_traj"], state_dict["seed"]
         for space, state in zip(self._action_spaces, state_dict["actions"], strict=True):
             space.np_random.bit_generator.state = state
-        if self._seed is not None:
-            self._start_seed = (self._seed + _STRIDE * self._frames) % _SEEDS
-        self._started = False
+        self._start_number = self._iter + 2  # 0 is the start of the run itself
+        self._started = self._is_seeded = False
+
+
+def _checked_timeout(timeout: Any) -> Any:
+    valid = timeout is None or timeout == "auto"
+    if not valid and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise ValueError(f"timeout: expected 'auto', None or seconds above 0, received {timeout!r}.")
+    return timeout

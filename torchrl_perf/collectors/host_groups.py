@@ -1,20 +1,26 @@
 """One gymnasium vector env as a collector drives it: send actions, receive outcomes, in any auto-reset mode."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from multiprocessing import TimeoutError as PipeTimeoutError
 from multiprocessing import connection
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from torchrl_perf.collectors.host_faults import EnvTimeoutError
+from torchrl_perf.collectors.host_finals import FinalWatch, protect_finals, unprotect_finals
+from torchrl_perf.collectors.host_info import read_info
 from torchrl_perf.collectors.host_spaces import Leaf
+from torchrl_perf.collectors.host_thread import CallThread
+from torchrl_perf.runtime.seeds import block_seed, stream_seeds
 
 AutoReset = Literal["next_step", "same_step", "disabled"]
 _MODES: dict[str, AutoReset] = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
+_AUTO_TIMEOUT = 600.0
+_PATIENCE = 2.0  # seconds for a worker process to end by itself
 FINAL_KEYS = ("final_obs", "final_observation")  # gymnasium from 1.1 on, and before
 
 
@@ -66,7 +72,8 @@ class HostGroup:
     """A vector env whose steps may run while the host does something else.
 
     An ``AsyncVectorEnv`` steps in its own processes and an ``AtariVectorEnv`` in its own threads; any other one steps
-    in a thread of its own if ``threaded``, else inside :meth:`receive`.
+    in a thread of its own if ``threaded``, else inside :meth:`receive`. In mode SAME_STEP its envs are made to keep
+    their final observations, or are watched for whether they do, see ``host_finals``.
 
     Args:
         envs: the vector env.
@@ -74,6 +81,9 @@ class HostGroup:
         offset: number of its first env among all.
         leaves: of the observation of one env.
         threaded: whether other groups can work meanwhile.
+        timeout: seconds that a step or a reset may take. ``"auto"``: 600 where the envs step in processes or a thread
+            of their own, and no limit where a limit would cost a thread.
+        info_leaves: entries of ``info`` that count as leaves too, behind those of the observation.
 
     Attributes:
         mode: when it resets.
@@ -81,7 +91,17 @@ class HostGroup:
         in_flight: whether an action has been sent and its outcome not been received.
     """
 
-    def __init__(self, envs: VectorEnv, index: int, offset: int, leaves: Sequence[Leaf], *, threaded: bool) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv,
+        index: int,
+        offset: int,
+        leaves: Sequence[Leaf],
+        *,
+        threaded: bool,
+        timeout: float | Literal["auto"] | None = "auto",
+        info_leaves: Sequence[Leaf] = (),
+    ) -> None:
         self.envs: Any = envs
         self.index = index
         self.num_envs = int(envs.num_envs)
@@ -89,30 +109,82 @@ class HostGroup:
         self.mode = autoreset_mode(envs)
         self.steps = 0
         self.in_flight = False
-        self._leaves = leaves
+        self.seeds: list[int] | None = None
+        self._leaves, self._info_leaves = leaves, info_leaves
         self._final: list[np.ndarray] | None = None
-        self._thread: _StepThread | None = None
-        if isinstance(envs, AsyncVectorEnv):
-            self._send, self._receive = envs.step_async, envs.step_wait
-        elif type(envs).__module__.startswith("ale_py."):
+        self._thread: CallThread | None = None
+        inner = envs.unwrapped
+        own_process = isinstance(envs, AsyncVectorEnv)
+        atari = type(envs).__module__.startswith("ale_py.")
+        wants_thread = threaded and not atari
+        if timeout == "auto":
+            wants_thread = wants_thread or isinstance(inner, AsyncVectorEnv)
+        elif timeout is not None:
+            wants_thread = True
+        if not own_process and wants_thread:
+            self._thread = CallThread()
+        self._timeout = _AUTO_TIMEOUT if timeout == "auto" and (own_process or self._thread) else timeout
+        self._timeout = None if self._timeout == "auto" else self._timeout
+        if own_process:
+            self._send, self._receive = envs.step_async, self._wait_for_processes
+        elif self._thread is not None:
+            thread = self._thread
+            self._send, self._receive = (lambda action: thread.send(self.envs.step, action)), self._wait_for_thread
+        elif atari:
             self._send, self._receive = self.envs.send, self.envs.recv
-        elif threaded:
-            self._thread = _StepThread(envs.step)
-            self._send, self._receive = self._thread.send, self._thread.receive
         else:
             self._send, self._receive = self._hold, self._step_held
+        protected = self.mode != "same_step" or protect_finals(inner)
+        self._watch = None if protected else FinalWatch()
+        self._root_info: list[np.ndarray] = []
 
     # -- stepping -----------------------------------------------------------------------------------------------------
 
-    def reset(self, seed: int | None) -> list[Any]:
-        """Begins all episodes anew, env i of the group with ``seed + i``; returns the observation's leaves."""
-        observation, _ = self.envs.reset(seed=seed)
-        return self._read(observation)
+    def reset(self, seed: int | None, *, start: int = 0, total: int | None = None) -> list[Any]:
+        """Begins all episodes anew; returns the leaves.
+
+        Args:
+            seed: of the run; None for none.
+            start: number of the start, which tells the seeds of a resumed run from those of its first start.
+            total: number of the envs of all groups.
+        """
+        observation, info = self._reset(seed=self._make_seeds(seed, start, total))
+        leaves = self._read(observation, info)
+        if self._watch is not None:
+            self._watch.remember(leaves)
+        return leaves
+
+    def _make_seeds(self, seed: int | None, start: int, total: int | None) -> Any:
+        """What the vector env's ``reset`` takes: a list, an array or, of unknown kinds, one number to count on from."""
+        if seed is None:
+            return None
+        inner = self.envs.unwrapped
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) or type(inner).__module__.startswith("ale_py."):
+            self.seeds = stream_seeds(seed, self.num_envs, start=start, first=self.offset, total=total)
+            return self.seeds if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) else np.array(self.seeds)
+        first = block_seed(seed, self.num_envs, start=start, number=self.index)
+        self.seeds = list(range(first, first + self.num_envs))
+        return first
+
+    def _reset(self, **arguments: Any) -> Any:
+        if isinstance(self.envs, AsyncVectorEnv):
+            self.envs.reset_async(**arguments)
+            try:
+                return self.envs.reset_wait(self._timeout)
+            except PipeTimeoutError as error:
+                raise self._timed_out("reset") from error
+        if self._thread is None:
+            return self.envs.reset(**arguments)
+        self._thread.send(lambda: self.envs.reset(**arguments))
+        return self._wait_for_thread("reset")
 
     def reset_done(self, done: np.ndarray) -> list[Any]:
         """Resets the envs that are done (mode ``"disabled"``); returns the leaves of all envs."""
-        observation, _ = self.envs.reset(options={"reset_mask": np.array(done)})
-        return self._read(observation)
+        observation, info = self._reset(options={"reset_mask": np.array(done)})
+        leaves = self._read(observation, info)
+        for leaf, before in zip(leaves[len(self._leaves) :], self._root_info, strict=True):
+            leaf[~done] = before[~done]  # the info of a reset tells of the envs that were reset alone
+        return leaves
 
     def send(self, action: np.ndarray) -> None:
         """Starts a step."""
@@ -126,13 +198,18 @@ class HostGroup:
         self.steps += 1
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         done = terminated | truncated
-        final = self._read_final(info, done) if self.mode == "same_step" and done.any() else None
-        return Outcome(self._read(observation), np.asarray(reward), terminated, truncated, done, final)
+        leaves = self._read(observation, info)
+        self._root_info = leaves[len(self._leaves) :]
+        final = self._read_final(info, done, leaves) if self.mode == "same_step" and done.any() else None
+        if self._watch is not None:
+            self._watched(leaves, final, done)
+        return Outcome(leaves, np.asarray(reward), terminated, truncated, done, final)
 
-    def _read(self, observation: Any) -> list[Any]:
-        return [leaf.read(observation) for leaf in self._leaves]
+    def _read(self, observation: Any, info: Any) -> list[Any]:
+        leaves = [leaf.read(observation) for leaf in self._leaves]
+        return leaves + [read_info(leaf, info, self.num_envs) for leaf in self._info_leaves]
 
-    def _read_final(self, info: dict[str, Any], done: np.ndarray) -> list[np.ndarray]:
+    def _read_final(self, info: dict[str, Any], done: np.ndarray, leaves: Sequence[Any]) -> list[np.ndarray]:
         """The rows that are done, from an object array of single observations or from a batched observation."""
         final = next((info[key] for key in FINAL_KEYS if key in info), None)
         if final is None:
@@ -140,16 +217,66 @@ class HostGroup:
                 f"envs: expected info['final_obs'] from {type(self.envs).__name__}, which resets in the same step, "
                 f"received info keys {sorted(map(str, info))}. Remedy: an env that gives it, or another mode."
             )
+        final_info = [read_info(leaf, info.get("final_info", {}), self.num_envs) for leaf in self._info_leaves]
         if not (isinstance(final, np.ndarray) and final.dtype == object):
-            return self._read(final)
+            batched = [leaf.read(final) for leaf in self._leaves]
+            self._refuse_shared(batched, leaves)
+            return batched + final_info
         if self._final is None:
             kinds = [np.asarray(leaf.read(final[np.argmax(done)])).dtype for leaf in self._leaves]
             shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
             self._final = [np.zeros(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         for i in np.flatnonzero(done):
-            for row, leaf in zip(self._final, self._leaves, strict=True):
-                row[i] = leaf.read(final[i])
-        return self._final
+            one = [leaf.read(final[i]) for leaf in self._leaves]
+            self._refuse_shared(one, leaves)
+            for row, value in zip(self._final, one, strict=True):
+                row[i] = value
+        return self._final + final_info
+
+    def _refuse_shared(self, final: Sequence[Any], leaves: Sequence[Any]) -> None:
+        if self._watch is None:
+            return
+        for one, leaf in zip(final, leaves, strict=False):
+            if self._watch.share_memory(one, leaf):
+                self._refuse_overwritten("shares the memory of the observation behind the reset")
+
+    def _watched(self, leaves: Sequence[Any], final: Sequence[Any] | None, done: np.ndarray) -> None:
+        assert self._watch is not None
+        count = len(self._leaves)
+        if final is not None and self._watch.look_alike(final[:count], leaves[:count], done):
+            self._refuse_overwritten("equals the observation behind the reset at each of the first ends of episodes")
+        if self._watch.is_over:
+            self._watch = None
+        else:
+            self._watch.remember(leaves[:count])
+
+    def _refuse_overwritten(self, how: str) -> None:
+        raise ValueError(
+            f"envs: expected the true final observations in info['final_obs'] of {type(self.envs.unwrapped).__name__}, "
+            f"which resets in the same step; received one that {how}. Remedy: let the env return a copy of its "
+            "observation where an episode ends, or autoreset_mode=AutoresetMode.DISABLED or NEXT_STEP."
+        )
+
+    def _wait_for_processes(self) -> Any:
+        try:
+            return self.envs.step_wait(self._timeout)
+        except PipeTimeoutError as error:
+            raise self._timed_out("step") from error
+
+    def _wait_for_thread(self, what: str = "step") -> Any:
+        assert self._thread is not None
+        try:
+            return self._thread.receive(self._timeout)
+        except TimeoutError as error:
+            if self._thread.is_busy:
+                raise self._timed_out(what) from error
+            raise  # of the env itself
+
+    def _timed_out(self, what: str) -> EnvTimeoutError:
+        inner = self.envs.unwrapped
+        frame = None if self._thread is None else self._thread.frame()
+        silent = _silent_workers(inner, frame) if isinstance(inner, AsyncVectorEnv) else _env_in_frame(frame, inner)
+        return EnvTimeoutError(what, self._timeout or 0.0, silent, self.offset)
 
     def _hold(self, action: np.ndarray) -> None:
         self._held = action
@@ -161,6 +288,8 @@ class HostGroup:
 
     def failed_env(self, error: BaseException) -> int | None:
         """Which env of the group raised, or whose process died, as far as the vector env lets one know."""
+        if isinstance(error, EnvTimeoutError):
+            return error.silent[0] if error.silent else None
         inner = self.envs.unwrapped
         if isinstance(inner, AsyncVectorEnv):
             lost = [i for i, pipe in enumerate(inner.parent_pipes) if pipe is None or pipe.closed]
@@ -171,9 +300,9 @@ class HostGroup:
             return next((i for i, process in enumerate(inner.processes) if process.sentinel in ended), None)
         trace = error.__traceback__
         while trace is not None:
-            variables = trace.tb_frame.f_locals
-            if variables.get("self") is inner and isinstance(variables.get("i"), int):
-                return variables["i"]  # the loop of SyncVectorEnv over its envs
+            found = _env_at(trace.tb_frame, inner)
+            if found is not None:
+                return found
             trace = trace.tb_next
         return None
 
@@ -181,10 +310,11 @@ class HostGroup:
         """Closes the vector env; with ``broken``, whatever state it is in and without a further error."""
         if self._thread is not None:
             self._thread.stop()
+        inner = self.envs.unwrapped
+        unprotect_finals(inner)
         if not broken:
             self.envs.close()
             return
-        inner = self.envs.unwrapped
         processes = inner.processes if isinstance(inner, AsyncVectorEnv) else []
         for process in processes:
             # a worker that waits for its pipe, or runs on, would keep `close` waiting
@@ -193,10 +323,46 @@ class HostGroup:
             inner.closed = True
             _close_pipes(inner)
             return
+        if self._thread is not None and self._thread.is_busy:
+            return  # an env that hangs would keep `close` waiting too; its thread ends with the process
         try:
             self.envs.close()
         except Exception as error:
             self.close_error = error  # the fault that led here is the one to report
+
+    def release(self) -> None:
+        """Lets go of the vector env without closing it."""
+        if self._thread is not None:
+            self._thread.stop()
+        unprotect_finals(self.envs.unwrapped)
+
+
+def _env_at(frame: Any, inner: Any) -> int | None:
+    """Number of the env that a frame of ``SyncVectorEnv`` is at, in its loop over them."""
+    variables = frame.f_locals
+    if variables.get("self") is inner and isinstance(variables.get("i"), int):
+        return variables["i"]
+    return None
+
+
+def _env_in_frame(frame: Any, inner: Any) -> list[int]:
+    while frame is not None:
+        found = _env_at(frame, inner)
+        if found is not None:
+            return [found]
+        frame = frame.f_back
+    return []
+
+
+def _silent_workers(envs: AsyncVectorEnv, frame: Any) -> list[int]:
+    """Numbers of the envs whose workers have not answered; those before the one that a thread waits for have."""
+    pipes = envs.parent_pipes
+    awaited = 0
+    while frame is not None:
+        reader = frame.f_locals.get("self")
+        awaited = max(awaited, *(i if pipe is reader else 0 for i, pipe in enumerate(pipes)))
+        frame = frame.f_back
+    return [i for i, pipe in enumerate(pipes) if i >= awaited and pipe is not None and not pipe.poll(0)]
 
 
 def _close_pipes(envs: Any) -> None:
@@ -204,34 +370,7 @@ def _close_pipes(envs: Any) -> None:
         if pipe is not None:
             pipe.close()
     for process in envs.processes:
-        process.join()
-
-
-class _StepThread:
-    """Runs one step at a time in a thread; what a step raises is raised by :meth:`receive`."""
-
-    def __init__(self, step: Callable[[Any], Any]) -> None:
-        self._actions: SimpleQueue[Any] = SimpleQueue()
-        self._results: SimpleQueue[Any] = SimpleQueue()
-        self._step = step
-        self.send = self._actions.put
-        threading.Thread(target=self._run, name="torchrl_perf-envs", daemon=True).start()
-
-    def _run(self) -> None:
-        while (action := self._actions.get()) is not None:
-            try:
-                result = self._step(action)
-            except BaseException as error:  # handed over, whatever it is: the other thread waits for an answer
-                result = error
-            self._results.put(result)
-
-    def receive(self) -> Any:
-        """Waits for the result of the step."""
-        result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def stop(self) -> None:
-        """Ends the thread after the step that it may be in."""
-        self._actions.put(None)
+        process.join(_PATIENCE)
+        if process.is_alive():  # it ignores the polite signal
+            process.kill()
+            process.join()

@@ -28,18 +28,20 @@ class Leaf:
     Attributes:
         key: where it lies in a TensorDict.
         path: where it lies in what the env returns, dict keys and tuple positions.
-        space: the space of one env.
+        space: the space of one env; None where a spec is given.
         shape: of one env's value.
         dtype: as stored.
         start: smallest value of a discrete space, taken off so that stored values start at 0, or None where it is 0.
+        given: TorchRL's spec of one env's value, instead of a space.
     """
 
     key: NestedKey
     path: tuple[str | int, ...]
-    space: gym.Space
+    space: gym.Space | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: Any = None
+    given: TensorSpec | None = None
 
     def read(self, observation: Any) -> Any:
         """This leaf's values in an observation (of one env or of all), as stored."""
@@ -47,9 +49,16 @@ class Leaf:
             observation = observation[step]
         return observation if self.start is None else observation - self.start
 
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The stored dtype as numpy's."""
+        return np.asarray(torch.empty(0, dtype=self.dtype)).dtype
+
     def spec(self, num_envs: int, device: torch.device) -> TensorSpec:
         """TorchRL's spec of the batched values, ``[N, *shape]``."""
         shape = torch.Size((num_envs, *self.shape))
+        if self.given is not None:
+            return self.given.expand(shape).to(device)
         space: Any = self.space
         if isinstance(space, spaces.Discrete):
             return Categorical(int(space.n), shape=shape, dtype=self.dtype, device=device)
@@ -96,6 +105,15 @@ def action_leaf(space: gym.Space) -> Leaf:
             "with a gymnasium wrapper, such as gymnasium.wrappers.TransformAction with gymnasium.spaces.flatten_space."
         )
     return _leaf(space, "action", ())
+
+
+def key_leaf(space: gym.Space, key: NestedKey, path: tuple[str | int, ...]) -> Leaf:
+    """The leaf of a space that is one array, as ``key``; ``path`` is where it lies in what the env returns.
+
+    Raises:
+        ValueError: for a space without a fixed shape.
+    """
+    return _leaf(space, key, path)
 
 
 def _walk(space: gym.Space, key: tuple[str, ...], path: tuple[str | int, ...]) -> list[Leaf]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.runtime._frames import Call, innermost, locate, package_root
+from torchrl_perf.runtime._wait_rules import RULES
 
 _SCALAR = (
     "keep the value on the device: a 0-d tensor for a number, torch.where for a branch; pass validate_args=False to "
@@ -21,6 +22,15 @@ _LINALG = "use the _ex variant (torch.linalg.inv_ex, cholesky_ex, ...), which le
 _REPEAT = "pass output_size= so that the result's size is known to the host"
 _BINS = "use scatter_add_ into a tensor of fixed size"
 _METHOD = "keep the data on the device; copy once per logging interval"
+_ENDS = "pass Python numbers, or scale torch.linspace(0, 1, n) on the device"
+_RANGE = "pass min= and max= as Python numbers, or scatter_add_ into a tensor of fixed size"
+_MEMBER = "compare with broadcasting: (x.unsqueeze(-1) == test).any(-1)"
+_NORMAL = "mean + std * torch.randn_like(mean): torch.normal checks the signs of std on the host; rsample does not"
+_FILL = "use torch.where(mask, value, x), which takes the value from the device"
+_SOLVER = "keep it out of the loop, or use a factorisation with an _ex variant (cholesky_ex, inv_ex, lu_factor_ex)"
+_CHECKED = "leave out what is checked (sorter=; unsafe=True for lengths that are known to fit)"
+_PRINT = "print once per interval, from a copy on the host"
+_SAVE = "save once in many iterations: each tensor is copied to the host"
 _SYNC = "drop it: work on one stream is in order; wait for one event where the host does need the result"
 COPY_TO_HOST, COPY_TO_DEVICE = "copy_to_host", "copy_to_device"
 CUDA_REMEDY = (
@@ -35,6 +45,17 @@ REMEDIES = {
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), _MASK),
     **dict.fromkeys(("_to_copy", "copy_", COPY_TO_DEVICE), _COPY),
     **dict.fromkeys(("tolist", "numpy", "__array__", "cpu", COPY_TO_HOST), _METHOD),
+    **dict.fromkeys(("linspace", "logspace"), _ENDS),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "index_fill", "index_fill_"), _FILL),
+    **dict.fromkeys((name for name in RULES if "linalg" in name or "cholesky" in name), _SOLVER),
+    **dict.fromkeys(("searchsorted", "segment_reduce"), _CHECKED),
+    "_to_sparse": _SIZE,
+    "embedding_renorm_": "leave out max_norm=, or normalise the weights once per update",
+    "histc": _RANGE,
+    "isin": _MEMBER,
+    "normal": _NORMAL,
+    "__repr__": _PRINT,
+    "pickle": _SAVE,
     **dict.fromkeys(("cuda.synchronize", "Event.synchronize", "Stream.synchronize"), _SYNC),
     "_linalg_check_errors": _LINALG,
     "repeat_interleave": _REPEAT,
@@ -42,9 +63,28 @@ REMEDIES = {
 }
 _MASKED = frozenset(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"))
 _COPIES = frozenset(("_to_copy", "copy_"))
-_READS = frozenset(REMEDIES) - _MASKED - _COPIES
+_READS = frozenset(REMEDIES) - _MASKED - _COPIES - frozenset(RULES)
 # They read memory without a dispatched operation on the CPU, and copy from the device (or fail) on CUDA.
-HOST_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
+HOST_METHODS = {
+    Tensor.tolist: "tolist",
+    Tensor.numpy: "numpy",
+    Tensor.__array__: "__array__",
+    Tensor.cpu: "cpu",
+    Tensor.__repr__: "__repr__",
+}
+# They take tensors inside lists apart, element by element.
+CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+# Without weights they check a number that is on the CPU anyway.
+COVARIANCES = (torch.cov, Tensor.cov, torch.corrcoef, Tensor.corrcoef)
+# They check arguments on a CPU that they do not check on CUDA, or take tensors that have to be on the CPU.
+FREE_ON_CUDA = (
+    torch.quantile,
+    torch.nanquantile,
+    Tensor.quantile,
+    Tensor.nanquantile,
+    torch.tensor_split,
+    Tensor.tensor_split,
+)
 SYNC_MESSAGE = "called a synchronizing CUDA operation"
 
 
@@ -87,7 +127,11 @@ def host_wait(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda:
     """
     packet = getattr(func, "overloadpacket", None)
     name = getattr(packet, "__name__", "")
-    if name not in REMEDIES or getattr(func, "namespace", "") != "aten" or not args or not isinstance(args[0], Tensor):
+    if name not in REMEDIES or getattr(func, "namespace", "") != "aten":
+        return None
+    if name in RULES:
+        return name if _is_ruled(name, func, args, kwargs, cuda=cuda) else None
+    if not args or not isinstance(args[0], Tensor):
         return None
     if name in _COPIES:
         return name if cuda and copy_waits(name, args, kwargs) else None
@@ -95,11 +139,25 @@ def host_wait(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda:
         return None
     if name in _MASKED:
         return name if _has_mask(args, kwargs, cuda=cuda) else None
-    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
-        return None
-    if name == "repeat_interleave" and len(args) > 1 and not isinstance(args[1], Tensor):
-        return None  # a fixed number of repeats
+    if name == "repeat_interleave":  # of a given size, or with a fixed number of repeats
+        known = kwargs.get("output_size") is not None or (len(args) > 1 and not isinstance(args[1], Tensor))
+        return None if known else name
     return name if name in _READS else None
+
+
+def _is_ruled(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> bool:
+    tensor = next((value for value in args if isinstance(value, Tensor)), None)
+    if tensor is None or tensor.device.type != ("cuda" if cuda else "cpu"):
+        return False
+    overload = getattr(func, "_overloadname", "")
+    return ("" if overload == "default" else overload) in RULES[name].overloads and RULES[name].waits(args, kwargs)
+
+
+def tensors_within(data: Any) -> int:
+    """How many numbers of tensors lie in nested lists and tuples, which a constructor reads one by one."""
+    if not isinstance(data, list | tuple):
+        return 0
+    return sum(value.numel() if isinstance(value, Tensor) else tensors_within(value) for value in data)
 
 
 def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> bool:

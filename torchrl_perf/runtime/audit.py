@@ -14,12 +14,14 @@ Reads that only the CPU stand-in has are not reported, see `ARTEFACTS` in `_wait
 * Counters that TorchRL always keeps in CPU tensors: revision and cursor of a storage, the next trajectory id.
 
 Not seen: `torch.cuda.synchronize()` and `Event.synchronize()` (a CUDA graph capture refuses them), and on CPU tensors
-`.cpu()`, which does nothing there.
+copies between devices other than `cpu()`, which returns a copy inside an audit as it does on CUDA: what is read of
+that copy, or computed from it alone, waits for nothing more.
 
 For a whole script that is to run as it is, compiled functions and other threads included, there is `ScriptAudit` in
 `script_audit.py` (`torchrl-perf syncs`), which wraps the kernels of the waiting operations instead.
 """
 
+import copy
 import sys
 import threading
 import warnings
@@ -30,11 +32,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_perf.runtime._frames import Site, call_chain, locate, traceback_chain
-from torchrl_perf.runtime._waits import CUDA_REMEDY, HOST_METHODS, REMEDIES, SYNC_MESSAGE, host_wait, is_artefact
+from torchrl_perf.runtime._host_copies import HostCopies
+from torchrl_perf.runtime._waits import (
+    CONSTRUCTORS,
+    COVARIANCES,
+    CUDA_REMEDY,
+    FREE_ON_CUDA,
+    HOST_METHODS,
+    REMEDIES,
+    SYNC_MESSAGE,
+    host_wait,
+    is_artefact,
+    tensors_within,
+)
 
 __all__ = ["HostSync", "HostSyncError", "HostSyncReport", "host_syncs", "no_host_sync"]
 
@@ -130,6 +145,7 @@ class _Audit:
         self.first: HostSyncError | None = None
         self.quiet = False
         self.counted = False
+        self.copies = HostCopies()
         self._thread = threading.get_ident()
 
     def wait(self, op: str) -> None:
@@ -166,6 +182,8 @@ class _Operations(TorchDispatchMode):
         audit, kwargs = self._audit, kwargs or {}
         # torch shows the sync debug mode's warning when the outermost call returns, after the operation itself
         audit.counted = False
+        if not audit.cuda and audit.copies.has_any and audit.copies.are_all(args):
+            return audit.copies.marked(func(*args, **kwargs))
         op = host_wait(func, args, kwargs, cuda=audit.cuda)
         if op is not None:
             audit.wait(op)
@@ -189,15 +207,55 @@ class _Methods(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.one_hot:
-            classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-            if classes != -1:
-                with self._audit.hushed():
-                    return func(*args, **kwargs)
+        audit = self._audit
+        if _is_free(func, args, kwargs):
+            with audit.hushed():
+                return func(*args, **kwargs)
+        if func in CONSTRUCTORS:
+            data = args[-1] if func is Tensor.new_tensor else (args[0] if args else kwargs.get("data"))
+            for _ in range(tensors_within(data)):
+                audit.wait("_local_scalar_dense")
+            with audit.hushed():
+                return func(*args, **kwargs)
         name = HOST_METHODS.get(func)
-        if name is not None and args[0].device.type == "cpu":
-            self._audit.wait(name)
-        return func(*args, **kwargs)
+        if func is Tensor.untyped_storage and _is_pickling(sys._getframe(1)):
+            name = "pickle"
+        if name is None or args[0].device.type != "cpu" or audit.copies.has(args[0]):
+            return func(*args, **kwargs)
+        if not (name == "pickle" and _is_shallow_copy()):
+            audit.wait(name)
+        with audit.hushed():
+            result = func(*args, **kwargs)
+            return audit.copies.copied(args[0], result) if name == "cpu" else result
+
+
+def _is_free(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether what a function reads of CPU tensors is not read on CUDA."""
+    if func is torch.nn.functional.one_hot:
+        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1
+    if func is Tensor.__setitem__:  # a number is filled in where a mask is true
+        index, value = args[1], args[2]
+        return isinstance(value, int | float) and isinstance(index, Tensor) and index.dtype == torch.bool
+    if func in COVARIANCES:
+        return len(args) < 3 and not {"fweights", "aweights"} & kwargs.keys()
+    return func in FREE_ON_CUDA
+
+
+def _is_pickling(frame: Any) -> bool:
+    """Whether a tensor is asked for its storage in order to be written; `__reduce_ex__` itself passes no mode."""
+    return frame.f_code.co_name == "_typed_storage" and frame.f_back.f_code.co_name == "_reduce_ex_internal"
+
+
+def _is_shallow_copy() -> bool:
+    """Whether a tensor is asked for its parts by `copy.copy`, which shares its memory."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == copy.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _ForcedEager:

@@ -9,10 +9,11 @@ wrapped as a Python attribute. All of it is undone when the context ends.
 A boolean mask as index shows as the `nonzero` that it makes; so does its gradient.
 """
 
+import copy
+import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
@@ -22,7 +23,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.runtime._waits import COPY_TO_DEVICE, COPY_TO_HOST, SYNC_MESSAGE, copy_waits
+from torchrl_perf.runtime._host_copies import HostCopies
+from torchrl_perf.runtime._wait_rules import RULES, Rule
+from torchrl_perf.runtime._waits import COPY_TO_DEVICE, COPY_TO_HOST, SYNC_MESSAGE, copy_waits, tensors_within
 
 __all__ = ["Heard", "Interception"]
 
@@ -76,16 +79,6 @@ class _Local(threading.local):
     """Per thread: whether an operation that is heard already is running."""
 
     busy = False
-    on_host: Any = None  # weak reference to the tensor that was copied to the host last
-    copied_at = 0  # the moment of that copy
-
-    def is_on_host(self, tensor: Any, moment: int) -> bool:
-        """Whether a tensor is what `cpu` has returned last.
-
-        On a CPU that is the tensor itself, so that the copy and its source are one: with the next step it is taken for
-        the source again.
-        """
-        return self.on_host is not None and self.on_host() is tensor and self.copied_at == moment
 
 
 class Interception:
@@ -94,15 +87,15 @@ class Interception:
     Args:
         heard: called with what was heard, on the thread and below the frames that caused it.
         cuda: True hears operations on CUDA tensors and copies between devices, with the time the host was blocked.
-            False counts operations on CPU tensors as a stand-in.
-        moment: a number that changes with each step of the program.
+                False counts operations on CPU tensors as a stand-in; `cpu()` then returns a copy, as it does on CUDA.
 
     Raises:
         RuntimeError: on entry, by a version of PyTorch that does not give out its kernels (before 2.10).
     """
 
-    def __init__(self, heard: Callable[[Heard], None], *, cuda: bool, moment: Callable[[], int] = lambda: 0) -> None:
-        self._heard, self._cuda, self._moment = heard, cuda, moment
+    def __init__(self, heard: Callable[[Heard], None], *, cuda: bool) -> None:
+        self._heard, self._cuda = heard, cuda
+        self._copies = HostCopies()
         self._local = _Local()
         self._stack = ExitStack()
         self._sync_warnings = False
@@ -142,27 +135,41 @@ class Interception:
                 kernel = torch.library.get_kernel("aten::copy_", key)
                 library.impl("copy_", self._timed_copy(kernel), key, with_keyset=True, allow_override=True)
             else:
-                self._tell_reads_from_inner_ones(library)
+                self._wrap_ruled_kernels(library)
+                self._tell_reads_from_inner_ones(library, "_local_scalar_dense")
         return library
 
-    def _tell_reads_from_inner_ones(self, library: torch.library.Library) -> None:
+    def _wrap_ruled_kernels(self, library: torch.library.Library) -> None:
+        """Operators that wait for some of their arguments; on CUDA their own reads and copies are heard."""
+        for op, rule in RULES.items():
+            for overload in rule.overloads:
+                name = f"{op}.{overload}" if overload else op
+                if not hasattr(torch.ops.aten, op):
+                    continue  # gone from newer versions of torch, as torch.cholesky is
+                if rule.reads:
+                    self._tell_reads_from_inner_ones(library, name, rule)
+                    continue
+                kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
+                wrapped = self._counted_kernel(op, kernel, rule)
+                library.impl(name, wrapped, "CPU", with_keyset=True, allow_override=True)
+
+    def _tell_reads_from_inner_ones(self, library: torch.library.Library, name: str, rule: Rule | None = None) -> None:
         """Count a read of a CPU tensor where the program asks for it, not where another CPU kernel does.
 
         Kernels read numbers that came as 0-d tensors (`x[mask] = 0.0` does), or their own results, and on CUDA they
         are other kernels. The program's reads enter through the autograd key, which is excluded inside a kernel;
         tensors of the inference mode have no such key, and there the ADInplaceOrView key tells.
         """
-        name = "_local_scalar_dense"
         outer = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
-        counted = self._counted_kernel(name, outer)
+        counted = self._counted_kernel(name.partition(".")[0], outer, rule)
         library.impl(name, counted, "AutogradCPU", with_keyset=True, allow_override=True)
 
-    def _counted_kernel(self, op: str, kernel: Any) -> Callable[..., Any]:
+    def _counted_kernel(self, op: str, kernel: Any, rule: Rule | None = None) -> Callable[..., Any]:
         local, heard, call, what = self._local, self._heard, kernel.call_boxed, Heard(op, True, 0.0)
-        reads, moment = op == "_local_scalar_dense", self._moment
+        reads, copies = op == "_local_scalar_dense", self._copies
 
         def counted(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if local.busy or local.is_on_host(args[0], moment()):
+            if local.busy or copies.has(args[0]) or (rule is not None and not rule.waits(args, kwargs)):
                 return call(keyset, *args, **kwargs)
             if (reads and _is_inside_kernel(keyset)) or (kwargs and kwargs.get("output_size") is not None):
                 return call(keyset, *args, **kwargs)
@@ -241,44 +248,89 @@ class Interception:
         return timed
 
     def _wrap_methods(self, stack: ExitStack) -> None:
-        for name in ("tolist", "numpy", "__array__", "cpu"):
-            replace(stack, Tensor, name, lambda original, name=name: self._counted_method(name, original))
+        for name in ("tolist", "numpy", "__array__", "cpu", "__repr__", "__reduce_ex__"):
+            op = "pickle" if name == "__reduce_ex__" else name
+            replace(stack, Tensor, name, lambda original, op=op: self._counted_method(op, original))
+        for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (Tensor, "new_tensor")):
+            replace(stack, owner, name, lambda original, owner=owner: self._counted_constructor(original, owner))
+        for owner in (torch, Tensor):
+            for name in ("quantile", "nanquantile", "tensor_split"):
+                replace(stack, owner, name, self._quiet_call)
+            for name in ("cov", "corrcoef"):
+                replace(stack, owner, name, self._quiet_call)
 
     def _counted_method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that reads a CPU tensor without a kernel; reads of what `cpu` returned last wait no more."""
-        local, heard, what, moment = self._local, self._heard, Heard(name, True, 0.0), self._moment
-        copies = name == "cpu"
+        """A method that reads a CPU tensor without a kernel; reads of what `cpu` has returned wait no more."""
+        local, heard, what, copies = self._local, self._heard, Heard(name, True, 0.0), self._copies
 
         @wraps(original)
         def counted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             plain = type(self) is Tensor or type(self) is nn.Parameter  # a tensor that is being traced is neither
             if not plain or local.busy or self.device.type != "cpu" or torch.compiler.is_compiling():
                 return original(self, *args, **kwargs)
+            if copies.has(self) or (name == "pickle" and sys._getframe(1).f_code.co_filename == copy.__file__):
+                return original(self, *args, **kwargs)  # `copy.copy` shares the memory
             local.busy = True
             try:
-                if copies or not local.is_on_host(self, moment()):
-                    heard(what)
-                return original(self, *args, **kwargs)
+                heard(what)
+                result = original(self, *args, **kwargs)
+                return copies.copied(self, result) if name == "cpu" else result
             finally:
                 local.busy = False
-                if copies:
-                    local.on_host, local.copied_at = weakref.ref(self), moment()
 
         return counted
 
+    def _counted_constructor(self, original: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+        """A constructor that reads the numbers of the tensors in a list, one by one."""
+        local, heard, what = self._local, self._heard, Heard("_local_scalar_dense", True, 0.0)
+        position = 0 if owner is torch else 1
+
+        @wraps(original)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if local.busy or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            data = args[position] if len(args) > position else kwargs.get("data")
+            for _ in range(tensors_within(data)):
+                heard(what)
+            return original(*args, **kwargs)
+
+        return counted
+
+    def _quiet_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose reads of CPU tensors do not happen on CUDA."""
+        local = self._local
+
+        @wraps(original)
+        def quiet(*args: Any, **kwargs: Any) -> Any:
+            weighted = kwargs.keys() & {"fweights", "aweights"}  # of a covariance: those are checked
+            if local.busy or weighted or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            local.busy = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                local.busy = False
+
+        return quiet
+
     def counted_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`TensorDict.cpu`, which on the CPU copies nothing and so calls nothing; what it returns is not remembered.
+        """`TensorDict.cpu`, which on the CPU copies nothing and so calls nothing.
 
         Args:
             original: the method.
         """
-        local, heard, what = self._local, self._heard, Heard("cpu", True, 0.0)
+        local, heard, what, copies = self._local, self._heard, Heard("cpu", True, 0.0), self._copies
 
         @wraps(original)
         def counted(td: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (self._cuda or local.busy or torch.compiler.is_compiling()):
-                heard(what)
-            return original(td, *args, **kwargs)
+            if self._cuda or local.busy or torch.compiler.is_compiling():
+                return original(td, *args, **kwargs)
+            heard(what)
+            result = original(td, *args, **kwargs)
+            result = result.clone() if result is td else result
+            for leaf in result.values(True, True):
+                copies.mark(leaf)
+            return result
 
         return counted
 

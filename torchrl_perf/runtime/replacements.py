@@ -272,7 +272,7 @@ _READS = frozenset(("_local_scalar_dense", "tolist", "numpy", "__array__", "cpu"
 _NORM = ("grad_norm", "clip_grad", "get_total_norm", "(gn")
 
 
-def remedy_for(op: str, libraries: Sequence[Call], source: str) -> tuple[str, str]:
+def remedy_for(op: str, libraries: Sequence[Call], source: str, *, on_host: bool = False) -> tuple[str, str]:
     """What to write instead of a wait.
 
     Args:
@@ -280,6 +280,7 @@ def remedy_for(op: str, libraries: Sequence[Call], source: str) -> tuple[str, st
         libraries: the frames of libraries between the operation and the script, from the innermost outwards, with
             qualified function names; none where the script waits itself.
         source: the innermost line that is not PyTorch's.
+        on_host: whether the env at work steps on the host: its loop is one for HostCollector alone.
 
     Returns:
         The remedy, and the full name of this package's replacement or "".
@@ -288,7 +289,8 @@ def remedy_for(op: str, libraries: Sequence[Call], source: str) -> tuple[str, st
         for call in libraries:
             for entry in entries:
                 if _is_at(call, entry):
-                    return entry.remedy, entry.name
+                    of_device = on_host and entry.name == _PERF + "collectors.DeviceCollector"
+                    return (_SIMULATOR, _PERF + "collectors.HostCollector") if of_device else (entry.remedy, entry.name)
     general = REMEDIES.get(op, CUDA_REMEDY)
     if op in _READS and any(word in source for word in _NORM):
         return "keep the norm on the device: GuardedAdam clips without reading it", _PERF + "trainers.GuardedAdam"

@@ -49,7 +49,7 @@ class ScriptAudit:
         self._bases: dict[str, Counts] = {}
         self._lock = threading.Lock()
         self._marks = LoopMarks(self._first, max_steps=max_steps, max_iterations=max_iterations)
-        self._hearing = Interception(self._hear, cuda=cuda, moment=lambda: self._marks.marks)
+        self._hearing = Interception(self._hear, cuda=cuda)
         self._processes = 0
         self._stack = ExitStack()
 

@@ -26,6 +26,8 @@ _Found = tuple[FrameType | None, FrameType | None, FrameType | None]
 _UNKNOWN: Any = object()
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _METRICS = os.path.join(_PACKAGE, "metrics") + os.sep
+# Envs that step on the host, which HostCollector is for.
+HOST_ENVS = ("torchrl.envs.gym_like", "torchrl.envs.libs.gym", "torchrl.envs.batched_envs", "torchrl.envs.async_envs")
 # Thin Python wrappers around one operation, which say less than the line that calls them.
 _THIN = ("_tensor.py", "functional.py", "_jit_internal.py")
 
@@ -169,7 +171,7 @@ class Places:
             return None
         op = _indexing(op, inner)
         between = self._between(chain)
-        remedy, replacement = remedy_for(op, between, _expression(library))
+        remedy, replacement = remedy_for(op, between, _expression(library), on_host=_steps_on_host(frame))
         return Place(
             op,
             script.f_code.co_filename,
@@ -202,6 +204,21 @@ def _chain(frame: FrameType | None) -> list[Call]:
         chain.append(Call(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         frame = frame.f_back
     return chain
+
+
+def _steps_on_host(frame: FrameType | None) -> bool:
+    """Whether the innermost env that is at work, or that a collector steps, lives in gymnasium or other processes."""
+    common = sys.modules.get("torchrl.envs.common")
+    while frame is not None and common is not None:
+        owner = frame.f_locals.get("self")
+        env = owner if isinstance(owner, common.EnvBase) else getattr(owner, "env", None)
+        if isinstance(env, common.EnvBase):
+            while hasattr(env, "base_env"):
+                env = env.base_env
+            modules = {kind.__module__ for kind in type(env).__mro__}
+            return any(name.startswith(HOST_ENVS) for name in modules)
+        frame = frame.f_back
+    return False
 
 
 def _line(frame: FrameType) -> str:

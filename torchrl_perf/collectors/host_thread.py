@@ -1,0 +1,63 @@
+"""A thread that makes one call at a time and is waited for with a limit."""
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+__all__ = ["CallThread"]
+
+
+class CallThread:
+    """Makes one call at a time in a thread; what a call raises is raised by :meth:`receive`.
+
+    Attributes:
+        is_busy: whether a call has been sent and its result not been received.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        self.is_busy = False
+        self._thread = threading.Thread(target=self._run, name="torchrl_perf-envs", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, arguments = call
+            try:
+                result = function(*arguments), None
+            except BaseException as error:  # handed over, whatever it is: the other thread waits for an answer
+                result = None, error
+            self._results.put(result)
+            del call, function, arguments, result  # a thread that waits keeps nothing alive
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Starts a call."""
+        self.is_busy = True
+        self._calls.put((function, arguments))
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Waits for the result of the call.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds; the call goes on, and ``is_busy`` stays true.
+        """
+        try:
+            result, error = self._results.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError(f"expected a result within {timeout:g} s, received none") from None
+        self.is_busy = False
+        if error is not None:
+            raise error
+        return result
+
+    def frame(self) -> FrameType | None:
+        """The frame that the thread is in."""
+        return sys._current_frames().get(self._thread.ident or 0)
+
+    def stop(self) -> None:
+        """Ends the thread after the call that it may be in."""
+        self._calls.put(None)

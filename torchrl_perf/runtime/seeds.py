@@ -1,0 +1,93 @@
+"""Seeds of many streams from one seed, none of which another seed gives too."""
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+__all__ = ["block_seed", "check_seed", "independent_seed", "stream_seeds"]
+
+WORD = 2**31
+"""Numbers below it fit what envs written in C or on ``numpy.random.seed`` take."""
+
+
+def check_seed(name: str, seed: Any) -> int | None:
+    """A seed as a Python int, or None.
+
+    Args:
+        name: of the argument, for the message.
+        seed: what was given.
+
+    Raises:
+        ValueError: for anything but None and integers from 0 on.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool | np.bool_) or not isinstance(seed, Integral) or seed < 0:
+        raise ValueError(
+            f"{name}: expected None or an integer from 0 on, received {seed!r}. Remedy: {name}=0, 1, 2 and so on, one "
+            "for each run."
+        )
+    return int(seed)
+
+
+def stream_seeds(seed: int, count: int, *, start: int = 0, first: int = 0, total: int | None = None) -> list[int]:
+    """``count`` seeds that belong to ``seed`` alone: two seeds have none in common, however many each one gives.
+
+    The number of stream i is ``i * i + seed`` for ``i > seed`` and ``seed * seed + seed + i`` otherwise (Szudzik's
+    pairing, a bijection of pairs and numbers). It stays below 2**31, which is what some envs take, for seeds and
+    numbers of streams up to 46,340; beyond that it grows.
+
+    Args:
+        seed: of the run, from 0 on.
+        count: how many seeds.
+        start: number of the start: 0 for a new run, another one for each point that it is resumed from. Those of later
+            starts are drawn from a hash where they would not fit 31 bits and those of the first start do; that two of
+            them meet is then as unlikely as for any two random words.
+        first: number of the first stream, where others have those before it.
+        total: streams of a start; by default ``first + count``.
+    """
+    total = first + count if total is None else total
+    exact = [_pair(seed, start * total + i) for i in range(first, first + count)]
+    if start == 0 or max(exact, default=0) < WORD or _pair(seed, total - 1) >= WORD:
+        return exact
+    words = np.random.SeedSequence(seed, spawn_key=(start,)).generate_state(total, np.uint32)
+    taken = {_pair(seed, i) for i in range(total)}
+    numbers = []
+    for word in words.tolist():
+        number = word % WORD
+        while number in taken:
+            number = (number + 1) % WORD
+        taken.add(number)
+        numbers.append(number)
+    return numbers[first : first + count]
+
+
+def block_seed(seed: int, count: int, *, start: int = 0, number: int = 0) -> int:
+    """The first of ``count`` consecutive seeds, for envs that take one number and count on from it themselves.
+
+    Blocks of two seeds do not overlap for equal ``count``.
+
+    Args:
+        seed: of the run.
+        count: length of the block.
+        start: see :func:`stream_seeds`.
+        number: of the block, where a run has several.
+    """
+    length = 1 << max(count - 1, 0).bit_length()
+    return _pair(seed, _pair(start, number)) * length
+
+
+def independent_seed(seed: int, *purpose: int) -> int:
+    """A 128-bit number for a generator of numpy that has another purpose than the envs' own.
+
+    Args:
+        seed: of the run.
+        purpose: numbers that tell the purposes of one seed apart.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=purpose).generate_state(2, np.uint64)
+    return int(words[0]) << 64 | int(words[1])
+
+
+def _pair(a: int, b: int) -> int:
+    return b * b + a if b > a else a * a + a + b

@@ -78,7 +78,7 @@ class TestChanges:
             (ActiveDynamicsConfig(), {"beta_anneal": 1000}, {"kl_weight"}),
             (ActiveDynamicsConfig(), {"random_steps": 10_000}, {"random_share"}),
         ],
-        ids=str,
+        ids=lambda value: value.algorithm if hasattr(value, "algorithm") else "+".join(sorted(value)),
     )
     def test_every_schedule_of_every_trainer(self, config, changes, names):
         after = replaced(config, **changes)

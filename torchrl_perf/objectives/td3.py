@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 
-from torchrl_perf.functional.reduction import critic_rows
+from torchrl_perf.functional.sac import critic_rows
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
@@ -66,7 +66,6 @@ class DeterministicPolicyLoss(OffPolicyLoss):
     qvalue_network_params: TensorDictParams
     target_actor_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
-    out_keys = ["loss_actor", "loss_qvalue", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
 
     def __init__(
         self, actor: nn.Module, *, delay_actor: bool = True, separate_losses: bool = False, **options: Any
@@ -106,6 +105,11 @@ class DeterministicPolicyLoss(OffPolicyLoss):
     def value_key(self) -> NestedKey:
         """What the critics write."""
         return self.tensor_keys.state_action_value
+
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        losses: list[NestedKey] = ["loss_actor", "loss_qvalue"]
+        return losses if self.reduction == "none" else [*losses, "pred_value"]
 
     def read_keys(self) -> list[NestedKey]:
         """What actor and critics read of a state."""

@@ -128,7 +128,6 @@ class DistributionalLoss(OffPolicyLoss):
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
-    out_keys = ["loss", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
     deterministic_sampling_mode = ExplorationType.RANDOM
     """Noisy networks (arXiv:1706.10295) draw noise in the loss, without which its scale would get no gradient."""
 
@@ -187,6 +186,10 @@ class DistributionalLoss(OffPolicyLoss):
     def double_dqn(self) -> bool:
         """Whether the online network chooses the next action."""
         return self.double_q
+
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        return ["loss"] if self.reduction == "none" else ["loss", "pred_value"]
 
     def read_keys(self) -> list[NestedKey]:
         """What the network reads of a state."""

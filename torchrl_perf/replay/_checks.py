@@ -149,17 +149,12 @@ def check_checkpointer(value: Any, kind: type) -> None:
         )
 
 
-def check_row_shape(received: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """That rows have the batch dims of those stored.
-
-    Raises:
-        ValueError: otherwise.
-    """
-    if received != expected:
-        raise ValueError(
-            f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
-            f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
-        )
+def row_shape_error(received: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+    """The error for rows of other batch dims than those stored."""
+    return ValueError(
+        f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
+        f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
+    )
 
 
 def broadcasts(shape: Sequence[int], whole: Sequence[int]) -> bool:

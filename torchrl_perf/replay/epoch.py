@@ -33,7 +33,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
     ``for batch in buffer`` is one epoch. An epoch ends early, and another begins, when the number of rows changes.
 
     *From Python* the order of an epoch is made once and read in slices. The last batch of an epoch has the rows that
-    are left, or is dropped with ``drop_last``.
+    are left, or is dropped with ``drop_last``; a batch size above the number of rows gives all rows, or is refused with
+    ``drop_last``.
 
     *Inside a captured function* (:func:`torchrl_perf.runtime.capture`), and once ``ring.recorded`` says that the host
     no longer knows the number of rows, position and order are kept on the device: the order is computed where it is
@@ -62,22 +63,23 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter
-                batch.)
+            batch_size: rows; where fewer are left in the epoch, the batch is shorter.
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
 
         Raises:
-            ValueError: if fewer rows than ``batch_size`` are filled.
+            ValueError: if no row is filled; and if fewer rows than ``batch_size`` are, with ``drop_last`` and while a
+                graph is recorded, where a batch cannot be shorter.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
         on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
-        if batch_size > rows and not ring.recorded:
+        if batch_size > rows and not ring.recorded and (self.drop_last or on_device):
+            reason = "drop_last=True drops a shorter batch" if self.drop_last else "a captured batch has a fixed size"
             raise ValueError(
-                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. "
-                "Remedy: extend the buffer first, or draw fewer rows."
+                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}: "
+                f"{reason}. Remedy: extend the buffer first, or draw fewer rows."
             )
         index = ring.vouch(self._draw_on_device(ring, batch_size) if on_device else self._draw(ring, batch_size))
         self._count((ring.host_length or ring.steps) * ring.num_streams, batch_size)
@@ -157,8 +159,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
         return self._device_state
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether there are ``batch_size`` rows."""
-        return len(storage) >= batch_size
+        """Whether there are ``batch_size`` rows, or any where a batch may be shorter."""
+        return len(storage) >= (batch_size if self.drop_last else 1)
 
     @property
     def ran_out(self) -> bool:

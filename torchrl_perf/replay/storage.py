@@ -494,6 +494,11 @@ class DeviceStorage(TensorStorage):
         return torch.Size([len(self)])
 
     @property
+    def _total_shape(self) -> torch.Size:
+        """The shape of a full storage, which TorchRL's prioritized slice sampler reads."""
+        return torch.Size([self.max_size])
+
+    @property
     def _mutation_revision(self) -> int:
         self.count_outside_writes()
         return self._revision

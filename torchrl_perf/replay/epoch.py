@@ -12,7 +12,13 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
-from torchrl_perf.replay._checks import check_entries_of_state, check_state, check_tensor_of_state, state_error
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_least_of_state,
+    check_state,
+    check_tensor_of_state,
+    state_error,
+)
 from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.signatures import shows_arguments
@@ -220,6 +226,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         check_state(state_dict, "drop_last", _NAME)
         kinds: dict[str, Any] = {"drop_last": bool, "shuffle": bool, "ran_out": bool, "position": int}
         check_entries_of_state(state_dict, {**kinds, "order": (Tensor, NoneType), "device": Mapping}, _NAME)
+        check_least_of_state(state_dict, {"position": 0}, _NAME)
         order, device = state_dict["order"], state_dict["device"]
         if order is not None:
             check_tensor_of_state(order, order.new_empty(order.shape[:1], dtype=torch.int64), "order", _NAME)

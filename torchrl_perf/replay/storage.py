@@ -452,6 +452,9 @@ class DeviceStorage(TensorStorage):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, in place where memory is allocated: recorded graphs stay valid.
 
+        ``DeviceReplayBuffer`` looks at the state of every part before it loads the first one. TorchRL's own buffers
+        load part after part: a state whose sampler or writer is refused there has been loaded into the storage.
+
         Raises:
             ValueError: for the state of another capacity, number of streams or layout; nothing is changed then.
         """

@@ -384,7 +384,8 @@ class DeviceStorage(TensorStorage):
             ``compact`` or ``n_step`` it gives :class:`~torchrl_perf.replay.copied_rows.CopiedRows`, which refuse writes
             that would not reach the storage; everything else is a copy. With ``n_step`` above 1, ("next", "reward") is
             the discounted sum of the window, the other "next" entries are those of its last row, and
-            "steps_to_next_obs" (int64 ``[*, 1]``) and "gamma" (float32 ``[*, 1]``, ``gamma ** steps``) are added.
+            "steps_to_next_obs" (int64 ``[*, 1]``) and "gamma" (``gamma ** steps``, ``[*, 1]``, float64 where rewards
+            are, else float32) are added.
 
         Raises:
             IndexError: for a row that is not filled, where the host knows the index.

@@ -82,11 +82,8 @@ class CopiedRows(TensorDict):
     @classmethod
     def of(cls, rows: TensorDict, storage: DeviceStorage, slots: Tensor) -> CopiedRows:
         """Rows that were read from ``slots`` of ``storage``."""
-        copied = cls._new_unsafe(
-            dict(rows.apply(lambda tensor: tensor.as_subclass(CopiedTensor)).items()),
-            batch_size=rows.batch_size,
-            device=rows.device,
-        )
+        _mark_leaves(rows)
+        copied = cls._new_unsafe(dict(rows.items()), batch_size=rows.batch_size, device=rows.device)
         copied.__dict__["_origin"] = (storage, slots)
         return copied
 
@@ -142,6 +139,15 @@ class CopiedRows(TensorDict):
     def _refuse(self, name: str) -> None:
         if self._origin is not None:
             _refuse(name)
+
+
+def _mark_leaves(rows: TensorDict) -> None:
+    """Makes the tensors of rows that were just read refuse writes; ``apply`` would take as long as the read."""
+    for key, value in rows._tensordict.items():
+        if isinstance(value, TensorDict):
+            _mark_leaves(value)
+        else:
+            rows._tensordict[key] = value.as_subclass(CopiedTensor)
 
 
 def _refuse(name: str) -> None:

@@ -13,9 +13,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 HEAD = """# What works with what
 
 One of our parts beside one of TorchRL's, in an ordinary TorchRL script. "yes" is a test that uses both and checks what
-comes out, on a CPU in float32. "no" is a pair that ends in an error, and "untried" one that no test uses; the number
-after them is the reason, below the table. "-" is a pair that does not arise. This page is made from the tests in
-`tests/compatibility/` and `tests/replay/torchrl_matrix.py`: `python tests/compatibility/page.py`.
+comes out, on a CPU in float32; "on a GPU" is a test that needs one (`pytest -m gpu`). "no" is a pair that ends in an
+error, and "untried" one that no test uses; the number after them is the reason, below the table. "-" is a pair that
+does not arise, or that stands for its neighbours. This page is made from the tests in `tests/compatibility/` and
+`tests/replay/torchrl_matrix.py`: `python tests/compatibility/page.py`.
 """
 
 
@@ -38,7 +39,7 @@ def table(cells: list[Cell]) -> str:
 def _mark(cell: Cell, reasons: list[str]) -> str:
     reason = cell.refused or cell.untried
     if not reason:
-        return "yes"
+        return "on a GPU" if cell.mark == "gpu" else "yes"
     if reason not in reasons:
         reasons.append(reason)
     return f"{'no' if cell.refused else 'untried'} ({reasons.index(reason) + 1})"

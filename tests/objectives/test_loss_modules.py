@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from loss_parts import LOSSES, close, gradients, make, total
+from loss_parts import CHOICES, LOSSES, close, gradients, make, total
+from torchrl.data import Categorical
+from torchrl.modules import QValueActor
 from torchrl.objectives import (
     HardUpdate,
     LossModule,
@@ -208,3 +210,36 @@ class TestEveryLoss:
         for key in [key for key in exact.keys() if key.startswith("loss")]:
             assert out[key].dtype == torch.float32
             close(out[key], exact[key], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["td3", "ac-iqn"])
+def test_losses_one_by_one(name):
+    """What TorchRL's stepper of TD3 calls: the losses of the forward pass, and nothing is written."""
+    loss, td = make(name)
+    torch.manual_seed(1)
+    both, written = loss(td.clone()), td.clone()
+    torch.manual_seed(1)
+    critic, rows = loss.value_loss(written)
+    actor, _ = loss.actor_loss(written)
+    close(critic, both["loss_qvalue"])
+    close(actor, both["loss_actor"])
+    assert rows["td_error"].shape == (1, 12) and "td_error" not in written
+    actor.backward()
+    assert all(param.grad is None for key, param in loss.named_parameters() if "qvalue" in key)
+    assert all(param.grad.any() for key, param in loss.named_parameters() if "actor" in key)
+
+
+@pytest.mark.parametrize("name", ["c51", "quantile"])
+def test_networks_of_distributions_within_an_actor(name):
+    """TorchRL's QValueActor on our network: the losses of the network itself, with targets of its own."""
+    plain, td = make(name)
+    actor = QValueActor(plain.value_network, in_keys=["observation"], spec=Categorical(CHOICES))
+    loss = type(plain)(actor)
+    close(loss(td.clone()), plain(td.clone()))
+    assert actor(td.clone())["action"].shape == (12,)
+    before = [value.clone() for value in loss.target_network.parameters()]
+    with torch.no_grad():
+        next(actor.parameters()).add_(1.0)
+    assert all(map(torch.equal, before, loss.target_network.parameters()))
+    SoftUpdate(loss, tau=0.25).step()
+    assert not all(map(torch.equal, before, loss.target_network.parameters()))

@@ -150,6 +150,22 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         critic = without_gradient(self.critic) if detached else self.critic
         return -self.reduced(self.policy_value(critic, td, self.act(self.actor, td)), td)
 
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's name for the critics' loss alone, of a batch ``[*]``, which is not written to.
+
+        Returns:
+            The loss, and detached "td_error" ``[1, *]``, which stands for TorchRL's ``[K, *]`` of each critic, and
+            "pred_value"; for optimisers that step one after the other (TorchRL's ``TD3OptimizationStepper``).
+        """
+        batch, rows = self.prepared(tensordict), tensordict.clone(False)
+        loss, priority, value = self.critic_losses(batch)
+        self.write_priority(rows, priority, batch)
+        return loss, {"td_error": rows.get(self.tensor_keys.priority).unsqueeze(0), "pred_value": value}
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's name for the actor's loss alone, of a batch ``[*]``, and nothing besides."""
+        return self.actor_losses(self.prepared(tensordict), detached=True), {}
+
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.

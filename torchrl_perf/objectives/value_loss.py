@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictParams, dispatch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictParams, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
@@ -275,6 +275,13 @@ def former_names(owner: object, value_network: Any, double_dqn: bool, options: d
 def is_actor(network: Any) -> bool:
     """Whether it is a network of values and what acts on them, in a sequence."""
     return isinstance(network, QValueActor)
+
+
+def of_tensors(network: Any) -> Any:
+    """The module of tensors in an :class:`EpsilonGreedy`, in TorchRL's ``QValueActor`` or in one TensorDict module."""
+    network = network.network if isinstance(network, EpsilonGreedy) else network
+    network = network[0] if is_actor(network) else network
+    return network.module if isinstance(network, TensorDictModule) else network
 
 
 def _num_actions(space: Any, action_key: NestedKey) -> int | None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import os
 import shutil
 import subprocess

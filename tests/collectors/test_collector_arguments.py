@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage, ListStorage, OneHot, ReplayBuffer
 from torchrl.envs import EnvCreator, GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import ActionMask, StepCounter
 from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.modules import MaskedCategorical, OneHotCategorical, ProbabilisticActor
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.arguments import REFUSED
@@ -195,6 +195,13 @@ class TestPolicies:
     def test_random_actions_below_a_mask_are_allowed_ones(self):
         env = TransformedEnv(FuelBreaks(3), ActionMask(mask_key="action_mask"))
         batch = DeviceCollector(env, None, frames_per_batch=15, mode="eager").collect()
+        assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+
+    def test_a_policy_under_a_mask_is_first_called_with_an_open_one(self):
+        net = TensorDictModule(lambda mask: mask.float(), ["action_mask"], ["logits"])
+        inputs = {"logits": "logits", "mask": "action_mask"}
+        actor = ProbabilisticActor(TensorDictSequential(net), inputs, distribution_class=MaskedCategorical)
+        batch = DeviceCollector(FuelBreaks(3), actor, frames_per_batch=15, mode="eager").collect()
         assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
 
     def test_what_cannot_be_wrapped_names_the_observations(self):

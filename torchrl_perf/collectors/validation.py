@@ -135,7 +135,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
     inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
     inner -= set(env.observation_keys) if inner else set()
-    root = fake.exclude("next", *actions, *inner)
+    root = with_open_masks(fake.exclude("next", *actions, *inner), env.done_keys)
     with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
@@ -157,6 +157,17 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
         out.set(key, fake.get(key))
     out.set("next", fake.get("next").update(out.get("next")) if "next" in out.keys() else fake.get("next"))
     return root, out
+
+
+def with_open_masks(root: TensorDictBase, done_keys: Sequence[Any]) -> TensorDictBase:
+    """``root``, a fake state of zeros, with masks that allow everything: of none a policy cannot draw an action."""
+    flags = {key if isinstance(key, tuple) else (key,) for key in done_keys}
+    for key in root.keys(True, True):
+        path = key if isinstance(key, tuple) else (key,)
+        value = root.get(key)
+        if path not in flags and (value.dtype == torch.bool or "mask" in path[-1]):
+            root.set(key, torch.ones_like(value))
+    return root
 
 
 def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:

@@ -11,11 +11,11 @@ from tensordict.nn import CompositeDistribution, TensorDictModule, TensorDictSeq
 from torch.distributions import Categorical, Independent, Normal
 from torchrl.collectors import Collector
 from torchrl.collectors.weight_update import WeightUpdaterBase
-from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
+from torchrl.data import LazyTensorStorage, ListStorage, OneHot, ReplayBuffer
 from torchrl.envs import EnvCreator, GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import ActionMask, StepCounter
 from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.modules import MaskedCategorical, OneHotCategorical, ProbabilisticActor
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.arguments import REFUSED
@@ -195,6 +195,13 @@ class TestPolicies:
     def test_random_actions_below_a_mask_are_allowed_ones(self):
         env = TransformedEnv(FuelBreaks(3), ActionMask(mask_key="action_mask"))
         batch = DeviceCollector(env, None, frames_per_batch=15, mode="eager").collect()
+        assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+
+    def test_a_policy_under_a_mask_is_first_called_with_an_open_one(self):
+        net = TensorDictModule(lambda mask: mask.float(), ["action_mask"], ["logits"])
+        inputs = {"logits": "logits", "mask": "action_mask"}
+        actor = ProbabilisticActor(TensorDictSequential(net), inputs, distribution_class=MaskedCategorical)
+        batch = DeviceCollector(FuelBreaks(3), actor, frames_per_batch=15, mode="eager").collect()
         assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
 
     def test_what_cannot_be_wrapped_names_the_observations(self):
@@ -419,6 +426,68 @@ class TestReplay:
             made.async_shutdown()
         with pytest.raises(RuntimeError, match="expected a replay_buffer"):
             collector().start()
+
+
+class TestLifeTime:
+    def test_after_shutdown_nothing_is_collected(self):
+        made = collector(total_frames=24)
+        made.collect()
+        made.shutdown()
+        made.shutdown()
+        with pytest.raises(RuntimeError, match="expected an open collector"):
+            next(iter(made))
+
+    @pytest.mark.parametrize("wrong", ["empty", "TorchRL's", "numbers", "dtype", "wrapped"])
+    def test_a_malformed_state_leaves_everything_as_it_was(self, wrong):
+        made, other = collector(counting_policy()), collector(counting_policy())
+        made.collect()
+        state = made.state_dict()
+        if wrong == "empty":
+            state = {}
+        elif wrong == "TorchRL's":
+            state = {"env_state_dict": {}, "policy_state_dict": {}, "iter": 3, "frames": 9}
+        elif wrong == "numbers":
+            state["traj_ids"] = {"current": torch.arange(N + 1), "next": torch.tensor(9)}
+        elif wrong == "dtype":
+            state["root"] = [row.double() for row in state["root"]]
+        else:
+            state["env"] = [{}, *state["env"]]
+        with pytest.raises(ValueError, match="state_dict: expected"):
+            other.load_state_dict(state)
+        assert torch.equal(other.collect()["observation"], collector(counting_policy()).collect()["observation"])
+
+    def test_says_what_it_is_made_of(self):
+        made = collector(storing_device="cpu", max_frames_per_traj=3)
+        assert "CountingEnv" in repr(made)
+        assert made.storing_device == torch.device("cpu")
+        assert (made.policy_device, made.env_device, made.max_frames_per_traj) == (None, None, 3)
+        assert (made.return_same_td, made.extend_buffer, made.interruptor) == (False, True, None)
+
+
+class TestUntraceable:
+    """A policy that the compiler does not trace: TorchRL's one-hot distribution."""
+
+    def make(self, mode):
+        net = TensorDictModule(torch.nn.Linear(3, 3), ["observation"], ["logits"])
+        actor = ProbabilisticActor(net, ["logits"], distribution_class=OneHotCategorical)
+        env = CountingEnv(N)
+        env.action_spec = OneHot(3, shape=(N, 3))
+        env.dynamics = lambda state, action: CountingEnv.dynamics(env, state, action.float().argmax(-1))
+        env._check_action = lambda td: td.get("action")
+        return DeviceCollector(env, actor, frames_per_batch=N * T, mode=mode)
+
+    def test_is_refused_by_name(self, fresh_dynamo):
+        with pytest.raises(ValueError, match=r"compiler traces.*_one_hot_wrapper.*mode='eager'"):
+            self.make("compile").collect()
+
+    def test_auto_goes_on_in_eager_mode(self, fresh_dynamo, monkeypatch):
+        made = self.make("auto")
+        made._audit_pending = True  # as on CUDA, where the first step finds out what an env is
+        monkeypatch.setattr("torchrl_perf.collectors.validation.fastest_mode", lambda device: "compile")
+        with pytest.warns(UserWarning, match="cannot be compiled"):
+            batch = made.collect()
+        assert made.mode == "eager"
+        assert torch.equal(batch["observation"][0, 1:, 1], batch["next", "observation"][0, :-1, 1])
 
 
 def test_serial_env_of_ours_takes_kwargs():

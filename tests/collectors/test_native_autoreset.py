@@ -6,6 +6,7 @@ import pytest
 import torch
 from counting_env import CountingEnv, episode_length
 from native_env import NativeEnv
+from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.data import Bounded
 from torchrl.envs import SerialEnv, TransformedEnv
@@ -14,6 +15,7 @@ from torchrl.envs.transforms import (
     Compose,
     FrameSkipTransform,
     InitTracker,
+    MultiAction,
     NoopResetEnv,
     ObservationNorm,
     RandomTruncationTransform,
@@ -159,9 +161,9 @@ class TestFrameSkip:
         assert (begun == 0).all()
 
     def test_compiled(self, fresh_dynamo):
-        batch = DeviceCollector(self.make(3), None, frames_per_batch=18, mode="compile").collect()
-        assert column(batch["next", "reward"]).tolist() == [[3.0, 2.0] * 3] * 3
-        assert column(batch["next", "done"]).tolist() == [[False, True] * 3] * 3
+        batch = DeviceCollector(self.make(2, limit=3), None, frames_per_batch=12, mode="compile").collect()
+        assert column(batch["next", "reward"]).tolist() == [[2.0, 1.0] * 2] * 3
+        assert column(batch["next", "done"]).tolist() == [[False, True] * 2] * 3
 
     def test_rows_end_inside_a_turn_alone(self):
         env = TransformedEnv(CountingEnv(4, max_episode_steps=6), FrameSkipTransform(2))
@@ -229,3 +231,33 @@ class TestOffPolicyTrainers:
             trainer.step()
         assert trainer.updates > 0 and trainer.first_bad_iteration == -1
         assert all(param.isfinite().all() for param in trainer.loss.parameters())
+
+
+class TestSeveralActions:
+    """TorchRL's ``MultiAction`` holds rows that end within a turn by the mask "_step"."""
+
+    @pytest.mark.parametrize("stacked", [True, False])
+    @pytest.mark.parametrize("how", ["rollout", "TorchRL's collector"])
+    def test_a_row_stays_at_its_end(self, how, stacked):
+        env = TransformedEnv(CountingEnv(3, max_episode_steps=4), MultiAction(stack_rewards=stacked))
+        actions = TensorDictModule(lambda obs: torch.ones(3, 3, dtype=torch.int64), ["observation"], ["action"])
+        if how == "rollout":
+            data = env.rollout(12, actions, break_when_any_done=False)
+        else:
+            (data,) = Collector(env, actions, frames_per_batch=36, total_frames=36)
+        index, step, episode = data["observation"].unbind(-1)
+        length = episode_length(index, episode).clamp(max=4)
+        end = torch.minimum(step + 3, length)
+        assert torch.equal(data["next", "observation"], torch.stack([index, end, episode], -1))
+        assert torch.equal(column(data["next", "done"]), end == length)
+        if stacked:
+            taken = end - step
+            rewards = taken * (10_000 * index + 100 * episode + 0.25) + (step + end + 1) * taken / 2
+            torch.testing.assert_close(data["next", "reward"].flatten(2).sum(-1), rewards)
+
+    def test_a_compiled_step_holds_rows_too(self, fresh_dynamo):
+        env = CountingEnv(3)
+        td = env.reset().set("action", torch.ones(3, dtype=torch.int64)).set("_step", torch.tensor([True, False, True]))
+        following = torch.compile(env._step, backend="eager")(td)
+        assert following["observation"][:, 1].tolist() == [1, 0, 1]
+        assert following["reward"][1] == 0

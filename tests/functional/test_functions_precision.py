@@ -130,7 +130,7 @@ CASES = {
     "valid.valid_mean": lambda c: valid.valid_mean(c(normal("value", N, D)), KEPT),
     "valid.reduced": lambda c: valid.reduced(c(normal("value", N)), KEPT, "mean", c(positive("weight", N))),
     "valid.explained_variance": lambda c: valid.explained_variance(
-        c(normal("target", N, D)), c(normal("value", N, D)), KEPT
+        c(100 * normal("target", N, D)), c(100 * normal("value", N, D)), KEPT
     ),
     "missing.stand_in": lambda c: missing.stand_in(c(normal("next", N, D)), c(normal("root", N, D)), KEPT, 1),
     "missing.stand_in_rows": lambda c: missing.stand_in_rows(c(normal("next", N, D)), c(normal("root", N, D)), KEPT, 1),

@@ -16,6 +16,7 @@ from torchrl.envs.transforms import StepCounter
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules.tensordict_module.exploration import set_exploration_modules_spec_from_env
 
+from torchrl_perf.collectors.delivery import under_next
 from torchrl_perf.runtime.compile import compiled
 
 Device = torch.device | str | int | None
@@ -166,7 +167,7 @@ def observations_under_next(env: EnvBase) -> list[Any]:
     """Keys of what ``compact_obs`` leaves out: observations and states under "next"."""
     state = env.full_state_spec
     keys = [*env.full_observation_spec.keys(True, True), *(() if state is None else state.keys(True, True))]
-    return [("next", *((key,) if isinstance(key, str) else key)) for key in keys]
+    return [under_next(key) for key in keys]
 
 
 def with_policy_state(env: EnvBase, policy: Any, register: bool | None) -> EnvBase:

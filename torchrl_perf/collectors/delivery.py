@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer, TensorStorage
 from torchrl.envs import EnvBase
@@ -95,6 +96,11 @@ def _check_buffer(
         wrong = "use_buffers", "a replay_buffer"
     if wrong:
         raise TypeError(f"{wrong[0]}: expected it to be left out, received it with {wrong[1]}. Remedy: drop one.")
+
+
+def under_next(key: NestedKey) -> NestedKey:
+    """The key of the same entry under "next"."""
+    return ("next", *((key,) if isinstance(key, str) else key))
 
 
 def _is_private(key: Any) -> bool:

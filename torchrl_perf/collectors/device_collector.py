@@ -17,7 +17,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type, set_exploratio
 
 from torchrl_perf.collectors import arguments, validation
 from torchrl_perf.collectors.background import Background
-from torchrl_perf.collectors.delivery import Delivery, Postproc, resolve_traj_format, truncation_keys
+from torchrl_perf.collectors.delivery import Delivery, Postproc, resolve_traj_format, truncation_keys, under_next
 from torchrl_perf.collectors.env_state import (
     ConstantFlags,
     chain,
@@ -26,6 +26,7 @@ from torchrl_perf.collectors.env_state import (
     fused_parts,
     honours_reset_mask,
     load_env_state_dict,
+    mark_rows,
     substituted,
 )
 from torchrl_perf.collectors.native_autoreset import NativeResets, check_members, check_native, is_native
@@ -162,6 +163,7 @@ class DeviceCollector(SharedPolicyCollector):
             replay_buffer=replay_buffer, extend_buffer=extend_buffer, return_same_td=return_same_td,
             use_buffers=use_buffers, storing_device=where.storing,
         )
+        self.env_device, self.policy_device, self.storing_device = where
         self.trajs_per_batch, self.trajs_per_write = trajs_per_batch, trajs_per_write
         self.traj_format = resolve_traj_format(traj_format, trajs_per_batch, trajs_per_write)
         self.set_truncated, self.track_traj_ids = set_truncated, track_traj_ids
@@ -172,6 +174,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._make_env(arguments.make_env(create_env_fn, env, create_env_kwargs), where, track_policy_version)
         self._make_policy(arguments.make_policy(policy, policy_factory, self.env, trust_policy), where)
         self.env = arguments.with_policy_state(self.env, self.policy, auto_register_policy_transforms)
+        self.max_frames_per_traj = max_frames_per_traj
         self.env = arguments.limited(self.env, max_frames_per_traj)
         self._check_env(frames_per_batch)
         self._settle_mode(mode, compile_mode, compile_policy, cudagraph_policy)
@@ -213,8 +216,7 @@ class DeviceCollector(SharedPolicyCollector):
         self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
         self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
         self._random_steps = -(-self.init_random_frames // self.num_envs)
-        self._frames = 0
-        self._iter = -1
+        self._frames, self._iter = 0, -1
         self._tensor_env = is_tensor_env(self.env)
         self._host_resets = steps_in_reset(self.env)
         self._truncation = truncation_keys(self.env) if self.set_truncated else []
@@ -240,7 +242,7 @@ class DeviceCollector(SharedPolicyCollector):
         if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
-        self._audit_pending = self.mode == "auto"
+        self._audit_pending = self._audits = self.mode == "auto"
         # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
         settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
@@ -281,7 +283,7 @@ class DeviceCollector(SharedPolicyCollector):
             batch.set(("collector", "traj_ids"), ids.movedim(0, dims))
         outs = dict(zip(self._out_keys, self._outs, strict=True))
         self._done = outs["next", "done"].view(steps, n, 1).transpose(0, 1)
-        pairs = [(_under_next(key), _under_next(done)) for key, done in self._truncation]
+        pairs = [(under_next(key), under_next(done)) for key, done in self._truncation]
         self._last_flags = [outs[key][-1] for pair in pairs for key in pair if key in outs]
         self.batch = batch
         self._started = False
@@ -378,6 +380,15 @@ class DeviceCollector(SharedPolicyCollector):
         if blocked:
             validation.warn_not_captured(self.env, report)
 
+    def _fused_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
+        try:
+            self._step_fn(root, out, next_root)
+        except torch._dynamo.exc.TorchDynamoException as error:  # before anything has been stepped
+            validation.warn_not_compiled(self.env, error, self._audits)
+            self.mode = "eager"
+            self._select_step()
+            self._step_fn(root, out, next_root)
+
     def _around_steps(self, kind: ExplorationType) -> AbstractContextManager[Any]:
         contexts = ExitStack()
         contexts.enter_context(torch.no_grad())
@@ -398,7 +409,7 @@ class DeviceCollector(SharedPolicyCollector):
                     self._audited_step(*rows)
                     self._select_step()
                 else:
-                    self._step_fn(*rows)
+                    self._fused_step(*rows)
             if self.track_traj_ids:
                 self._traj_ids.update(self._done)
             for flag in self._last_flags:  # after the numbers: an episode that is cut goes on in the next batch
@@ -422,21 +433,22 @@ class DeviceCollector(SharedPolicyCollector):
 
         May be called inside a function given to :func:`~torchrl_perf.runtime.capture`.
         """
+        if self.closed:
+            raise RuntimeError(
+                "collect(): expected an open collector, received one after shutdown(). Remedy: a new one."
+            )
         if self.pre_collect_hook is not None:
-            self._refuse_recording("pre_collect_hook", "which no replay would call")
+            validation.refuse_recording(self.device, "pre_collect_hook", "which no replay would call")
             self.pre_collect_hook()
         if not self._started or self.reset_at_each_iter:
             self._start()
         kind = self.exploration_type
         if self._random_steps:
-            self._refuse_recording(
-                "init_random_frames",
-                f"{self._random_steps} random steps to go, which every replay would repeat",
-                "call collect() until then, or capture with a longer warmup",
-            )
-            random_steps = min(self._random_steps, self.num_steps)
-            self._rollout(random_steps, kind=kind)
-            self._random_steps -= random_steps
+            left = f"{self._random_steps} random steps to go, which every replay would repeat"
+            remedy = "call collect() until then, or capture with a longer warmup"
+            validation.refuse_recording(self.device, "init_random_frames", left, remedy)
+            self._rollout(min(self._random_steps, self.num_steps), kind=kind)
+            self._random_steps = max(self._random_steps - self.num_steps, 0)
         elif self._audit_pending:
             self._rollout(kind=kind)
         else:
@@ -444,12 +456,6 @@ class DeviceCollector(SharedPolicyCollector):
         self._frames += self.frames_per_batch
         self._iter += 1
         return self.batch if self._stored is None else self._stored.update_(self.batch)
-
-    def _refuse_recording(self, name: str, received: str, remedy: str = "call collect() outside the capture") -> None:
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"{name}: expected nothing of it while a CUDA graph is recorded, received {received}. Remedy: {remedy}."
-            )
 
     rollout = collect
 
@@ -508,10 +514,7 @@ class DeviceCollector(SharedPolicyCollector):
         td = TensorDict({}, self.env.batch_size, device=self.env.device)
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
             td.set(key, row.clone())
-        for reset_key, done_keys in zip(self.env.reset_keys, self.env.done_keys_groups, strict=True):
-            mask = torch.zeros_like(td.get(done_keys[0]))
-            mask[index] = True
-            td.set(reset_key, mask)
+        mark_rows(self.env, td, index)
         with torch.no_grad():
             root = self.env.reset(td, **kwargs)
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
@@ -566,10 +569,11 @@ class DeviceCollector(SharedPolicyCollector):
             **kwargs: ``strict``, as TorchRL's has it; the state is whole in any case.
 
         Raises:
-            ValueError: for the state of a collector with other root entries or another number of envs.
+            ValueError: for a state that is not whole, or of a collector with other entries, envs or transforms;
+                nothing is loaded then.
         """
         arguments.refuse_unknown(kwargs.keys() - {"strict"}, ("state_dict", "strict"))
-        validation.check_state(state_dict, self._root_keys, self._root_rows[-1])
+        validation.check_state(state_dict, self.state_dict(), self._root_keys)
         load_env_state_dict(self.env, state_dict["env"])
         for row, value in zip(self._root_rows[-1], state_dict["root"], strict=True):
             row.copy_(value)
@@ -588,12 +592,8 @@ class DeviceCollector(SharedPolicyCollector):
         batch = self.batch.clone().zero_()
         for key, done in self._truncation:
             for name in (key, done):
-                batch.get(_under_next(name))[(slice(None),) * self.env.batch_dims + (-1,)] = True
+                batch.get(under_next(name))[(slice(None),) * self.env.batch_dims + (-1,)] = True
         return self._delivery.processed(batch)
-
-
-def _under_next(key: NestedKey) -> NestedKey:
-    return ("next", *((key,) if isinstance(key, str) else key))
 
 
 def _as_it_is(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import ObservationNorm
@@ -51,6 +52,14 @@ def honours_reset_mask(env: EnvBase) -> bool:
         for name, value in before.items():
             _restore(base, name, value)
     return same
+
+
+def mark_rows(env: EnvBase, tensordict: TensorDictBase, index: Any) -> None:
+    """Set the reset masks of ``tensordict``, which hold at ``index`` of the batch dims alone."""
+    for reset_key, done_keys in zip(env.reset_keys, env.done_keys_groups, strict=True):
+        mask = torch.zeros_like(tensordict.get(done_keys[0]))
+        mask[index] = True
+        tensordict.set(reset_key, mask)
 
 
 def fused_parts(env: EnvBase, fuse: Callable[..., Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -396,6 +396,12 @@ class HostCollector(BaseCollector):
         Raises:
             ValueError: for the state of a collector with another number of groups or envs.
         """
+        missing = sorted({"frames", "iter", "next_traj", "seed", "actions"} - state_dict.keys())
+        if missing:
+            raise ValueError(
+                f"state_dict: expected an entry {missing[0]!r}, received {sorted(map(str, state_dict))}. Remedy: what "
+                "state_dict() of a HostCollector returns."
+            )
         sizes = state_dict.get("num_envs")
         if sizes is not None and sizes != self.num_envs:
             raise ValueError(

@@ -26,6 +26,8 @@ class SharedPolicyCollector(BaseCollector):
     _delivery: Delivery
     _background: Background
     policy_version_tracker: Any = None
+    reset_when_done = True
+    interruptor = None
     _iterator = None
     _ignore_rb = False
 
@@ -40,9 +42,23 @@ class SharedPolicyCollector(BaseCollector):
         return self._delivery.postproc
 
     @property
+    def return_same_td(self) -> bool:
+        """Whether iteration yields the one batch that the next one overwrites."""
+        return self._delivery.return_same_td
+
+    @property
+    def extend_buffer(self) -> bool:
+        """Whether batches are written as a whole."""
+        return self._delivery.extend_buffer
+
+    @property
     def split_trajs(self) -> bool:
         """Whether iteration yields one row for each episode."""
         return self._delivery.split_trajs
+
+    def __repr__(self) -> str:
+        """The collector with its env and policy."""
+        return f"{type(self).__name__}(env={self.env}, policy={self.policy}, mode={self.mode!r})"
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
         """Copies weights into the policy, in place; None brings the copy on a policy device up to date.

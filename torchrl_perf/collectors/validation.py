@@ -34,14 +34,54 @@ def check_env(env: EnvBase) -> None:
         )
 
 
-def check_state(state: Mapping[str, Any], keys: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
-    """Refuse the state of a collector with other root entries or another number of envs."""
-    expected = [tuple(row.shape) for row in rows]
-    received = [tuple(row.shape) for row in state["root"]]
+def check_state(state: Mapping[str, Any], own: Mapping[str, Any], keys: Sequence[Any]) -> None:
+    """Refuse a state that is not whole, or of a collector with other root entries, envs or number of envs.
+
+    Args:
+        state: to be loaded.
+        own: that of the collector which loads it.
+        keys: of its root entries.
+    """
+    missing = sorted(own.keys() - state.keys() - {"policy_version"})
+    if missing:
+        raise ValueError(
+            f"state_dict: expected entries {sorted(own)}, received {_names(state)}. Remedy: what state_dict() of a "
+            "DeviceCollector returns; TorchRL's collectors store others."
+        )
+    expected, received = ([(tuple(row.shape), row.dtype) for row in each["root"]] for each in (own, state))
     if expected != received:
         raise ValueError(
-            f"state_dict: expected root entries {dict(zip(keys, expected, strict=True))}, received "
-            f"shapes {received}. Remedy: the env, transforms and number of envs that it was saved with."
+            f"state_dict: expected root entries {dict(zip(keys, expected, strict=True))}, received shapes {received}. "
+            "Remedy: the env, transforms and number of envs that it was saved with."
+        )
+    # transforms check their own states, some of which grow with the first step
+    parts = [(len(each["env"]), _layout(each["env"][-1]), _layout(each["traj_ids"])) for each in (own, state)]
+    if parts[0] != parts[1]:
+        raise ValueError(
+            f"state_dict: expected envs, tensors of the innermost and numbers of episodes {parts[0]}, received "
+            f"{parts[1]}. Remedy: the env, transforms and number of envs that it was saved with."
+        )
+
+
+def _layout(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
+
+
+def check_open(closed: bool) -> None:
+    """Refuse to collect after a shutdown, which has closed the env."""
+    if closed:
+        raise RuntimeError(
+            "collect(): expected an open collector, received one after shutdown(), which has closed its env. Remedy: "
+            "a new one."
+        )
+
+
+def refuse_recording(device: torch.device, name: str, received: str, remedy: str = "") -> None:
+    """Refuse what a CUDA graph that is being recorded would not, or always, repeat."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name}: expected nothing of it while a CUDA graph is recorded, received {received}. Remedy: "
+            f"{remedy or 'call collect() outside the capture'}."
         )
 
 
@@ -95,7 +135,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
     inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
     inner -= set(env.observation_keys) if inner else set()
-    root = fake.exclude("next", *actions, *inner)
+    root = with_open_masks(fake.exclude("next", *actions, *inner), env.done_keys)
     with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
@@ -117,6 +157,17 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
         out.set(key, fake.get(key))
     out.set("next", fake.get("next").update(out.get("next")) if "next" in out.keys() else fake.get("next"))
     return root, out
+
+
+def with_open_masks(root: TensorDictBase, done_keys: Sequence[Any]) -> TensorDictBase:
+    """``root``, a fake state of zeros, with masks that allow everything: of none a policy cannot draw an action."""
+    flags = {key if isinstance(key, tuple) else (key,) for key in done_keys}
+    for key in root.keys(True, True):
+        path = key if isinstance(key, tuple) else (key,)
+        value = root.get(key)
+        if path not in flags and (value.dtype == torch.bool or "mask" in path[-1]):
+            root.set(key, torch.ones_like(value))
+    return root
 
 
 def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
@@ -209,6 +260,25 @@ def warn_not_captured(env: EnvBase, report: HostSyncReport) -> None:
         f"{type(env).__name__} is collected in eager mode: {reason}. Remedy: a DeviceEnv, or masks and torch.where in "
         "place of reads.",
         stacklevel=4,
+    )
+
+
+def warn_not_compiled(env: EnvBase, error: Exception, may_go_on: bool) -> None:
+    """Says that a step in ``env`` cannot be compiled, and that it is taken eagerly.
+
+    Raises:
+        ValueError: unless ``may_go_on``, where the caller has asked for a compiled step.
+    """
+    reason = " ".join(str(error).strip().split("\n\n")[0].split()).rstrip(".")
+    if not may_go_on:
+        raise ValueError(
+            f"mode: expected an env and a policy that the compiler traces, received "
+            f"{type(env).__name__} and: {reason}. Remedy: mode='eager', or a policy without what is named here."
+        ) from error
+    warnings.warn(
+        f"{type(env).__name__} is collected in eager mode, since a step cannot be compiled: {reason}. Remedy: a policy "
+        "without what is named here.",
+        stacklevel=5,
     )
 
 

@@ -202,6 +202,9 @@ class AutoResetEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         entries = self._advance(tensordict)[0]
+        partial = tensordict.get("_step", None)
+        if partial is not None:
+            entries = self._held(entries, tensordict, partial.view(self.num_envs, 1))
         if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return self._wrap(entries)  # a collector that compiles or records keeps the ends itself
         if self._stepped is not None and is_repeated():
@@ -209,6 +212,18 @@ class AutoResetEnv(EnvBase):
             entries = joined(self._stepped, entries, self.reward_keys)
         self._stepped = entries
         return self._wrap(dict(entries))
+
+    def _held(self, entries: Entries, tensordict: TensorDictBase, stepped: Tensor) -> Entries:
+        """Return ``entries``, in the rows outside ``stepped`` bool [N, 1] those of the root, and rewards of 0.
+
+        TorchRL asks this of envs whose batch is locked: what steps several times (``MultiAction``, a rollout until all
+        rows have ended) finds the end of a row that it holds, although the row has begun anew.
+        """
+        zero = {*self.reward_keys, *self.done_keys}
+        roots = {key: None if key in self.reward_keys else tensordict.get(key, None) for key in entries}
+        held = {key: torch.zeros_like(new) if key in zero else new for key, new in entries.items()}
+        held.update({key: root for key, root in roots.items() if root is not None})
+        return {key: _select(stepped, new, held[key]) for key, new in entries.items()}
 
     def _root_entries(self, new_state: State, done: Tensor) -> Entries:
         """Return the root entries of t+1: reset observations where t ended, ``is_init`` = done, done flags False."""

@@ -55,8 +55,8 @@ class DeviceEnv(AutoResetEnv):
     undefined behaviour (a check would wait for the device); continuous ones are clipped as in Gymnasium.
     Writes ``"observation"`` [N, O] and, each bool [N, 1], ``"is_init"``, ``"done"``, ``"terminated"``, ``"truncated"``
     at the root and under ``"next"``, and ``("next", "reward")`` [N, 1]. No returned tensor is an internal buffer, and
-    none is changed by later steps. Under a partial-step mask ``"_step"`` rows outside it keep their state; what the
-    step returns for them has no meaning.
+    none is changed by later steps. Under a partial-step mask ``"_step"`` rows outside it keep their state; "next"
+    repeats their root, with a reward of 0.
 
     Args:
         num_envs (int): number of envs N, at least 1.

@@ -83,7 +83,7 @@ class StructuredEnv(AutoResetEnv):
     finite ends the row's episode by truncation where ``resets_nonfinite`` is set.
 
     No returned tensor is an internal buffer, and none is changed by later steps. Under a partial-step mask ``"_step"``
-    rows outside it keep their state; what the step returns for them has no meaning.
+    rows outside it keep their state; "next" repeats their root, with rewards of 0.
 
     Args:
         num_envs (int): number of envs N, at least 1.

@@ -24,6 +24,7 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     return (values * weights).sum() / torch.where(total == 0, 1.0, total)
 
 
+@computed_wide
 def critic_rows(value: Tensor, target: Tensor, loss_function: str = "l2") -> tuple[Tensor, Tensor]:
     """Loss of the K critics against one target in each row, summed over the critics.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_perf.functional.masked import of_rows
 from torchrl_perf.functional.sac import weighted_mean
+from torchrl_perf.functional.wide import computed_wide
 
 Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS = get_args(Reduction)
@@ -50,11 +51,13 @@ def spread(valid: Tensor, like: Tensor) -> Tensor:
     return valid.reshape((*valid.shape, *(1,) * (like.ndim - valid.ndim))).expand_as(like)
 
 
+@computed_wide
 def kept(values: Tensor, valid: Tensor | None) -> Tensor:
     """The values ``[*, ...]`` of the rows that count, 0 in place of the others, to which no gradient flows."""
     return values if valid is None else torch.where(spread(valid, values), values, 0.0)
 
 
+@computed_wide
 def finite_where_absent(values: Tensor, valid: Tensor, fill: float = 0.0) -> Tensor:
     """The values ``[*, ...]``, with ``fill`` for what is not finite in rows that do not count.
 
@@ -63,6 +66,7 @@ def finite_where_absent(values: Tensor, valid: Tensor, fill: float = 0.0) -> Ten
     return torch.where(spread(valid, values) | values.isfinite(), values, fill)
 
 
+@computed_wide
 def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
     """Mean of the values ``[*, ...]`` of the rows that count, 0-d; 0 where none does.
 
@@ -76,6 +80,7 @@ def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp_min(1)
 
 
+@computed_wide
 def reduced(values: Tensor, valid: Tensor | None, reduction: str, weights: Tensor | None = None) -> Tensor:
     """Loss of each row, reduced as TorchRL's losses do.
 
@@ -100,6 +105,7 @@ def reduced(values: Tensor, valid: Tensor | None, reduction: str, weights: Tenso
     return values.sum() if reduction == "sum" else values
 
 
+@computed_wide
 def explained_variance(target: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
     """``1 - Var[target - value] / Var[target]`` over the rows that count.
 

@@ -39,8 +39,9 @@ def normalized_advantage(
     else:
         std, mean = torch.std_mean(advantage)
         low, high = advantage.aminmax()
-    # the mean of equal numbers is rounded, and its distance from them over so small a deviation is not 0
-    return torch.where(low == high, 0.0, (advantage - mean) / std.clamp_min(least_std))
+    # the mean of equal numbers is rounded, and its distance from them over so small a deviation is not 0; infinite ones
+    # become NaN, and are found
+    return (advantage - mean) / std.clamp_min(least_std).masked_fill(low == high, torch.inf)
 
 
 def _of_valid(advantage: Tensor, chosen: Tensor, dims: Sequence[int], least_std: float) -> Tensor:

@@ -101,11 +101,11 @@ class _ActionNoise(TensorDictModuleBase):
         action = cast("Tensor", tensordict.get(self.action_key))
         draw = self._draw(action, tensordict)
         if self.policy is None:
-            # in the unit of actions, as TorchRL's
-            noisy = (action + self.sigma * draw).clamp(self.low, self.high)
+            # in the unit and the dtype of actions, as TorchRL's
+            noisy = (action + self.sigma * draw).clamp(self.low, self.high).to(action.dtype)
         else:
             noisy = bounded_gaussian(action, draw, self.sigma, self.low, self.high)
-        noisy = noisy.to(torch.promote_types(action.dtype, self.low.dtype))
+            noisy = noisy.to(torch.promote_types(action.dtype, self.low.dtype))
         if self.valid_key is not None:
             noisy = torch.where(_column(tensordict.get(self.valid_key), action), noisy, action)
         return tensordict.set(self.action_key, noisy)

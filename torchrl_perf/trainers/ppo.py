@@ -11,7 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
 from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import linear
@@ -88,8 +88,7 @@ class PPOTrainer(Checkpointed):
         self.critic = self.acceleration.policy(critic or self.make_critic(self.env))
         self._check_parts()
         self.valid_key = self._find_valid_key()
-        marks = [part.__dict__.get("_torchrl_native_autoreset", False) for part in chain(self.env)]
-        self._lacks_final_observations = any(marks)
+        self._lacks_final_observations = is_native(self.env)
         # the old policy's parameters, from which the divergence is computed
         closed_form = config.kl_estimate == "closed_form"
         self.statistics = (*STATISTICS, "kl") if closed_form else STATISTICS

@@ -91,7 +91,9 @@ def make_policy(env: EnvBase, config: Config) -> EpsilonGreedy:
     """Epsilon-greedy on a network of action values; its schedule is on the device."""
     size, num_actions = env.observation_spec["observation"].shape[-1], 2  # push left, push right
     network = FusedMLP(size, num_actions, hidden_size=config.hidden_size, activation="relu", device=env.device)
-    return EpsilonGreedy(network, spec=env.action_spec, eps_end=config.eps_end, decay_frames=config.eps_frames)
+    return EpsilonGreedy(
+        network, spec=env.action_spec, eps_end=config.eps_end, decay_frames=config.eps_frames, write_values=False
+    )
 
 
 def make_buffer(config: Config) -> DeviceReplayBuffer:

@@ -106,7 +106,12 @@ def make_policy(spec: TensorSpec, config: Config) -> EpsilonGreedy:
     network = nn.Sequential(*layers, nn.Linear(512, cast("Any", spec.space).n)).to(config.device)
     dqn = config.dqn
     return EpsilonGreedy(
-        network, spec=spec, eps_start=dqn.eps_start, eps_end=dqn.eps_end, decay_frames=dqn.eps_frames
+        network,
+        spec=spec,
+        eps_start=dqn.eps_start,
+        eps_end=dqn.eps_end,
+        decay_frames=dqn.eps_frames,
+        write_values=False,
     ).to(config.device)
 
 

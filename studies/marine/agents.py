@@ -93,7 +93,9 @@ def build(name: str, num_rows: int, device: torch.device) -> Agent:
     network = _NETWORKS[name]().to(device)
     if name in DISCRETE:
         spec = Categorical(CHOICES, shape=[num_rows], device=device)
-        policy: TensorDictModuleBase = EpsilonGreedy(network, spec=spec, eps_start=EPSILON, eps_end=EPSILON)
+        policy: TensorDictModuleBase = EpsilonGreedy(
+            network, spec=spec, eps_start=EPSILON, eps_end=EPSILON, write_values=False
+        )
         return Agent(policy, td, network, network, discrete=True)
     box = Bounded(-1.0, 1.0, shape=[num_rows, AXES], device=device)
     if name == "sac":

@@ -99,7 +99,12 @@ class PackageTraining:
         env = MarineNavigation(num_envs, action="discrete", curriculum=FINAL_STAGE, device=device, seed=0)
         self.streams = AgentStreams(env)
         policy = EpsilonGreedy(
-            learner.network, spec=self.streams.action_spec, eps_start=EPSILON, eps_end=EPSILON, valid_key="valid"
+            learner.network,
+            spec=self.streams.action_spec,
+            eps_start=EPSILON,
+            eps_end=EPSILON,
+            valid_key="valid",
+            write_values=False,
         )
         frames = num_envs * ROBOTS * STEPS
         self.collector = DeviceCollector(

@@ -7,6 +7,7 @@ import torch
 from counting_env import CountingEnv, episode_length
 from native_env import NativeEnv
 from torchrl.collectors import Collector
+from torchrl.data import Bounded
 from torchrl.envs import SerialEnv, TransformedEnv
 from torchrl.envs.transforms import (
     CatFrames,
@@ -16,12 +17,14 @@ from torchrl.envs.transforms import (
     NoopResetEnv,
     ObservationNorm,
     RandomTruncationTransform,
+    RenameTransform,
     RewardSum,
     StepCounter,
 )
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
+from torchrl_perf.trainers import DQNConfig, DQNTrainer, SACConfig, SACTrainer
 
 NAN = math.nan
 MODES = ["eager", "auto", "compile", pytest.param("graph", marks=pytest.mark.gpu)]
@@ -175,3 +178,54 @@ class TestFrameSkip:
         steps = collector.collect()["observation"][0, :, 1].tolist()
         assert set(steps) <= {1.0, 2.0, 3.0}
         assert collector.waits_for_host
+
+
+class NativeBox(NativeEnv):
+    """The same with one continuous action."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.action_spec = Bounded(-1.0, 1.0, (num_envs, 1))
+
+
+class MarkedClass(NativeEnv):
+    """The same with the mark on the class, as TorchRL's wrappers of simulators may have it."""
+
+    _torchrl_native_autoreset = True
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        del self._torchrl_native_autoreset
+
+
+OFF_POLICY = {
+    "num_envs": 4, "num_steps": 4, "total_steps": 128, "device": "cpu", "logger": "none", "hidden_size": 32,
+    "capacity": 128, "learning_starts": 32, "minibatch_size": 32, "mode": "eager", "seed": 0,
+}  # fmt: skip
+
+
+class TestOffPolicyTrainers:
+    @pytest.mark.parametrize("env", [NativeEnv, MarkedClass])
+    @pytest.mark.parametrize("options", [{}, {"n_step": 3, "compact": True, "sampler": "prioritized"}])
+    def test_an_end_without_its_observation_is_stored_as_terminal(self, env, options):
+        """No number that is missing reaches the buffer, the guard or the networks, and no end is bootstrapped from."""
+        trainer = DQNTrainer(DQNConfig(**{**OFF_POLICY, **options}), env=env(4))
+        for _ in range(8):
+            trainer.step()
+        assert trainer.updates > 0 and trainer.first_bad_iteration == -1
+        assert all(param.isfinite().all() for param in trainer.q_network.parameters())
+        rows = trainer.buffer.sample(256)
+        assert rows["next", "obs"].isfinite().all() and rows["obs"].isfinite().all()
+        # env i is truncated after 3 + i steps, and its episode is the number in the hundreds
+        steps = rows.get("steps_to_next_obs", torch.ones_like(rows["obs"]))
+        last = 3 + torch.arange(4)
+        ends = (rows["obs"] % 100 + steps) >= last.min()
+        assert rows["next", "terminated"].any() and not rows["next", "terminated"][~ends].any()
+
+    def test_critics_of_continuous_actions(self):
+        env = TransformedEnv(NativeBox(4), RenameTransform(["obs"], ["observation"]))
+        trainer = SACTrainer(SACConfig(**OFF_POLICY), env=env)
+        for _ in range(8):
+            trainer.step()
+        assert trainer.updates > 0 and trainer.first_bad_iteration == -1
+        assert all(param.isfinite().all() for param in trainer.loss.parameters())

@@ -22,6 +22,9 @@ class Cell:
         run: uses both and asserts the right result; of a refused cell it has to raise.
         refused: why the pair is refused, for a reader who wanted it; empty where it works.
         says: words that the error of a refused pair contains.
+        mark: marker of pytest, such as "gpu".
+        elsewhere: whether another test file runs the cell, with inputs of its own; the page prints it.
+        untried: why nobody tries the pair here; empty where a test does.
     """
 
     table: str
@@ -30,6 +33,9 @@ class Cell:
     run: Callable[[], None]
     refused: str = ""
     says: str = "Remedy"
+    mark: str = ""
+    elsewhere: bool = False
+    untried: str = ""
 
     @property
     def name(self) -> str:
@@ -41,7 +47,9 @@ class Cell:
         if not self.refused:
             self.run()
             return
-        with pytest.raises((ValueError, TypeError, NotImplementedError, RuntimeError, KeyError), match=self.says):
+        with pytest.raises(
+            (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError), match=self.says
+        ):
             self.run()
 
 

@@ -1,15 +1,13 @@
-"""Our envs and our collector below TorchRL's transforms: the cells of two tables, as data that a page can print.
-
-`ENV_CELLS` has one cell for each kind of env and transform, `COLLECTOR_CELLS` one for each transform and mode. A cell
-is run by `run_env_cell` or `run_collector_cell`; where `refused` is not empty, that is the reason why it is refused.
-"""
+"""Our envs and our collector with TorchRL's transforms: each kind of env, and each mode of the collector."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
+from cells import Cell, no_cells_twice
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.collectors import Collector
@@ -156,63 +154,48 @@ TRANSFORMS: dict[str, Entry] = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table: its row, its column, and the reason where it is refused."""
-
-    row: str
-    column: str
-    refused: str = ""
-
-    @property
-    def name(self) -> str:
-        """Row and column."""
-        return f"{self.row}-{self.column}"
-
-
 def _reason(entry: Entry, kind: str) -> str:
     return entry.refused.get("*", entry.refused.get(kind, ""))
 
 
-ENV_CELLS = [Cell(name, kind, _reason(entry, kind)) for name, entry in TRANSFORMS.items() for kind in ENVS]
-COLLECTOR_CELLS = [
-    Cell(name, mode, _reason(entry, "continuous" if name.startswith("ActionDiscretizer") else "discrete"))
-    for name, entry in TRANSFORMS.items()
-    for mode in ("eager", "auto")
-]
-
-
-def run_env_cell(cell: Cell) -> None:
+def run_env_cell(name: str, kind: str) -> None:
     """`check_env_specs`, which rolls out over ends of episodes, of the env below the transform."""
-    env = ENVS[cell.column](dtype=_dtype(cell))
-    env = TransformedEnv(env, TRANSFORMS[cell.row].make(env))
+    env = ENVS[kind](dtype=_dtype(name))
+    env = TransformedEnv(env, TRANSFORMS[name].make(env))
     check_env_specs(env, break_when_any_done=False)
 
 
-def _dtype(cell: Cell) -> torch.dtype:
-    return torch.float64 if cell.row == "DoubleToFloat" else torch.float32
+def _dtype(name: str) -> torch.dtype:
+    return torch.float64 if name == "DoubleToFloat" else torch.float32
 
 
-def _steps(cell: Cell) -> EnvBase:
-    task = BoxSteps if cell.row.startswith("ActionDiscretizer") else DiscreteSteps
-    env = task(N, max_episode_steps=LIMIT, dtype=_dtype(cell))
-    return TransformedEnv(env, TRANSFORMS[cell.row].make(env))
+def _steps(name: str, device: str = "cpu") -> EnvBase:
+    task = BoxSteps if name.startswith("ActionDiscretizer") else DiscreteSteps
+    env = task(N, max_episode_steps=LIMIT, dtype=_dtype(name), device=device)
+    return TransformedEnv(env, TRANSFORMS[name].make(env))
 
 
-def run_collector_cell(cell: Cell) -> None:
+def run_collector_cell(name: str, mode: str) -> None:
     """Three episodes of data of `DeviceCollector`, equal to that of TorchRL's `Collector` where that is compared."""
     options = {"frames_per_batch": N * 7, "total_frames": N * 14}
-    env = _steps(cell)
-    ours = DeviceCollector(env, _policy(env), mode=cell.column, **options)
-    batches = list(ours)
-    if TRANSFORMS[cell.row].compared:
-        env = _steps(cell)
-        stock = Collector(env, _policy(env), auto_register_policy_transforms=False, **options)
-        for batch, expected in zip(batches, stock, strict=True):
+    env = _steps(name, "cuda" if mode == "graph" else "cpu")
+    ours = DeviceCollector(env, _policy(env), mode=mode, **options)
+    batches = [batch.to("cpu").clone() for batch in ours]
+    if TRANSFORMS[name].compared:
+        for batch, expected in zip(batches, _stock(name), strict=True):
             _same(batch, expected)
-        stock.shutdown()
     assert torch.cat(batches, -1)["next", "done"].sum() >= 2 * N
     ours.shutdown()
+
+
+@cache
+def _stock(name: str) -> list:
+    env = _steps(name)
+    options = {"frames_per_batch": N * 7, "total_frames": N * 14}
+    stock = Collector(env, _policy(env), auto_register_policy_transforms=False, **options)
+    batches = [batch.clone() for batch in stock]
+    stock.shutdown()
+    return batches
 
 
 def _policy(env: EnvBase) -> TensorDictModule:
@@ -231,3 +214,31 @@ def _same(batch: object, expected: object) -> None:
             assert torch.equal(one[:, None] == one, other[:, None] == other)
             continue
         torch.testing.assert_close(batch[key], expected[key], rtol=0, atol=0, msg=str(key), equal_nan=True)
+
+
+ENV_TABLE, COLLECTOR_TABLE = "Our envs below TorchRL's transforms", "Our collector over TorchRL's transforms"
+COMPILED = ("Compose",)
+"""Modes that compile take seconds: on an ordinary transform alone."""
+
+
+def _collector_kind(name: str) -> str:
+    return "continuous" if name.startswith("ActionDiscretizer") else "discrete"
+
+
+CELLS = [
+    Cell(ENV_TABLE, name, kind, partial(run_env_cell, name, kind), _reason(entry, kind), says=r"\w")
+    for name, entry in TRANSFORMS.items()
+    for kind in ENVS
+]
+CELLS += [
+    Cell(COLLECTOR_TABLE, name, mode, partial(run_collector_cell, name, mode), reason, says=r"\w")
+    for name, entry in TRANSFORMS.items()
+    for reason in [_reason(entry, _collector_kind(name))]
+    for mode in ("eager", "auto")
+]
+CELLS += [
+    Cell(COLLECTOR_TABLE, name, mode, partial(run_collector_cell, name, mode), mark=mark)
+    for name in COMPILED
+    for mode, mark in (("compile", "long"), ("graph", "gpu"))
+]
+CELLS = no_cells_twice(CELLS)

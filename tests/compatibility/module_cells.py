@@ -48,7 +48,8 @@ from torchrl_perf.modules import (
 )
 
 POLICIES = "Our policies and TorchRL's collector"
-LOSSES = "Our modules and TorchRL's losses"
+ON_POLICY = "Our modules and TorchRL's on-policy losses"
+OFF_POLICY = "Our modules and TorchRL's off-policy losses"
 BOUNDS = Pendulum(1).action_spec_unbatched
 LOW, HIGH = BOUNDS.space.low, BOUNDS.space.high
 
@@ -129,7 +130,7 @@ CONTINUOUS: dict[str, Callable[[], TensorDictModuleBase]] = {
 DETERMINISTIC: dict[str, Callable[[], TensorDictModuleBase]] = {
     "DeterministicActor": deterministic,
     "GaussianNoise": lambda: GaussianNoise(deterministic(), spec=BOUNDS),
-    "OUNoise": lambda: OUNoise(deterministic(), spec=BOUNDS),
+    "OUNoise": lambda: OUNoise(deterministic(), spec=make_env(False).action_spec),
 }
 VALUES: dict[str, Callable[[], nn.Module]] = {
     "FusedMLP": lambda: FusedMLP(4, 2),
@@ -178,6 +179,8 @@ def on_policy(discrete: bool, make: Callable[[], TensorDictModuleBase], loss_cla
         actor(batch)  # our keys of parameters, actions and log-probabilities
     options = {"critic_network": critic} if loss_class is ReinforceLoss else {}
     loss = loss_class(actor, **options) if options else loss_class(actor, critic)
+    if isinstance(actor, HybridActor) and loss_class in (ClipPPOLoss, KLPENPPOLoss):
+        loss.set_keys(sample_log_prob=["action_log_prob"])  # a list, as of an action of several parts
     values = loss(batch)
     if loss_class is ClipPPOLoss:
         torch.testing.assert_close(values["kl_approx"], torch.zeros(()), atol=1e-5, rtol=0)
@@ -229,6 +232,16 @@ def state_values() -> None:
     differentiate(dict(loss(batch.reshape(-1))), dict(loss.named_parameters()))
 
 
+PARTS = (
+    "TorchRL's loss puts a sample under the key of one action, and a sample of this policy is a TensorDict of the "
+    "parts of an action. Use `HybridSACLoss`."
+)
+
+
+def _parts(name: str) -> tuple[str, str] | tuple[()]:
+    return (PARTS, "'Tensor' object has no attribute 'batch_size'") if name == "HybridActor" else ()
+
+
 ACTORS = [(name, True, make) for name, make in DISCRETE.items()]
 ACTORS += [(name, False, make) for name, make in CONTINUOUS.items()]
 CELLS = no_cells_twice(
@@ -239,23 +252,23 @@ CELLS = no_cells_twice(
         for name, make in VALUES.items()
     ]
     + [
-        Cell(LOSSES, name, kind.__name__, partial(on_policy, discrete, make, kind))
+        Cell(ON_POLICY, name, kind.__name__, partial(on_policy, discrete, make, kind))
         for name, discrete, make in ACTORS
         for kind in (ClipPPOLoss, KLPENPPOLoss, A2CLoss, ReinforceLoss)
     ]
     + [
-        Cell(LOSSES, name, kind.__name__, partial(soft_actor_critic, CONTINUOUS[name], kind))
+        Cell(OFF_POLICY, name, kind.__name__, partial(soft_actor_critic, CONTINUOUS[name], kind), *_parts(name))
         for name in CONTINUOUS
         for kind in (SACLoss, REDQLoss)
     ]
     + [
-        Cell(LOSSES, name, "DiscreteSACLoss", partial(discrete_soft_actor_critic, make))
+        Cell(OFF_POLICY, name, "DiscreteSACLoss", partial(discrete_soft_actor_critic, make))
         for name, make in DISCRETE.items()
     ]
     + [
-        Cell(LOSSES, "DeterministicActor", kind.__name__, partial(deterministic_policy, deterministic, kind))
+        Cell(OFF_POLICY, "DeterministicActor", kind.__name__, partial(deterministic_policy, deterministic, kind))
         for kind in (DDPGLoss, TD3Loss)
     ]
-    + [Cell(LOSSES, name, "DQNLoss", partial(q_learning, make)) for name, make in VALUES.items()]
-    + [Cell(LOSSES, "FusedMLP as a critic", "ClipPPOLoss, GAE", state_values)]
+    + [Cell(OFF_POLICY, name, "DQNLoss", partial(q_learning, make)) for name, make in VALUES.items()]
+    + [Cell(ON_POLICY, "FusedMLP as critic", "ClipPPOLoss", state_values)]
 )

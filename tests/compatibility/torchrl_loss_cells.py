@@ -17,7 +17,14 @@ from batches import (
 from cells import Cell, differentiate, fixed_seed, no_cells_twice
 from tensordict.nn import TensorDictModule
 from torchrl.data import OneHot
-from torchrl.modules import MLP, DistributionalQValueActor, TanhNormal
+from torchrl.modules import (
+    MLP,
+    DistributionalQValueActor,
+    MultiAgentMLP,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    TanhNormal,
+)
 from torchrl.objectives import (
     A2CLoss,
     BCLoss,
@@ -30,12 +37,16 @@ from torchrl.objectives import (
     DiscreteSACLoss,
     DistributionalDQNLoss,
     DQNLoss,
+    GAILLoss,
+    IPPOLoss,
     IQLLoss,
     KLPENPPOLoss,
     LossModule,
+    MAPPOLoss,
     PPOLoss,
     REDQLoss,
     ReinforceLoss,
+    RNDLoss,
     SACLoss,
     TD3BCLoss,
     TD3Loss,
@@ -43,7 +54,8 @@ from torchrl.objectives import (
 )
 from torchrl.objectives.value import GAE
 
-from torchrl_perf.envs import Pendulum
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.envs import MarineNavigation, Pendulum
 
 TABLE = "Our collector and TorchRL's losses"
 ACTION = Pendulum(1).action_spec_unbatched
@@ -124,7 +136,89 @@ def off_policy(discrete: bool, make: Callable[[], LossModule]) -> None:
     differentiate(dict(loss(batch)), dict(loss.named_parameters()))
 
 
+def curiosity() -> None:
+    """RND's predictor on next observations of our batch."""
+    fixed_seed()
+    predictor, target = MLP(4, 8, **SMALL), MLP(4, 8, **SMALL)
+    loss = RNDLoss(predictor, target, update_fraction=1.0)
+    learns = {name: p for name, p in loss.named_parameters() if p.requires_grad}
+    assert learns
+    differentiate(dict(loss(batch_of(True).reshape(-1))), learns)
+
+
+class JoinedSigmoid(torch.nn.Module):
+    """A probability that state and action are the expert's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = MLP(4, 1, **SMALL)
+
+    def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """``[*, 1]``."""
+        return self.net(observation, action).sigmoid()
+
+
+def imitation() -> None:
+    """GAIL's discriminator between our batch and rows of an expert."""
+    fixed_seed()
+    batch = batch_of(False).reshape(-1)
+    expert = batch["observation"] + 1.0
+    net = TensorDictModule(JoinedSigmoid(), ["observation", "action"], ["d_logits"])
+    loss = GAILLoss(net)
+    for who, observation in (("collector", batch["observation"]), ("expert", expert)):
+        batch[f"{who}_observation"], batch[f"{who}_action"] = observation, batch["action"]
+    differentiate(dict(loss(batch)), dict(loss.named_parameters()))
+
+
+def agents(kind: type[LossModule], centralized: bool) -> None:
+    """Three batches of five agents, with advantages by TorchRL's estimator for agents."""
+    fixed_seed()
+    env = MarineNavigation(2)
+    seen, acted = ("agents", "observation"), ("agents", "action")
+    size, width = env.full_observation_spec[seen].shape[-1], env.full_action_spec[acted].shape[-1]
+    options = {"n_agents": 5, "share_params": True, "depth": 1, "num_cells": 16}
+    net = torch.nn.Sequential(MultiAgentMLP(size, 2 * width, centralized=False, **options), NormalParamExtractor())
+    params = [("agents", "loc"), ("agents", "scale")]
+    actor = ProbabilisticActor(
+        TensorDictModule(net, [seen], params),
+        dict(zip(("loc", "scale"), params, strict=True)),
+        [acted],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    critic = TensorDictModule(
+        MultiAgentMLP(size, 1, centralized=centralized, **options), [seen], [("agents", "state_value")]
+    )
+    loss = kind(actor, critic)
+    names = {name: ("agents", name) for name in ("reward", "done", "terminated")}
+    loss.set_keys(value=("agents", "state_value"), action=acted, **names)
+    loss.make_value_estimator(gamma=0.9, lmbda=0.9)
+    for batch in DeviceCollector(env, actor, frames_per_batch=16, total_frames=32):
+        loss.value_estimator(batch)
+        loss.zero_grad()
+        differentiate(dict(loss(batch)), dict(loss.named_parameters()))
+
+
+NO_SEQUENCES = "it learns from whole sequences of an offline data set, which no collector makes"
+UNTRIED = {
+    "DTLoss": NO_SEQUENCES,
+    "OnlineDTLoss": NO_SEQUENCES,
+    "ACTLoss": "it learns from demonstrated chunks of actions, which no collector makes",
+    "DiffusionBCLoss": "it learns from demonstrations, which no collector makes",
+    "QMixerLoss": "none of our envs has a state of all agents beside one reward for the team",
+    "DreamerModelLoss": "its policy carries a recurrent state between steps, and ours are feed-forward",
+    "DreamerV3Loss": "its policy carries a recurrent state between steps, and ours are feed-forward",
+}
+OTHERS: dict[str, Callable[[], None]] = {
+    "RNDLoss": curiosity,
+    "GAILLoss": imitation,
+    "IPPOLoss": partial(agents, IPPOLoss, False),
+    "MAPPOLoss": partial(agents, MAPPOLoss, True),
+}
+
 CELLS = no_cells_twice(
     [Cell(TABLE, "DeviceCollector", name, partial(on_policy, *made)) for name, made in ON_POLICY.items()]
     + [Cell(TABLE, "DeviceCollector", name, partial(off_policy, *made)) for name, made in OFF_POLICY.items()]
+    + [Cell(TABLE, "DeviceCollector", name, run) for name, run in OTHERS.items()]
+    + [Cell(TABLE, "DeviceCollector", name, fixed_seed, untried=reason) for name, reason in UNTRIED.items()]
 )

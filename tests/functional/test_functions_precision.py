@@ -24,6 +24,7 @@ from torchrl_perf.functional import (
     implicit,
     information,
     masked,
+    missing,
     mlp,
     n_step,
     nonfinite,
@@ -37,6 +38,7 @@ from torchrl_perf.functional import (
     scan,
     schedules,
     selection,
+    valid,
 )
 
 # the package has the function of that name
@@ -119,7 +121,19 @@ def covariance(c):
     return c(root @ root.mT + torch.eye(3, dtype=torch.float64))
 
 
+KEPT = flags("kept", N, share=0.6) | (torch.arange(N) == 0)
+
 CASES = {
+    "sac.critic_rows": lambda c: sac.critic_rows(c(normal("value", N, 2)), c(normal("target", N)), "smooth_l1"),
+    "valid.kept": lambda c: valid.kept(c(normal("value", N, D)), KEPT),
+    "valid.finite_where_absent": lambda c: valid.finite_where_absent(c(normal("value", N, D)), KEPT),
+    "valid.valid_mean": lambda c: valid.valid_mean(c(normal("value", N, D)), KEPT),
+    "valid.reduced": lambda c: valid.reduced(c(normal("value", N)), KEPT, "mean", c(positive("weight", N))),
+    "valid.explained_variance": lambda c: valid.explained_variance(
+        c(normal("target", N, D)), c(normal("value", N, D)), KEPT
+    ),
+    "missing.stand_in": lambda c: missing.stand_in(c(normal("next", N, D)), c(normal("root", N, D)), KEPT, 1),
+    "missing.stand_in_rows": lambda c: missing.stand_in_rows(c(normal("next", N, D)), c(normal("root", N, D)), KEPT, 1),
     "advantages.generalized_advantage_estimate": lambda c: advantages.generalized_advantage_estimate(
         c(scalar(0.97)), 0.95, *series(c), DONE, DONE & START.unsqueeze(-1)
     ),
@@ -296,7 +310,8 @@ ELSEWHERE = {
         "masked.of_agents", "masked.mask_of_indices", "nonfinite.repaired_rows", "permutation.feistel_permutation",
         "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
         "scan.resolve_time_dim", "scan.to_rows", "scan.from_rows", "scan.needs_functional", "shuffle.shuffled_index",
-        "windows.run_lengths", "atoms.fusable", "mlp.fusable", "implicit.fusable",
+        "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
+        "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
     },
     "draws, tested by their frequencies": {
         "masked.gumbel_argmax", "elbo.temporal_mask", "priority_tree.draw_leaves", "priority_tree.uniform_rows",
@@ -304,6 +319,9 @@ ELSEWHERE = {
     "float32 by contract": {
         "atoms.fused_atom_means", "mlp.fused_mlp", "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
         "priority_tree.node_values", "scan.log_scan",
+    },
+    "of parameters and moments, tested with the optimisers": {
+        "adam.adam_step_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
     },
     "the rule itself": {
         "wide.wide_dtype", "wide.widened", "wide.compute_dtype", "wide.result_dtype", "wide.computed_wide",

@@ -18,6 +18,7 @@ from torchrl_perf.modules import (
     DiagonalNormal,
     GumbelCategorical,
     HybridDistribution,
+    IndependentCategoricals,
     OptionController,
     OptionNormal,
     OptionSet,
@@ -468,3 +469,38 @@ def test_mean_of_choices_under_torchrls_exploration_type():
     with set_exploration_type(InteractionType.MEAN), torch.no_grad():
         out = actor(td)
     assert torch.equal(out["action"], out["logits"].argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestSeveralChoices:
+    """``IndependentCategoricals``: what is drawn and said of it is that of each choice alone, in float32 at least."""
+
+    def test_draws(self, dtype):
+        logits = (torch.cat([LOGITS, LOGITS[:3].flip(0)]) + 4).to(dtype)
+        sample = IndependentCategoricals(logits, [8, 3]).sample((DRAWS // 4,))
+        assert_drawn(sample[:, 0], exact(logits[:8]).exp())
+        assert_drawn(sample[:, 1], exact(logits[8:]).exp())
+
+    def test_numbers(self, dtype):
+        logits = torch.randn(5, 300).to(dtype)
+        dist, parts = IndependentCategoricals(logits, [3] * 100), exact(logits.view(5, 100, 3))
+        value = dist.sample((4,))
+        wanted = parts.expand(4, 5, 100, 3).gather(-1, value.unsqueeze(-1)).sum((-2, -1))
+        got = dist.log_prob(value)
+        assert got.dtype == dist.entropy().dtype == dist.logits.dtype == dtype
+        # of a hundred terms, which are rounded once, when they are added
+        torch.testing.assert_close(got.double(), wanted, rtol=max(eps(dtype), 1e-6), atol=0)
+        torch.testing.assert_close(
+            dist.entropy().double(), -(parts.exp() * parts).sum((-2, -1)), rtol=max(eps(dtype), 1e-6), atol=0
+        )
+        assert dist.log_prob(value[0, 0]).shape == (5,) and dist.expand((2, 5)).log_prob(value[:2]).shape == (2, 5)
+
+    def test_interaction_types(self, dtype):
+        dist = IndependentCategoricals(torch.randn(5, 7).to(dtype), [3, 4])
+        assert torch.equal(dist.mean, dist.mode) and torch.equal(dist.mode, dist.deterministic_sample)
+        assert dist.mode.shape == (5, 2) and dist.mode.dtype == torch.int64
+
+
+def test_median_of_a_normal():
+    dist = DiagonalNormal(torch.randn(3, 2), torch.rand(3, 2))
+    assert torch.equal(dist.median, dist.loc)

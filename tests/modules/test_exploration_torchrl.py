@@ -9,6 +9,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import GymEnv, InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import EGreedyModule, QValueActor
+from torchrl.objectives import DQNLoss
 
 from torchrl_perf.modules import DeterministicActor, EpsilonGreedy, GaussianNoise, OUNoise
 from torchrl_perf.runtime import no_host_sync
@@ -148,6 +149,36 @@ def test_discrete_actions_in_torchrls_collector(name, categorical):
     batches = [batch["action"] for batch in collector]
     collector.shutdown()
     assert len(batches) == 2 and all(batch.shape == ((16,) if categorical else (16, 2)) for batch in batches)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+def test_values_in_torchrls_collector_are_those_of_the_actions(exploration):
+    """All ``out_keys`` are written at each step: a collector that made room for them would keep zeros."""
+    from torchrl.collectors import Collector
+
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    policy = EpsilonGreedy(nn.Linear(4, 2), 0.5, 0.5, spec=env.action_spec)
+    collector = Collector(env, policy, frames_per_batch=32, total_frames=32, exploration_type=exploration, **PLAIN)
+    (batch,) = list(collector)
+    collector.shutdown()
+    with torch.no_grad():
+        values = policy.network(batch["observation"])
+    torch.testing.assert_close(batch["action_value"], values)
+    torch.testing.assert_close(batch["chosen_action_value"], values.gather(-1, batch["action"].unsqueeze(-1)))
+    for kind in (ExplorationType.RANDOM, ExplorationType.MODE):
+        with set_exploration_type(kind):
+            loss = DQNLoss(policy, action_space=policy.action_space, delay_value=False)(batch)["loss"]
+        assert loss.requires_grad  # and is no loss of values that were stored
+
+
+def test_values_can_be_left_out():
+    policy = EpsilonGreedy(nn.Linear(4, 2), spec=Categorical(2), write_values=False)
+    for kind in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
+        with set_exploration_type(kind):
+            td = policy(TensorDict({"observation": torch.randn(3, 4)}, [3]))
+        assert set(td.keys()) == {"observation", "action"} and policy.out_keys == ["action"]
+    assert EpsilonGreedy(Categorical(2)).out_keys == ["action"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

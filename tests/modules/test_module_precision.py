@@ -210,12 +210,12 @@ CASES = {
 ELSEWHERE = {
     "distributions, in test_distribution_precision.py": {
         "GumbelCategorical", "DeviceMaskedCategorical", "SquashedNormal", "BoundedNormal", "DiagonalNormal",
-        "OptionNormal", "HybridDistribution",
+        "OptionNormal", "HybridDistribution", "IndependentCategoricals",
     },
     "draws, below": {"GaussianNoise", "OUNoise", "UniformInputs", "ICEMPlanner", "EpsilonGreedy"},
     "no numbers of their own": {
         "ConvLayer", "ICEMSettings", "OptionSet", "OptionChoice", "hybrid_features", "OptionConditioned",
-        "OptionPolicy", "FilteredPolicy", "TimeHazard",
+        "OptionPolicy", "FilteredPolicy", "TimeHazard", "JoinedInputs",
     },
 }  # fmt: skip
 

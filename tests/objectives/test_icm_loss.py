@@ -173,3 +173,34 @@ def test_bad_arguments():
         make(beta=1)
     with pytest.raises(KeyError, match="expected 'observation' at the root and under 'next'"):
         make()(TensorDict({"observation": torch.zeros(2, OBS), "action": torch.zeros(2).long(), "next": {}}, [2]))
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_step_without_its_final_observation_is_no_transition(kind):
+    """Loss, gradient and reward are those of the other rows alone; a NaN elsewhere is a fault, and stays."""
+    icm, td = make(kind, eta=0.1), batch(6, kind=kind)
+    loss = ICMLoss(icm, beta=0.3)
+    td["next", "done"] = torch.tensor([1, 0, 0, 1, 0, 0], dtype=torch.bool).unsqueeze(-1)
+    kept = td[1:].clone()
+    td["next", "observation"][0] = torch.nan
+    grads = []
+    for rows in (kept, td):
+        icm.zero_grad()
+        out = loss(rows)
+        (out["loss_inverse"] + out["loss_forward"]).backward()
+        grads.append([out[key].detach() for key in out.keys()] + [param.grad.clone() for param in icm.parameters()])
+    torch.testing.assert_close(*grads)
+    reward = icm(td.clone())["next", "intrinsic_reward"]
+    assert reward[0] == 0
+    torch.testing.assert_close(reward[1:], icm(kept)["next", "intrinsic_reward"])
+    td["next", "observation"][1] = torch.nan
+    assert loss(td)["loss_forward"].isnan()
+
+
+def test_keyword_calls():
+    icm, td = make(), batch(5)
+    loss = ICMLoss(icm)
+    got = loss(td["observation"], td["action"], td["next", "observation"])
+    torch.testing.assert_close(
+        dict(zip(loss.out_keys, got, strict=True)), {key: loss(td)[key] for key in loss.out_keys}
+    )

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from loss_parts import LOSSES, close, gradients, make, total
+from loss_parts import CHOICES, LOSSES, close, gradients, make, total
+from torchrl.data import Categorical
+from torchrl.modules import QValueActor
 from torchrl.objectives import (
     HardUpdate,
     LossModule,
@@ -37,7 +39,7 @@ class TestEveryLoss:
             close(target.detach(), old + share * (source.detach() - old))
 
     def test_views_are_the_parameters(self, name):
-        loss, td = make(name)
+        loss, _ = make(name)
         names = [key.removesuffix("_params") for key, _ in loss.named_children() if key.endswith("_params")]
         assert names
         for key in names:
@@ -49,9 +51,47 @@ class TestEveryLoss:
         for key in names:
             view = getattr(loss, f"{key}_params")
             assert all(v.dtype == torch.float64 for v in view.values(True, True) if v.is_floating_point())
-        if name != "ac-iqn":  # whose levels are float32
-            out = loss(td.apply(lambda value: value.double() if value.is_floating_point() else value))
-            assert all(value.isfinite().all() for value in out.values())
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+    def test_parameters_of_another_dtype(self, name, dtype):
+        loss, td = make(name)
+        exact, grads = gradients(copy.deepcopy(loss), td.clone())
+        loss.to(dtype)
+        assert all(v.dtype == dtype for v in loss.parameters())
+        cast = td.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+        got, also = gradients(loss, cast)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert all(value.dtype == wide for key, value in got.items() if key.startswith("loss") and key != "loss_alpha")
+        assert cast["td_error"].dtype == wide
+        assert all(grad.isfinite().all() for grad in also) and len(also) == len(grads)
+        if name != "hybrid":  # which draws other numbers in another dtype
+            for key in exact.keys():
+                close(got[key].float(), exact[key], rtol=0.05, atol=0.05 if dtype != torch.float64 else 1e-5)
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    def test_out_keys_are_what_is_returned_and_can_be_selected(self, name, reduction):
+        loss, td = make(name, reduction=reduction)
+        assert set(loss.out_keys) == set(loss(td).keys())
+        chosen = [key for key in loss.out_keys if key.startswith("loss")]
+        given = {(key if isinstance(key, str) else "_".join(key)): td.get(key) for key in loss.in_keys}
+        assert len(loss(**given)) == len(loss.out_keys) if len(loss.out_keys) > 1 else loss(**given).shape == (12,)
+        loss.select_out_keys(chosen[0])
+        assert loss.out_keys == [chosen[0]] == list(loss(td).keys())
+        assert isinstance(loss(**given), torch.Tensor)
+        loss.reset_out_keys()
+        assert set(loss.out_keys) == set(loss(td).keys())
+
+    def test_batches_of_any_number_of_dims(self, name):
+        loss, td = make(name)
+        expected, _ = gradients(loss, td)
+        folded = td.reshape(3, 4)
+        got, _ = gradients(loss, folded)
+        assert folded["td_error"].shape == (3, 4)
+        if name != "hybrid":
+            for key in expected.keys():
+                close(got[key], expected[key])
+        one = td[0]
+        assert all(value.isfinite().all() for value in loss(one).values()) and one["td_error"].shape == ()
 
     def test_state_and_copies(self, name):
         loss, td = make(name)
@@ -170,3 +210,36 @@ class TestEveryLoss:
         for key in [key for key in exact.keys() if key.startswith("loss")]:
             assert out[key].dtype == torch.float32
             close(out[key], exact[key], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["td3", "ac-iqn"])
+def test_losses_one_by_one(name):
+    """What TorchRL's stepper of TD3 calls: the losses of the forward pass, and nothing is written."""
+    loss, td = make(name)
+    torch.manual_seed(1)
+    both, written = loss(td.clone()), td.clone()
+    torch.manual_seed(1)
+    critic, rows = loss.value_loss(written)
+    actor, _ = loss.actor_loss(written)
+    close(critic, both["loss_qvalue"])
+    close(actor, both["loss_actor"])
+    assert rows["td_error"].shape == (1, 12) and "td_error" not in written
+    actor.backward()
+    assert all(param.grad is None for key, param in loss.named_parameters() if "qvalue" in key)
+    assert all(param.grad.any() for key, param in loss.named_parameters() if "actor" in key)
+
+
+@pytest.mark.parametrize("name", ["c51", "quantile"])
+def test_networks_of_distributions_within_an_actor(name):
+    """TorchRL's QValueActor on our network: the losses of the network itself, with targets of its own."""
+    plain, td = make(name)
+    actor = QValueActor(plain.value_network, in_keys=["observation"], spec=Categorical(CHOICES))
+    loss = type(plain)(actor)
+    close(loss(td.clone()), plain(td.clone()))
+    assert actor(td.clone())["action"].shape == (12,)
+    before = [value.clone() for value in loss.target_network.parameters()]
+    with torch.no_grad():
+        next(actor.parameters()).add_(1.0)
+    assert all(map(torch.equal, before, loss.target_network.parameters()))
+    SoftUpdate(loss, tau=0.25).step()
+    assert not all(map(torch.equal, before, loss.target_network.parameters()))

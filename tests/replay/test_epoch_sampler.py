@@ -5,11 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
 
 from torchrl_perf.replay import (
     DeviceReplayBuffer,
     DeviceSamplerWithoutReplacement,
     DeviceStorage,
+    DeviceWriter,
     make_replay_buffer,
 )
 from torchrl_perf.runtime import capture, no_host_sync
@@ -186,8 +188,34 @@ def test_empty_begins_anew():
     assert sorted(torch.cat(epoch_of(buffer)).tolist()) == [20, 21, 22, 23]
 
 
-def test_more_than_is_filled_is_refused():
-    with pytest.raises(ValueError, match="6"):
-        make_buffer(20, 6, 7).sample()
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer, DeviceReplayBuffer])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_more_than_is_filled_gives_all_rows(kind, shuffle):
+    stock = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20), sampler=SamplerWithoutReplacement(shuffle=shuffle), batch_size=7
+    )
+    sampler = DeviceSamplerWithoutReplacement(shuffle=shuffle)
+    ours = kind(storage=DeviceStorage(20), sampler=sampler, writer=DeviceWriter(), batch_size=7)
+    for buffer in (stock, ours):
+        assert not buffer.can_sample()
+        buffer.extend(rows(6))
+        assert buffer.can_sample()
+        for _ in range(2):
+            assert sorted(buffer.sample()["x"].tolist()) == list(range(6))
+        assert [len(batch) for batch in buffer] == [6]
+        buffer.extend(rows(3, first=6))
+        assert [len(batch) for batch in buffer] == [7, 2]
+
+
+def test_more_than_is_filled_is_refused_where_short_batches_are_dropped():
+    for buffer in (
+        make_buffer(20, 6, 7, drop_last=True),
+        make_replay_buffer(20, batch_size=7, sampler="epoch", drop_last=True),
+    ):
+        buffer.empty()
+        buffer.extend(rows(6))
+        assert not buffer.can_sample(7)
+        with pytest.raises(ValueError, match=r"from 1 to the 6 rows .* received 7: drop_last=True.*Remedy"):
+            buffer.sample(7)
     with pytest.raises(ValueError, match="extend"):
         make_buffer(20, 0, 7).sample()

@@ -85,6 +85,18 @@ def test_n_step_returns_are_summed_in_float32(dtype, gamma):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gamma", [0.97, torch.tensor(0.97, dtype=torch.float64)])
+def test_powers_of_gamma_are_as_exact_as_the_rewards(dtype, gamma):
+    rb = make_replay_buffer(16, n_step=5, gamma=gamma)
+    rb.extend(batch(dtype=dtype))
+    rows = rb[:]
+    exact = 0.97 ** rows["steps_to_next_obs"].double()
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert rows["gamma"].dtype == wide
+    torch.testing.assert_close(rows["gamma"], exact.to(wide), rtol=2 * torch.finfo(wide).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_priorities_of_the_loss_under_autocast(dtype):
     rb = make_replay_buffer(16, batch_size=16, sampler="prioritized", alpha=1.0)
     rb.extend(batch())

@@ -1,6 +1,7 @@
 """A state that does not fit is refused with its entry's name, and leaves everything as it was."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ def wrongs(value):
     if isinstance(value, torch.Tensor):
         wrong = [value.double() if value.dtype != torch.float64 else value.int(), value.unsqueeze(-1), "text", ...]
         return wrong + ([torch.cat([value, value])] if value.ndim else [])
-    return ["text", ..., torch.zeros(3)]
+    numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return ["text", ..., torch.zeros(3)] + ([-7, -0.5, math.nan] if numbers else [])
 
 
 # entries that older versions did not save, or that say nothing that could be wrong
@@ -126,6 +128,28 @@ def test_every_entry_of_a_buffer(sampler, options):
     assert tried > 40
     rb.load_state_dict(state)
     assert equal(rb.state_dict(), state)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("_storage", "ring", "ordered"), torch.zeros(3)),
+        (("_storage", "ring", "ordered"), "text"),
+        (("_consume_after_n_samples",), 0),
+        (("_consume_after_n_samples",), "text"),
+        (("_batch_size",), 0),
+        (("_sampler", "tree", "weights"), torch.full((12,), -1.0)),
+        (("_sampler", "tree", "weights"), torch.full((12,), math.nan)),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_entries_that_may_be_missing_and_numbers_out_of_range(path, wrong):
+    rb = make("prioritized")
+    before = copy.deepcopy(rb.state_dict())
+    with pytest.raises(ValueError, match=r"expected a state with .*received .*Nothing was changed.*Remedy"):
+        rb.load_state_dict(replaced(before, path, wrong))
+    assert equal(rb.state_dict(), before)
+    rb.sample()
 
 
 @pytest.mark.parametrize(

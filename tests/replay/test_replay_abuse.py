@@ -8,7 +8,7 @@ import pytest
 import torch
 from ring_oracle import ListRing, Stream
 from tensordict import TensorDict
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import RandomSampler, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
 
 from torchrl_perf.replay import (
     DevicePrioritizedSampler,
@@ -97,10 +97,25 @@ class TestArguments:
         with pytest.raises(ValueError, match=r"expected max_size >= 1 rows, received .* Remedy"):
             make_replay_buffer(capacity, batch_size=4)
 
-    @pytest.mark.parametrize("batch_size", [0, -3, 2.5, 9])
+    @pytest.mark.parametrize("batch_size", [0, -3, 2.5])
     def test_batch_size(self, batch_size):
-        with pytest.raises(ValueError, match=r"batch_size from 1 to the capacity of 8 rows, received .* Remedy"):
+        with pytest.raises(ValueError, match=r"expected a batch_size of at least 1, received .* Remedy"):
             make_replay_buffer(8, batch_size=batch_size)
+
+    @pytest.mark.parametrize(
+        ("sampler", "count"), [("random", 9), ("prioritized", 9), ("slice", 12), ("epoch", 8), (RandomSampler, 9)]
+    )
+    def test_a_batch_above_the_capacity(self, sampler, count):
+        options = {"slice_len": 2} if sampler == "slice" else {}
+        sampler = sampler if isinstance(sampler, str) else sampler()
+        rb = make_replay_buffer(8, batch_size=max(count, 9), sampler=sampler, **options)
+        rb.extend(batch(2, 4))
+        assert rb.sample().shape == (count,)
+
+    def test_a_batch_above_the_capacity_that_is_always_dropped(self):
+        for options in ({"sampler": "epoch", "drop_last": True}, {"sampler": SamplerWithoutReplacement(True)}):
+            with pytest.raises(ValueError, match=r"from 1 to the capacity of 8 rows, received 9 .*drop_last.* Remedy"):
+                make_replay_buffer(8, batch_size=9, **options)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_device_that_is_not_there(self):

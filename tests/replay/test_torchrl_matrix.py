@@ -1,10 +1,12 @@
 """Samplers, writers and buffers of TorchRL on our storage, and the reverse: right rows, or a refusal with a reason."""
 
+import importlib
+
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import ReplayBufferEnsemble, TensorDictReplayBuffer
-from torchrl.data.replay_buffers import TensorStorageCheckpointer
+from torchrl.data.replay_buffers import PrioritizedSampler, PrioritizedSliceSampler, TensorStorageCheckpointer
 from torchrl.data.replay_buffers.sample_units import Sequence
 from torchrl_matrix import (
     BUFFERS,
@@ -99,6 +101,43 @@ def test_works_on_our_storage(cell: Cell):
             index, _ = buffer.sampler.sample(buffer.storage, draws or 6)
             drawn |= set(buffer.storage.get(index)["number"].tolist())
         assert drawn == kept  # every row is drawn, none of those that are gone
+
+
+try:
+    importlib.import_module("torchrl._torchrl")
+    HAS_EXTENSION = True
+except ImportError:
+    HAS_EXTENSION = False
+OF_EXTENSION = {
+    "PrioritizedSampler": lambda: PrioritizedSampler(CAPACITY, 1.0, 0.5),
+    "PrioritizedSliceSampler(end_key)": lambda: PrioritizedSliceSampler(
+        CAPACITY, 1.0, 0.5, slice_len=SLICE, end_key=("next", "done")
+    ),
+    "PrioritizedSliceSampler(traj_key)": lambda: PrioritizedSliceSampler(
+        CAPACITY, 1.0, 0.5, num_slices=6 // SLICE, traj_key="episode"
+    ),
+}
+
+
+@pytest.mark.skipif(not HAS_EXTENSION, reason="TorchRL's extension does not load with this torch")
+@pytest.mark.parametrize("name", OF_EXTENSION)
+@pytest.mark.parametrize("writer", ["DeviceWriter", "TensorDictRoundRobinWriter"])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_prioritized_samplers_of_torchrl(kind, name, writer):
+    """Before and after the ring is full."""
+    buffer = BUFFERS[kind](
+        storage=DeviceStorage(CAPACITY), sampler=OF_EXTENSION[name](), writer=WRITERS[writer](), batch_size=6
+    )
+    for first, count in ((0, 10), (10, 10), (20, 10), (30, 10)):
+        buffer.extend(rows(first, count))
+        for _ in range(3):
+            sample, info = buffer.sample(return_info=True)
+            check_contents(sample)
+            assert min(sample["number"]) >= first + count - CAPACITY
+            if "Slice" in name:
+                check_slices(sample, SLICE)
+            index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
+            buffer.update_priority(index, torch.rand(6))
 
 
 def make_refused(cell: Cell, folder):

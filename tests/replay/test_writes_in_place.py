@@ -1,5 +1,7 @@
 """Masks and ends that are written in place: samplers see them, by whatever way they are written."""
 
+import pickle
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -196,15 +198,45 @@ def test_a_write_before_a_save_is_in_the_state(sampler, tmp_path):
     assert SLOT in drawn(again)
 
 
-@pytest.mark.parametrize("options", [{"compact": True}, {"n_step": 2}])
-def test_writes_into_a_copy_are_refused(options):
+COPY_WRITES = {
+    **{name: VIEWS[name] for name in VIEWS if name != "storage.field"},
+    "a nested tensor": lambda rb, key, values: rb[:].get(("next", "done")).fill_(True),
+    "a nested TensorDict": lambda rb, key, values: rb[:]["next"].set_at_("done", True, SLOT),
+    "a nested key": lambda rb, key, values: rb["next", "done"].__setitem__(SLOT, True),
+    "rows.set_": lambda rb, key, values: rb[:][SLOT].set_(key, values[SLOT]),
+    "rows[i] = row": lambda rb, key, values: rb[:].__setitem__(SLOT, rb[:][0].clone()),
+    "a view of a tensor": lambda rb, key, values: rb[:]["observation"].detach().reshape(N, T)[0].mul_(2),
+    "one of unbind": lambda rb, key, values: rb[:][key].unbind(0)[SLOT].zero_(),
+    "+=": lambda rb, key, values: rb[:]["observation"].__iadd__(1),
+    "out=": lambda rb, key, values: torch.mul(torch.ones(N * T, 1), 2, out=rb[:]["observation"]),
+    "an initialiser": lambda rb, key, values: torch.nn.init.zeros_(rb[:]["observation"]),
+    "many at once": lambda rb, key, values: rb[:].select("observation").mul_(2),
+}
+
+
+@pytest.mark.parametrize("options", [{"compact": True}, {"n_step": 2}], ids=["compact", "n_step"])
+@pytest.mark.parametrize("write", COPY_WRITES)
+def test_writes_into_a_copy_are_refused(options, write):
     rb = make(TensorDictReplayBuffer, "random", **options)
-    for write in ("buffer[:].update_at_", "buffer[:].fill_"):
-        with pytest.raises(RuntimeError, match=r"which are a copy.*Remedy: buffer\.set_at_"):
-            VIEWS[write](rb, "mask", torch.zeros(N * T, 1, dtype=torch.bool))
-    copy = rb[:].clone()
-    copy.fill_("mask", False)
+    before = rb[:].clone()
+    with pytest.raises((RuntimeError, ValueError), match=r"which are a copy.*Remedy: buffer\.set_at_|Failed to update"):
+        COPY_WRITES[write](rb, "mask", torch.zeros(N * T, 1, dtype=torch.bool))
+    assert (rb[:] == before).all()
+
+
+@pytest.mark.parametrize("options", [{"compact": True}, {"n_step": 2}], ids=["compact", "n_step"])
+def test_a_copy_reads_like_any_tensor(options):
+    rb = make(TensorDictReplayBuffer, "random", **options)
+    rows, into = rb[:], torch.zeros(N * T, 1)
+    assert into.copy_(rows["observation"]).equal(rows["observation"])
+    assert rows["observation"].sort(0).values.equal(into.sort(0).values)
+    torch.nn.Linear(1, 1)(rows["observation"]).sum().backward()
+    assert type(rows["observation"] * 2) is type(rows.clone()["mask"]) is torch.Tensor
+    for copy in (rows.clone(), pickle.loads(pickle.dumps(rows.clone())), torch.stack([rows, rows])[0]):
+        copy.fill_("mask", False)
+        copy["next", "done"][SLOT] = True
     assert rb[:]["mask"].all()
+    assert type(pickle.loads(pickle.dumps(rows["mask"]))) is torch.Tensor
 
 
 def test_a_masked_write_makes_no_host_wait_on_the_way():

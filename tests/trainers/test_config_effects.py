@@ -190,6 +190,11 @@ ALONE = {("sac-options", "env")}
 
 
 @cache
+def _numbers(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, and buffers: those of a loss are its targets."""
+    return [*module.parameters(), *module.buffers()]
+
+
 def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
     """All parameters after five small iterations."""
     trainer = TRAINERS[name](KINDS[name].without_task(**{**SMALL[name], **dict(options)}))
@@ -197,7 +202,7 @@ def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
         trainer.step()
         trainer.iterations_done += 1
     parts = [trainer.actor, trainer.critic] if "ppo" in name else trainer.parts().values()
-    tensors = [p for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters()]
+    tensors = [p for part in parts if isinstance(part, torch.nn.Module) for p in _numbers(part)]
     trainer.close()
     return torch.cat([tensor.detach().flatten().to(torch.float64) for tensor in tensors]).numpy().tobytes()
 

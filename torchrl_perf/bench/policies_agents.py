@@ -175,7 +175,8 @@ def _greedy(
     peer: TensorDictModuleBase | None = None,
     epsilon: float = EPSILON,
 ) -> Agent:
-    policy = EpsilonGreedy(network, spec=choices(num_rows, device), eps_start=epsilon, eps_end=epsilon)
+    spec = choices(num_rows, device)
+    policy = EpsilonGreedy(network, spec=spec, eps_start=epsilon, eps_end=epsilon, write_values=False)
 
     def plain(row: TensorDictBase) -> Tensor:
         return network(row.get("observation")).argmax(-1)

@@ -5,6 +5,8 @@ TorchRL's convention (``EnvBase._native_autoreset_set_invalid_next_observation``
 the bootstrap of a truncated step is V(s_t), the nearest value that is known, and that of a terminated step is none.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,27 @@ def stand_in_rows(following: Tensor, root: Tensor, ended: Tensor, batch_dims: in
     return torch.where(first.isnan() & ended, root, following)
 
 
+def missing_rows(following: Iterable[Tensor], done: Tensor, batch_dims: int) -> Tensor | None:
+    """The steps that end an episode and whose next observation is missing: NaN in any entry.
+
+    Args:
+        following: next observations ``[*batch, *O]``, of which those that are floating point are looked at.
+        done: bool ``[*batch]`` or ``[*batch, 1]``.
+        batch_dims: number of the batch dims.
+
+    Returns:
+        bool ``[*batch]``; None where there is nothing to look at, or not one flag for each row.
+    """
+    missing: Tensor | None = None
+    for value in following:
+        if value.is_floating_point() and value.ndim > batch_dims:
+            gone = value.isnan().flatten(batch_dims).any(-1)
+            missing = gone if missing is None else missing | gone
+    if missing is None or done.numel() != missing.numel():
+        return None
+    return missing & done.reshape(missing.shape)
+
+
 def _comparable(following: Tensor, root: Tensor) -> bool:
     return following.is_floating_point() and following.shape == root.shape and following is not root
 
@@ -75,4 +98,4 @@ def _of_rows(ended: Tensor, like: Tensor, batch_dims: int) -> Tensor:
     if ended.ndim == like.ndim and ended.shape[:-1] == like.shape[:-1] and ended.shape[-1] == 1:
         return ended
     ended = ended.flatten(batch_dims).any(-1) if ended.ndim > batch_dims else ended
-    return ended.reshape(*ended.shape, *(1,) * (like.ndim - ended.ndim))
+    return ended.reshape((*ended.shape, *(1,) * (like.ndim - ended.ndim)))

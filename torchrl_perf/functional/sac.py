@@ -24,6 +24,25 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     return (values * weights).sum() / torch.where(total == 0, 1.0, total)
 
 
+def critic_rows(value: Tensor, target: Tensor, loss_function: str = "l2") -> tuple[Tensor, Tensor]:
+    """Loss of the K critics against one target in each row, summed over the critics.
+
+    Args:
+        value: ``[*, K]``.
+        target: ``[*]``.
+        loss_function: ``"l2"`` (the squared difference) or ``"smooth_l1"``, TorchRL's default.
+
+    Returns:
+        The loss ``[*]`` and, detached, the largest absolute difference of each row ``[*]``, its priority.
+    """
+    error = value - target.unsqueeze(-1)
+    if loss_function == "smooth_l1":
+        loss = F.smooth_l1_loss(value, target.unsqueeze(-1).expand_as(value), reduction="none")
+    else:
+        loss = error.square()
+    return loss.sum(-1), error.detach().abs().amax(-1)
+
+
 @computed_wide
 def soft_target(
     reward: Tensor,
@@ -66,12 +85,8 @@ def critic_loss(
     Returns:
         The 0-d loss and, detached, the largest absolute difference of each row ``[B]``, its priority.
     """
-    error = value - target.unsqueeze(-1)
-    if loss_function == "smooth_l1":
-        loss = F.smooth_l1_loss(value, target.unsqueeze(-1).expand_as(value), reduction="none")
-    else:
-        loss = error.square()
-    return weighted_mean(loss.sum(-1), weights), error.detach().abs().amax(-1)
+    loss, priority = critic_rows(value, target, loss_function)
+    return weighted_mean(loss, weights), priority
 
 
 @computed_wide

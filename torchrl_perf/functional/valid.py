@@ -5,11 +5,16 @@ divided by the number of rows that count; where none does, they are 0.
 """
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.functional.sac import weighted_mean
+
+Reduction = Literal["none", "mean", "sum"]
+REDUCTIONS = get_args(Reduction)
 
 
 def fitted_rows(flag: Tensor, rows: Sequence[int], name: object = "valid") -> Tensor:
@@ -42,7 +47,7 @@ def fitted_rows(flag: Tensor, rows: Sequence[int], name: object = "valid") -> Te
 
 def spread(valid: Tensor, like: Tensor) -> Tensor:
     """``[*]`` flags over the dims that ``like [*, ...]`` has beyond them; a view."""
-    return valid.reshape(*valid.shape, *(1,) * (like.ndim - valid.ndim)).expand_as(like)
+    return valid.reshape((*valid.shape, *(1,) * (like.ndim - valid.ndim))).expand_as(like)
 
 
 def kept(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -71,20 +76,27 @@ def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp_min(1)
 
 
-def reduced(values: Tensor, valid: Tensor | None, reduction: str) -> Tensor:
+def reduced(values: Tensor, valid: Tensor | None, reduction: str, weights: Tensor | None = None) -> Tensor:
     """Loss of each row, reduced as TorchRL's losses do.
 
     Args:
         values: ``[*, ...]``, floating point.
         valid: bool ``[*]``, or None where all count.
-        reduction: ``"mean"`` over the rows that count, ``"sum"`` of them, or ``"none"``: as they are, 0 in the others.
+        reduction: ``"mean"`` over the rows that count, ``sum(w x) / sum(w)`` with weights; ``"sum"`` of them; or
+            ``"none"``: each of them, 0 in the others.
+        weights: ``[*]`` importance weights of prioritised replay (arXiv:1511.05952) of values ``[*]``; 1 by default.
 
     Returns:
-        0-d, or ``[*, ...]`` for ``"none"``.
+        0-d, or ``[*, ...]`` for ``"none"``. The mean of no row is 0.
     """
-    if reduction == "mean":
+    if reduction == "mean" and weights is None:
         return valid_mean(values, valid)
     values = kept(values, valid)
+    if weights is not None:
+        weights = kept(weights, valid)
+        if reduction == "mean":
+            return weighted_mean(values, weights)
+        values = values * weights
     return values.sum() if reduction == "sum" else values
 
 

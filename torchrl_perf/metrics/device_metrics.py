@@ -301,6 +301,8 @@ class DeviceMetrics:
             torch.maximum(maximum, value.amax().to(torch.float64), out=maximum)
         else:
             if mask is not None:
+                # torch before 2.13 selects no unsigned integers of 16 bits and more
+                value = value.to(torch.float64) if value.dtype in _WITHOUT_MAXIMUM else value
                 value = torch.where(mask, value, 0)
             summed = value.sum(dtype=torch.float64)
             if slot.reduce != "last":

@@ -35,8 +35,9 @@ class EpsilonGreedy(TensorDictModuleBase):
     and of an agent that does not exist, whatever the network says of it, NaN included.
 
     Keys read: ``in_keys``, and ``action_mask_key`` and ``valid_key`` if given; without a network the action. Written:
-    ``action_key``, and, by a network where it does not explore, "action_value" ``[*, D]`` and "chosen_action_value"
-    ``[*, 1]`` as a ``QValueActor`` does, so that TorchRL's losses take it for one. A collector does not pay for them.
+    ``action_key``, and by a network "action_value" ``[*, D]`` and "chosen_action_value" ``[*, 1]`` as a ``QValueActor``
+    does, whatever the exploration, so that TorchRL's losses take it for one: the values of all actions, and that of
+    the action written. ``write_values=False`` leaves both out, for a policy that only collects.
 
     Args:
         network: maps the inputs to action values ``[*, D]``; or, in its place, the spec.
@@ -52,6 +53,7 @@ class EpsilonGreedy(TensorDictModuleBase):
             ``[N, D]`` or ``[N, 1, D]``, holds for all its agents.
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default. A flag of an env,
             ``[N]`` or ``[N, 1]``, holds for all its agents.
+        write_values: write the values of a network, too.
         device: of the schedule; by default the network's, or the spec's.
         **former: ``mask_key``, ``eps_start`` and ``decay_frames`` for ``action_mask_key``, ``eps_init`` and
             ``annealing_num_steps``.
@@ -85,6 +87,7 @@ class EpsilonGreedy(TensorDictModuleBase):
         action_key: NestedKey = "action",
         action_mask_key: NestedKey | None = None,
         valid_key: NestedKey | None = None,
+        write_values: bool = True,
         device: torch.device | str | None = None,
         **former: Any,
     ) -> None:
@@ -101,6 +104,7 @@ class EpsilonGreedy(TensorDictModuleBase):
         eps_end = (0.05 if network is not None else 0.1) if eps_end is None else eps_end
         decay_frames = (10_000 if network is not None else 1_000) if decay_frames is None else decay_frames
         self.network, self.action_key = network, action_key
+        self.write_values = write_values and network is not None
         self._read_spec(spec, mask_key)
         for name, value in (("eps_start", eps_start), ("eps_end", eps_end)):
             if not 0.0 <= value <= 1.0:
@@ -153,7 +157,7 @@ class EpsilonGreedy(TensorDictModuleBase):
             in_keys = [self.action_key] if self.network is None else ["observation"]
         self.mask_key, self.valid_key = mask_key, valid_key
         self.in_keys = [*in_keys, *(key for key in (mask_key, valid_key) if key is not None)]  # pyright: ignore
-        values = [] if self.network is None else [ACTION_VALUE_KEY, CHOSEN_VALUE_KEY]
+        values = [ACTION_VALUE_KEY, CHOSEN_VALUE_KEY] if self.write_values else []
         self.out_keys = [self.action_key, *values]  # pyright: ignore
         self.network_keys = list(in_keys)
 
@@ -222,11 +226,11 @@ class EpsilonGreedy(TensorDictModuleBase):
         action = masked.argmax(-1)
         if explores:
             action = self._explore(action, mask)
-        else:
-            chosen = values.gather(-1, action.unsqueeze(-1))
-            tensordict.set(ACTION_VALUE_KEY, values).set(CHOSEN_VALUE_KEY, chosen)
         if self.valid_key is not None:
             action = torch.where(of_rows(tensordict.get(self.valid_key), action.shape), action, 0)
+        if self.write_values:
+            chosen = values.gather(-1, action.unsqueeze(-1))
+            tensordict.set(ACTION_VALUE_KEY, values).set(CHOSEN_VALUE_KEY, chosen)
         return tensordict.set(self.action_key, self._encoded(action, self.dtype))
 
     def _mask(self, tensordict: TensorDictBase, values: Tensor) -> Tensor | None:

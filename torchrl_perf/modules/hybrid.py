@@ -224,6 +224,11 @@ class DiagonalNormal(_NormalPart, Distribution):
         return self.loc
 
     @property
+    def median(self) -> Tensor:
+        """``[*, D]``, the mean."""
+        return self.loc
+
+    @property
     def deterministic_sample(self) -> Tensor:
         """``[*, D]`` the mean: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
         return self.loc

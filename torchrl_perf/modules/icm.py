@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, OneHot, TensorSpec
 
 from torchrl_perf.functional.icm import intrinsic_reward
+from torchrl_perf.functional.missing import missing_rows
 
 
 class ICMOutput(NamedTuple):
@@ -39,7 +40,7 @@ class ICM(TensorDictModuleBase):
     transitions: call it on a collected batch, with the true final observations at episode ends.
 
     Keys read: ``in_keys`` at the root and under "next", ``action_key``. Written: ``("next", reward_key) [*, 1]``,
-    without a gradient.
+    without a gradient; 0 where an episode ends, by ("next", "done"), without a final observation, which is then NaN.
 
     Args:
         in_features: O of the observation, or of the trunk's output.
@@ -121,6 +122,12 @@ class ICM(TensorDictModuleBase):
         """Writes the intrinsic reward."""
         out = self.outputs(tensordict)
         reward = intrinsic_reward(out.predicted, out.features, self.eta)
+        following = cast("TensorDictBase", tensordict.get("next"))
+        done = following.get("done", None)
+        if done is not None:
+            states = [self._read(following, key) for key in self.network_keys]
+            missing = missing_rows(states, done, reward.ndim - 1)
+            reward = reward if missing is None else torch.where(missing.unsqueeze(-1), 0.0, reward)
         return tensordict.set(("next", self.reward_key), reward)
 
     def _read(self, td: TensorDictBase, key: NestedKey) -> Tensor:

@@ -42,7 +42,7 @@ class ObservationEncoder(nn.Module):
     Args:
         observation_size: O.
         latent_size: S.
-        action_size: D.
+        action_size: D, for "gru", which sees the last action; "mlp" does not.
         kind: ``"mlp"`` or ``"gru"``.
         hidden_size: H, also the width of the perceptron.
         counts: whether observations are counts, which are seen as ``log(1 + y)``.
@@ -123,7 +123,7 @@ class LatentDecoder(nn.Module):
         latent_size: S.
         kind: of the map.
         likelihood: ``"gaussian"`` or ``"poisson"``.
-        hidden_size: width of the perceptron.
+        hidden_size: width of the perceptron of kind "mlp"; the other kinds have no hidden layer.
         device: of the parameters.
 
     Raises:

@@ -9,6 +9,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from torch.nn import functional as F
 
 from torchrl_perf.functional.masked import gumbel_argmax, masked_entropy, masked_kl
+from torchrl_perf.functional.wide import wide_dtype
 
 
 class IndependentCategoricals(Distribution):
@@ -21,7 +22,9 @@ class IndependentCategoricals(Distribution):
         nvec: numbers of alternatives, each at least 1.
 
     Attributes:
-        logits: ``[*, D, max(nvec)]`` log-probabilities, ``-inf`` beyond a choice's own alternatives.
+        log_probs: ``[*, D, max(nvec)]``, ``-inf`` beyond a choice's own alternatives; float64 if the logits are, else
+            float32.
+        logits: the same in the dtype of the logits given.
 
     Raises:
         ValueError: if the logits do not have as many columns.
@@ -40,21 +43,34 @@ class IndependentCategoricals(Distribution):
             )
         most = max(self.nvec)
         parts = [F.pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in logits.split(self.nvec, -1)]
-        self.logits = torch.stack(parts, -2).log_softmax(-1)
+        # log-probabilities of 16 bits would be off by up to 3 % each, and so would be what is drawn of them
+        self.log_probs = torch.stack(parts, -2).log_softmax(-1, dtype=wide_dtype(logits.dtype))
+        self.dtype = logits.dtype
         super().__init__(logits.shape[:-1], torch.Size([len(self.nvec)]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "IndependentCategoricals":
         """The same distribution for ``batch_shape`` rows."""
         other = cast("IndependentCategoricals", self.__new__(type(self)))
         other.nvec = self.nvec
-        other.logits = self.logits.expand(*torch.Size(batch_shape), *self.logits.shape[-2:])
+        other.log_probs = self.log_probs.expand(*torch.Size(batch_shape), *self.log_probs.shape[-2:])
+        other.dtype = self.dtype
         Distribution.__init__(other, torch.Size(batch_shape), self.event_shape, validate_args=False)
         return other
 
     @property
+    def logits(self) -> Tensor:
+        """``[*, D, max(nvec)]`` log-probabilities, in the dtype of the logits given."""
+        return self.log_probs.to(self.dtype)
+
+    @property
     def mode(self) -> Tensor:
         """``[*, D]`` int64, the most probable alternatives."""
-        return self.logits.argmax(-1)
+        return self.log_probs.argmax(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mode, since choices have no mean; what TorchRL takes under ``ExplorationType.MEAN``."""
+        return self.mode
 
     @property
     def deterministic_sample(self) -> Tensor:
@@ -63,19 +79,19 @@ class IndependentCategoricals(Distribution):
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """``[*sample_shape, *, D]`` int64 indices."""
-        return gumbel_argmax(self.logits.expand(*sample_shape, *self.logits.shape))
+        return gumbel_argmax(self.log_probs.expand(*sample_shape, *self.log_probs.shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[*]`` of choices ``[*, D]``."""
-        shape = torch.broadcast_shapes(value.shape, self.logits.shape[:-1])
+        shape = torch.broadcast_shapes(value.shape, self.log_probs.shape[:-1])
         choice = value.long().expand(shape).unsqueeze(-1)
-        return self.logits.expand(*shape, -1).gather(-1, choice).squeeze(-1).sum(-1)
+        return self.log_probs.expand(*shape, -1).gather(-1, choice).squeeze(-1).sum(-1).to(self.dtype)
 
     def entropy(self) -> Tensor:
         """``[*]`` nats, exact."""
-        return masked_entropy(self.logits).sum(-1)
+        return masked_entropy(self.log_probs).sum(-1).to(self.dtype)
 
 
 @register_kl(IndependentCategoricals, IndependentCategoricals)
 def _kl(p: IndependentCategoricals, q: IndependentCategoricals) -> Tensor:
-    return masked_kl(p.logits, q.logits).sum(-1)
+    return masked_kl(p.log_probs, q.log_probs).sum(-1).to(p.dtype)

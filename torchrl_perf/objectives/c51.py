@@ -11,9 +11,15 @@ from torchrl.modules import DistributionalQValueActor
 
 from torchrl_perf.functional.distributional import categorical_projection, check_support
 from torchrl_perf.functional.wide import widened
-from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.checks import entry
-from torchrl_perf.objectives.value_loss import DistributionalLoss, Rows, best_action, former_names, of_action
+from torchrl_perf.objectives.value_loss import (
+    DistributionalLoss,
+    Rows,
+    best_action,
+    former_names,
+    of_action,
+    of_tensors,
+)
 
 
 class DeviceC51Loss(DistributionalLoss):
@@ -28,8 +34,8 @@ class DeviceC51Loss(DistributionalLoss):
     the steps of an n-step target. Written by :meth:`forward`: ``td_error [*]``, the cross-entropy of each row.
 
     Args:
-        value_network: has ``support [M]`` and ``logits(*inputs) -> [*, D, M]``, such as a ``CategoricalMLP``; or
-            TorchRL's ``DistributionalQValueActor``.
+        value_network: has ``support [M]`` and ``logits(*inputs) -> [*, D, M]``, such as a ``CategoricalMLP``; an
+            :class:`EpsilonGreedy` or TorchRL's ``QValueActor`` on one; or TorchRL's ``DistributionalQValueActor``.
         gamma: discount factor.
         double_dqn: choose the next action by the online network instead of the target network.
         delay_value: make targets with a copy of the network.
@@ -83,10 +89,10 @@ class DeviceC51Loss(DistributionalLoss):
         Raises:
             ValueError: for another number of atoms or actions.
         """
-        if self.is_tensordict_module:
+        if isinstance(network, DistributionalQValueActor):
             logits = widened(self.written(network, td)).transpose(-1, -2)
         else:
-            logits = widened(network.logits(*self.inputs(td)))
+            logits = widened(of_tensors(network).logits(*self.inputs(td)))
         atoms = self.support.shape[0]
         if logits.ndim < 2 or logits.shape[-1] != atoms:
             raise ValueError(
@@ -131,7 +137,7 @@ def support_of(network: Any) -> Tensor:
     """
     if isinstance(network, DistributionalQValueActor):
         return cast("Tensor", network[-1].support)
-    network = network.network if isinstance(network, EpsilonGreedy) else network
+    network = of_tensors(network)
     support = getattr(network, "support", None)
     if not (isinstance(support, Tensor) and hasattr(network, "logits")):
         raise ValueError(

@@ -15,7 +15,7 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_perf.functional.hybrid import expected_soft_value
 from torchrl_perf.functional.masked import masked_entropy
-from torchrl_perf.functional.reduction import critic_rows
+from torchrl_perf.functional.sac import critic_rows
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
 from torchrl_perf.objectives.checks import column, refuse, required
@@ -108,7 +108,6 @@ class HybridSACLoss(OffPolicyLoss):
     qvalue_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
-    out_keys = ["loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy"]  # noqa: RUF012  as TorchRL's losses
 
     def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
@@ -196,6 +195,11 @@ class HybridSACLoss(OffPolicyLoss):
         """What the critics write."""
         return self.tensor_keys.action_value
 
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        losses: list[NestedKey] = ["loss_actor", "loss_qvalue", "loss_alpha"]
+        return losses if self.reduction == "none" else [*losses, "alpha", "entropy"]
+
     def read_keys(self) -> list[NestedKey]:
         """What actor and critics read of a state."""
         keys = [unravel_key(key) for key in (*self.actor.head.in_keys, *self.critic.in_keys)]
@@ -231,7 +235,7 @@ class HybridSACLoss(OffPolicyLoss):
             )
         draws = [scored_sample(dist.dists[key]) for key in self.continuous_keys]
         draws = [(action, widened(log_prob)) for action, log_prob in draws]
-        policy = None if self.discrete_key is None else widened(cast("Any", dist.dists[self.discrete_key]).logits)
+        policy = None if self.discrete_key is None else cast("Any", dist.dists[self.discrete_key]).log_probs
         here = HybridDraw(
             tuple(action[:rows] for action, _ in draws),
             tuple(log_prob[:rows] for _, log_prob in draws),
@@ -316,13 +320,18 @@ class HybridSACLoss(OffPolicyLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """All losses of a batch ``[B]`` from the same parameters; writes ``td_error [B]`` into it.
+        """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.
 
         Returns:
             0-d ``loss_qvalue``, ``loss_actor``, ``loss_alpha`` and, detached, ``alpha [P]`` and ``entropy [P]``, in the
             order of ``part_keys``. The gradient of ``loss_actor`` does not reach the critics, so that the sum of the
             losses can be differentiated.
         """
+        if tensordict.batch_dims != 1:
+            flat, key = tensordict.reshape(-1), self.tensor_keys.priority
+            out = self.forward(flat)
+            tensordict.set(key, flat.get(key).reshape(tensordict.batch_size))
+            return out.reshape(tensordict.batch_size) if self.reduction == "none" else out
         batch = self.prepared(tensordict)
         draw, following = self.sample(batch)
         loss_qvalue, priority, _ = self.critic_losses(batch, following)

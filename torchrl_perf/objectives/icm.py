@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictParams
+from tensordict.nn import TensorDictParams, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.functional.icm import forward_error, inverse_error
+from torchrl_perf.functional.valid import reduced, valid_mean
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.objectives.loss_module import OffPolicyLoss
@@ -21,7 +22,8 @@ class ICMLoss(OffPolicyLoss):
     squared distance of the foreseen features; both are means over the batch. The gradient of both reaches the features,
     as in the paper's code. Nothing waits for the host.
 
-    Keys read: the module's ``in_keys``.
+    Keys read: the module's ``in_keys``; where present ("next", "done"), since a step that ends an episode without a
+    final observation, which is then NaN, is no transition and does not count.
 
     Args:
         icm: the module.
@@ -59,23 +61,28 @@ class ICMLoss(OffPolicyLoss):
         """What the module reads."""
         return list(self.icm.in_keys)
 
-    @property
-    def out_keys(self) -> list[str]:
+    def returned_keys(self) -> list[NestedKey]:
         """What :meth:`forward` returns."""
-        keys = ["loss_inverse", "loss_forward", "intrinsic_reward"]
+        keys: list[NestedKey] = ["loss_inverse", "loss_forward", "intrinsic_reward"]
         return [*keys, "inverse_accuracy"] if self.icm.discrete else keys
 
     def losses(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted losses of inverse and forward model, and without gradients mean reward and accuracy, all 0-d."""
-        out = self.icm.outputs(tensordict)
+        counted, missing = self.valid(tensordict, tensordict.batch_size), self.missing(tensordict)
+        if missing is not None:
+            counted = ~missing if counted is None else counted & ~missing
+        out = self.icm.outputs(tensordict if counted is None else self.prepared(tensordict))
         guess, features = widened(out.guess), widened(out.features)
-        inverse = self.reduced(inverse_error(guess, out.action, discrete=self.icm.discrete), tensordict)
-        error = self.reduced(forward_error(widened(out.predicted), features), tensordict)
+        inverse = reduced(inverse_error(guess, out.action, discrete=self.icm.discrete), counted, self.reduction)
+        error = reduced(forward_error(widened(out.predicted), features), counted, self.reduction)
         # of continuous actions there is no share that is guessed right
-        accuracy = self._accuracy(guess, out.action, tensordict) if self.icm.discrete else error * torch.nan
+        accuracy = error * torch.nan
+        if self.icm.discrete:
+            accuracy = valid_mean((guess.argmax(-1) == out.action).to(torch.float32), counted)
         reward = self.icm.eta * error.detach()
         return (1 - self.beta) * inverse, self.beta * error, reward, accuracy.detach()
 
+    @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The loss of a batch of transitions of any shape ``[*]``.
 
@@ -83,12 +90,6 @@ class ICMLoss(OffPolicyLoss):
             0-d ``loss_inverse`` and ``loss_forward``, whose sum is the loss, and, detached, ``intrinsic_reward``, the
             mean, and, of discrete actions, ``inverse_accuracy``.
         """
-        valid = self.valid(tensordict, tensordict.batch_size)
-        batch = tensordict if valid is None else self.prepared(tensordict)
-        inverse, forward, reward, accuracy = self.losses(batch)
+        inverse, forward, reward, accuracy = self.losses(tensordict)
         out = TensorDict({"loss_inverse": inverse, "loss_forward": forward, "intrinsic_reward": reward})
         return out.set("inverse_accuracy", accuracy) if self.icm.discrete else out
-
-    def _accuracy(self, guess: Tensor, action: Tensor, td: TensorDictBase) -> Tensor:
-        right = (guess.argmax(-1) == action).to(torch.float32)
-        return self.mean(right, td)

@@ -16,9 +16,9 @@ from torchrl.objectives.utils import build_value_estimator
 from torchrl.objectives.value import TD0Estimator, TD1Estimator, TDLambdaEstimator
 
 from torchrl_perf.functional.advantages import td_lambda_targets
-from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.functional.missing import missing_rows
 from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.reduction import REDUCTIONS, reduce_rows
+from torchrl_perf.functional.valid import REDUCTIONS, fitted_rows, kept, reduced, valid_mean
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, column, entry
 from torchrl_perf.objectives.twins import Twins, members_of
@@ -122,6 +122,7 @@ class OffPolicyLoss(LossModule):
         self.lmbda: float | None = None
         self._names: list[str] = []
         self._in_keys: list[NestedKey] | None = None
+        self._selected: list[NestedKey] | None = None
         self.set_keys(priority=priority_key, valid=valid_key)
         self.register_state_dict_post_hook(to_torchrl_names)
         self.register_load_state_dict_pre_hook(from_torchrl_names)
@@ -336,6 +337,24 @@ class OffPolicyLoss(LossModule):
     def in_keys(self, values: list[NestedKey]) -> None:
         self._in_keys = values
 
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns, with the reduction that was asked for."""
+        raise NotImplementedError
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns, or the part of it that ``select_out_keys`` has chosen."""
+        return self.returned_keys() if self._selected is None else self._selected
+
+    @out_keys.setter
+    def out_keys(self, values: list[NestedKey]) -> None:
+        self._selected = None if values == self.returned_keys() else values
+
+    @property
+    def _out_keys(self) -> list[NestedKey]:
+        # where tensordict looks for what a selection leaves out
+        return self.returned_keys()
+
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def weights(self, td: TensorDictBase, rows: Sequence[int]) -> Tensor | None:
@@ -362,30 +381,21 @@ class OffPolicyLoss(LossModule):
                 if key is not None and key == own:
                     entry(td, key)  # which says what there is
                 continue
-            flag = of_rows(flag, rows)
-            if flag.ndim != len(rows) or any(size not in (1, row) for size, row in zip(flag.shape, rows, strict=True)):
-                raise ValueError(
-                    f"valid: expected flags {list(rows)} or {[*rows, 1]}, received {list(flag.shape)}. Remedy: one for "
-                    "each row of the batch."
-                )
-            found = flag.expand(rows) if found is None else found & flag
+            flag = fitted_rows(flag, rows, key)
+            found = flag if found is None else found & flag
         return found
 
     def reduced(self, values: Tensor, td: TensorDictBase) -> Tensor:
         """Losses of rows ``[*]``, reduced as asked for, with the weights of the batch, over the rows that count."""
-        return reduce_rows(
-            values, self.weights(td, values.shape), self.valid(td, values.shape), reduction=self.reduction
-        )
+        return reduced(values, self.valid(td, values.shape), self.reduction, self.weights(td, values.shape))
 
     def mean(self, values: Tensor, td: TensorDictBase) -> Tensor:
         """A statistic ``[*]``: its mean over the rows that count, 0-d, without weights."""
-        valid = self.valid(td, values.shape)
-        return values.mean() if valid is None else reduce_rows(values, None, valid)
+        return valid_mean(values, self.valid(td, values.shape))
 
     def priorities(self, values: Tensor, td: TensorDictBase) -> Tensor:
         """Priorities ``[*]``, 0 in rows that do not count."""
-        valid = self.valid(td, values.shape)
-        return values if valid is None else torch.where(valid, values, 0.0)
+        return kept(values, self.valid(td, values.shape))
 
     def outcome(self, td: TensorDictBase, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Reward and whether the next state is terminal, ``[*]`` each, for rows ``[*]``."""
@@ -431,16 +441,9 @@ class OffPolicyLoss(LossModule):
         batch.set("next", following)
         rows, keys = td.batch_size, self.tensor_keys
         valid = self.valid(td, rows) if len(rows) else None
-        done, missing = following.get(keys.done, None), None
-        for key in self.read_keys():
-            value = following.get(key, None)
-            if done is not None and value is not None and value.is_floating_point() and value.ndim > len(rows):
-                gone = value.isnan().flatten(len(rows)).any(-1)
-                missing = gone if missing is None else missing | gone
-        end = following.get(keys.terminated, done)
+        missing, end = self.missing(td), following.get(keys.terminated, following.get(keys.done, None))
         # flags of another shape are refused where they are read
-        if missing is not None and done.numel() == end.numel() == missing.numel():
-            missing = missing & done.reshape(missing.shape)
+        if missing is not None and end.numel() == missing.numel():
             following.set(keys.terminated, end | missing.reshape(end.shape))
             self._blank(following, ~missing, self.read_keys())
         if valid is not None:
@@ -449,13 +452,22 @@ class OffPolicyLoss(LossModule):
             self._blank(following, valid, [*self.read_keys(), keys.reward])
         return batch
 
+    def missing(self, td: TensorDictBase) -> Tensor | None:
+        """Bool ``[*]``, True for the rows that end an episode without a final observation; None if none can."""
+        following = cast("TensorDictBase", entry(td, "next"))
+        done = following.get(self.tensor_keys.done, None)
+        states = [following.get(key, None) for key in self.read_keys()]
+        if done is None:
+            return None
+        return missing_rows([state for state in states if state is not None], done, len(td.batch_size))
+
     @staticmethod
     def _blank(td: TensorDictBase, keep: Tensor, keys: Sequence[NestedKey]) -> None:
         """Puts 0 in floating point entries of rows that are not kept."""
         for key in keys:
             value = td.get(key, None)
             if value is not None and value.is_floating_point():
-                flag = keep.reshape(*keep.shape, *(1,) * (value.ndim - keep.ndim))
+                flag = keep.reshape((*keep.shape, *(1,) * (value.ndim - keep.ndim)))
                 td.set(key, torch.where(flag, value, 0.0))
 
     def write_priority(self, td: TensorDictBase, priority: Tensor, batch: TensorDictBase | None = None) -> None:

@@ -77,15 +77,6 @@ class OptionLoss(OffPolicyLoss):
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = ()
-    out_keys = [  # noqa: RUF012  as TorchRL's losses have it
-        "loss_option_policy",
-        "loss_option_value",
-        "loss_option_entropy",
-        "option_entropy",
-        "option_value",
-        "option_clip_fraction",
-        "option_kl",
-    ]
 
     def __init__(
         self,
@@ -131,6 +122,11 @@ class OptionLoss(OffPolicyLoss):
     def target_value(self) -> Any:
         """The copy that V(s') is taken from, None where it is the network itself."""
         return self.target_of("value_network") if self.delay_value else None
+
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        losses = ["loss_option_policy", "loss_option_value", "loss_option_entropy"]
+        return [*losses, "option_entropy", "option_value", "option_clip_fraction", "option_kl"]
 
     def read_keys(self) -> list[NestedKey]:
         """What the controller and its rules read of a state."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.wide import widened
-from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import (
     DistributionalLoss,
@@ -19,6 +18,7 @@ from torchrl_perf.objectives.value_loss import (
     best_action,
     former_names,
     of_action,
+    of_tensors,
 )
 
 Greedy = Literal["mean", "per_quantile"]
@@ -37,7 +37,8 @@ class QuantileDQNLoss(DistributionalLoss):
 
     Args:
         value_network: has ``sample(*inputs, num_taus=...) -> (quantiles [*, D, K], taus)`` and ``means(*inputs) -> [*,
-            D]``. The targets are those of a risk-neutral policy, whatever risk the network acts on.
+            D]``; or an :class:`EpsilonGreedy` or TorchRL's ``QValueActor`` on such a network. The targets are those of
+            a risk-neutral policy, whatever risk the network acts on.
         gamma: discount factor.
         double_dqn: choose the next action by the means of the online network instead of the target network.
         delay_value: make targets with a copy of the network.
@@ -70,7 +71,7 @@ class QuantileDQNLoss(DistributionalLoss):
         **options: Any,
     ) -> None:
         value_network, double_dqn = former_names(self, value_network, double_dqn, options)
-        network = value_network.network if isinstance(value_network, EpsilonGreedy) else value_network
+        network = of_tensors(value_network)
         if not (hasattr(network, "sample") and hasattr(network, "means")):
             raise ValueError(
                 "network: expected one with sample(*inputs, num_taus) and means(*inputs), received "
@@ -87,7 +88,7 @@ class QuantileDQNLoss(DistributionalLoss):
 
     def rows(self, td: TensorDictBase) -> Rows:
         """Quantile Huber loss, absolute difference of means, and mean value of each row of a batch ``[*]``."""
-        quantiles, taus = cast("Any", self.network).sample(*self.inputs(td), num_taus=self.num_taus[0])
+        quantiles, taus = of_tensors(self.network).sample(*self.inputs(td), num_taus=self.num_taus[0])
         quantiles = of_action(self.check_actions(widened(quantiles), -2), self.action(td))
         targets = self.targets(td, quantiles.shape[:-1])
         loss = quantile_huber_loss(quantiles, targets, widened(taus), self.kappa)
@@ -98,14 +99,14 @@ class QuantileDQNLoss(DistributionalLoss):
     def targets(self, td: TensorDictBase, rows: Sequence[int] | None = None) -> Tensor:
         """``[*, K']`` samples or quantiles of the target distribution, without a gradient, of rows ``[*]``."""
         inputs = self.inputs(cast("TensorDictBase", entry(td, "next")))
-        quantiles, _ = cast("Any", self.target_network).sample(*inputs, num_taus=self.num_taus[1])
+        quantiles, _ = of_tensors(self.target_network).sample(*inputs, num_taus=self.num_taus[1])
         quantiles = widened(quantiles)
         reward, discount, terminated = self.step(td, quantiles.shape[:-2] if rows is None else rows)
         mask = self.next_mask(td)
         if self.greedy == "per_quantile":
             following = _greatest(quantiles, mask)
         else:
-            means = widened(cast("Any", self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
+            means = widened(of_tensors(self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
             following = of_action(quantiles, best_action(means, mask))
         # what the network says of a terminal state is not looked at, NaN or not
         following = following.masked_fill(terminated.unsqueeze(-1), 0.0)

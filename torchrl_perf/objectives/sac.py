@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec
 
-from torchrl_perf.functional.reduction import critic_rows
-from torchrl_perf.functional.sac import soft_target
+from torchrl_perf.functional.sac import critic_rows, soft_target
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
@@ -240,10 +239,11 @@ class DeviceSACLoss(OffPolicyLoss):
         """0-d, in nats."""
         return cast("Tensor", self._target_entropy)
 
-    @property
-    def out_keys(self) -> list[str]:
+    def returned_keys(self) -> list[NestedKey]:
         """What :meth:`forward` returns."""
-        return ["loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy"]
+        losses: list[NestedKey] = ["loss_actor", "loss_qvalue", "loss_alpha"]
+        left_out = self.reduction == "none" and self.scalar_output_mode != "non_tensor"
+        return losses if left_out else [*losses, "alpha", "entropy"]
 
     def read_keys(self) -> list[NestedKey]:
         """What actor and critics read of a state."""
@@ -269,7 +269,7 @@ class DeviceSACLoss(OffPolicyLoss):
         """Fresh actions for the states and the next states of the batch, in one pass of the actor.
 
         Args:
-            td: the batch ``[B, *]``.
+            td: the batch ``[B, *]``, or one transition, ``[]``.
             noise: ``[2 B, D]`` standard normal numbers to draw the actions with, those of the states first; for a
                 :class:`~torchrl_perf.modules.SquashedNormal` only. None draws fresh ones.
 
@@ -277,6 +277,9 @@ class DeviceSACLoss(OffPolicyLoss):
             Action ``[B, *, D]`` and log-probability ``[B, *]``, differentiable in the actor's parameters; next action
             and next log-probability, without a gradient.
         """
+        if not td.batch_size:
+            one, log_prob, other, next_log_prob = self.sample(td.unsqueeze(0), noise)
+            return one.squeeze(0), log_prob.squeeze(0), other.squeeze(0), next_log_prob.squeeze(0)
         rows = td.shape[0]
         keys = cast("list[NestedKey]", self.actor.in_keys)
         done = self._done(td) if self.skip_done_states else None
@@ -481,7 +484,7 @@ def _called_with(module: nn.Module, params: dict[str, Tensor]) -> Callable[..., 
 
 def _beside(flag: Tensor, value: Tensor) -> Tensor:
     """A flag ``[*]`` as it broadcasts to ``[*, ...]``."""
-    return flag.reshape(*flag.shape, *(1,) * (value.ndim - flag.ndim))
+    return flag.reshape((*flag.shape, *(1,) * (value.ndim - flag.ndim)))
 
 
 def scored_sample(dist: Distribution) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 
-from torchrl_perf.functional.reduction import critic_rows
+from torchrl_perf.functional.sac import critic_rows
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
@@ -66,7 +66,6 @@ class DeterministicPolicyLoss(OffPolicyLoss):
     qvalue_network_params: TensorDictParams
     target_actor_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
-    out_keys = ["loss_actor", "loss_qvalue", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
 
     def __init__(
         self, actor: nn.Module, *, delay_actor: bool = True, separate_losses: bool = False, **options: Any
@@ -107,6 +106,11 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         """What the critics write."""
         return self.tensor_keys.state_action_value
 
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        losses: list[NestedKey] = ["loss_actor", "loss_qvalue"]
+        return losses if self.reduction == "none" else [*losses, "pred_value"]
+
     def read_keys(self) -> list[NestedKey]:
         """What actor and critics read of a state."""
         keys = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
@@ -145,6 +149,22 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         """
         critic = without_gradient(self.critic) if detached else self.critic
         return -self.reduced(self.policy_value(critic, td, self.act(self.actor, td)), td)
+
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's name for the critics' loss alone, of a batch ``[*]``, which is not written to.
+
+        Returns:
+            The loss, and detached "td_error" ``[1, *]``, which stands for TorchRL's ``[K, *]`` of each critic, and
+            "pred_value"; for optimisers that step one after the other (TorchRL's ``TD3OptimizationStepper``).
+        """
+        batch, rows = self.prepared(tensordict), tensordict.clone(False)
+        loss, priority, value = self.critic_losses(batch)
+        self.write_priority(rows, priority, batch)
+        return loss, {"td_error": rows.get(self.tensor_keys.priority).unsqueeze(0), "pred_value": value}
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's name for the actor's loss alone, of a batch ``[*]``, and nothing besides."""
+        return self.actor_losses(self.prepared(tensordict), detached=True), {}
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

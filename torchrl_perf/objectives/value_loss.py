@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictParams, dispatch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictParams, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
@@ -128,7 +128,6 @@ class DistributionalLoss(OffPolicyLoss):
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.TD0,)
-    out_keys = ["loss", "pred_value"]  # noqa: RUF012  as TorchRL's losses have it
     deterministic_sampling_mode = ExplorationType.RANDOM
     """Noisy networks (arXiv:1706.10295) draw noise in the loss, without which its scale would get no gradient."""
 
@@ -187,6 +186,10 @@ class DistributionalLoss(OffPolicyLoss):
     def double_dqn(self) -> bool:
         """Whether the online network chooses the next action."""
         return self.double_q
+
+    def returned_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` returns."""
+        return ["loss"] if self.reduction == "none" else ["loss", "pred_value"]
 
     def read_keys(self) -> list[NestedKey]:
         """What the network reads of a state."""
@@ -272,6 +275,13 @@ def former_names(owner: object, value_network: Any, double_dqn: bool, options: d
 def is_actor(network: Any) -> bool:
     """Whether it is a network of values and what acts on them, in a sequence."""
     return isinstance(network, QValueActor)
+
+
+def of_tensors(network: Any) -> Any:
+    """The module of tensors in an :class:`EpsilonGreedy`, in TorchRL's ``QValueActor`` or in one TensorDict module."""
+    network = network.network if isinstance(network, EpsilonGreedy) else network
+    network = network[0] if is_actor(network) else network
+    return network.module if isinstance(network, TensorDictModule) else network
 
 
 def _num_actions(space: Any, action_key: NestedKey) -> int | None:

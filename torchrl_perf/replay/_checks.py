@@ -149,17 +149,12 @@ def check_checkpointer(value: Any, kind: type) -> None:
         )
 
 
-def check_row_shape(received: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """That rows have the batch dims of those stored.
-
-    Raises:
-        ValueError: otherwise.
-    """
-    if received != expected:
-        raise ValueError(
-            f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
-            f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
-        )
+def row_shape_error(received: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+    """The error for rows of other batch dims than those stored."""
+    return ValueError(
+        f"DeviceStorage: expected rows of batch_size {list(expected)} as in the first extend, received "
+        f"{list(received)}. Nothing was written. Remedy: reshape the batch, or use another buffer."
+    )
 
 
 def broadcasts(shape: Sequence[int], whole: Sequence[int]) -> bool:
@@ -377,6 +372,18 @@ def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, 
             raise state_error(name, f"{key!r} as {expected}", f"{type(value).__name__}")
 
 
+def check_least_of_state(state: Mapping[str, Any], least: Mapping[str, int], name: str) -> None:
+    """That numbers of a state, where it has them, are finite and at least so large.
+
+    Raises:
+        ValueError: otherwise, naming the first that is not.
+    """
+    for key, smallest in least.items():
+        value = state.get(key)
+        if value is not None and not smallest <= value < float("inf"):
+            raise state_error(name, f"{key!r} of at least {smallest}", f"{value}")
+
+
 def check_tensor_of_state(value: Any, like: Tensor, key: str, name: str) -> None:
     """That an entry of a state is a tensor of the shape and dtype of the one that it is copied into.
 
@@ -404,6 +411,8 @@ def check_tree_state(state: Any, num_slots: int | None, name: str) -> None:
     check_tensor_of_state(weights, weights.new_empty(weights.shape[:1], dtype=torch.float32), "weights", name)
     if weights.shape[0] > saved:
         raise state_error(name, f"at most {saved} weights", f"{weights.shape[0]}")
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise state_error(name, "finite weights of at least 0", "others among them")
 
 
 def state_error(name: str, expected: str, received: str) -> ValueError:

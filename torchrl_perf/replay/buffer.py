@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writer
 
-from torchrl_perf.replay._checks import check_entries_of_state, state_error
+from torchrl_perf.replay._checks import check_entries_of_state, check_least_of_state, state_error
 from torchrl_perf.replay.buffer_options import check_buffer_options, is_consuming
 from torchrl_perf.replay.random import DeviceRandomSampler
 from torchrl_perf.replay.signatures import shows_arguments
@@ -290,8 +290,11 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         """
         if self._delayed_init and not self._initialized:
             self._init()
-        parts = {"_storage": Mapping, "_sampler": Mapping, "_writer": Mapping, "_transforms": Mapping}
-        check_entries_of_state(state_dict, {**parts, "_batch_size": (int, NoneType)}, type(self).__name__)
+        parts: dict[str, Any] = {"_storage": Mapping, "_sampler": Mapping, "_writer": Mapping, "_transforms": Mapping}
+        parts |= {"_batch_size": (int, NoneType)}
+        parts |= {"_consume_after_n_samples": (int, NoneType)} if "_consume_after_n_samples" in state_dict else {}
+        check_entries_of_state(state_dict, parts, type(self).__name__)
+        check_least_of_state(state_dict, {"_batch_size": 1, "_consume_after_n_samples": 1}, type(self).__name__)
         self._validate_prefetch_state(state_dict.get("_prefetch_state"))
         rng = self._checked_rng(state_dict.get("_rng"))
         check_storage_state(self._storage, state_dict["_storage"])

@@ -2,21 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 if TYPE_CHECKING:
     from torchrl_perf.replay.storage import DeviceStorage
 
+_HARMLESS = frozenset({"requires_grad_", "share_memory_", "detach_"})
+"""Named as writes in place are, but leave the numbers."""
+
+
+class CopiedTensor(Tensor):
+    """A tensor of :class:`CopiedRows`, and its views: to read as any tensor, refusing writes in place.
+
+    What is computed from it is a plain tensor.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuses what writes into one of these (not inside ``torch.compile``), hands on everything else."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return super().__torch_function__(func, types, args, kwargs)
+        written = kwargs.get("out")
+        if written is None and _writes(getattr(func, "__name__", "")):
+            written = next(iter((*args, *kwargs.values())), None)
+        if any(isinstance(tensor, cls) for tensor in (written if isinstance(written, (tuple, list)) else (written,))):
+            _refuse("a write in place")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if not isinstance(result, Tensor):
+            return _marked(result, args) if isinstance(result, (tuple, list)) else result
+        return _marked([result], args)[0]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as a plain tensor."""
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def _writes(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+    return name.endswith("_") and name not in _HARMLESS
+
+
+def _marked(results: Any, args: tuple[Any, ...]) -> Any:
+    """Results with those that share memory with the first argument marked as it is: its views, and itself."""
+    source = args[0] if args and isinstance(args[0], CopiedTensor) else None
+    if source is None:
+        return results
+    with torch._C.DisableTorchFunctionSubclass():
+        memory = source.untyped_storage().data_ptr()
+        marked = [
+            part.as_subclass(CopiedTensor)
+            if isinstance(part, Tensor) and part.layout == torch.strided and part.untyped_storage().data_ptr() == memory
+            else part
+            for part in results
+        ]
+    return marked if isinstance(results, list) else type(results)(marked) if type(results) is tuple else results
+
 
 class CopiedRows(TensorDict):
     """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which have no memory of their own in the storage.
 
     TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here.
-    Other writes in place would change the copy alone and are refused. What is derived from these rows (``clone``, an
-    index, ``reshape``) is a copy like any other.
+    Other writes in place, into the rows, their nested TensorDicts and their tensors, would change the copy alone and
+    are refused. What is derived from these rows (``clone``, an index of many rows) is a copy like any other.
     """
 
     _origin: tuple[DeviceStorage, Tensor] | None = None
@@ -24,6 +82,7 @@ class CopiedRows(TensorDict):
     @classmethod
     def of(cls, rows: TensorDict, storage: DeviceStorage, slots: Tensor) -> CopiedRows:
         """Rows that were read from ``slots`` of ``storage``."""
+        _mark_leaves(rows)
         copied = cls._new_unsafe(dict(rows.items()), batch_size=rows.batch_size, device=rows.device)
         copied.__dict__["_origin"] = (storage, slots)
         return copied
@@ -33,14 +92,16 @@ class CopiedRows(TensorDict):
         if self._origin is not None:
             storage, slots = self._origin
             storage.put_entry(key, value, slots[index])
-        return super().set_at_(key, value, index, **options)
+        with self._writable():
+            return super().set_at_(key, value, index, **options)
 
     def set_(self, key: NestedKey, item: Any, **options: Any) -> CopiedRows:
         """Writes one entry of all rows, here and in the storage."""
         if self._origin is not None:
             storage, slots = self._origin
             storage.put_entry(key, item, slots)
-        return super().set_(key, item, **options)
+        with self._writable():
+            return super().set_(key, item, **options)
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, **options: Any) -> CopiedRows:
         """Writes entries of all rows, here and in the storage."""
@@ -48,7 +109,8 @@ class CopiedRows(TensorDict):
             storage, slots = self._origin
             rows = TensorDict({}, self.batch_size, device=self.device)
             storage.put(slots, rows.update(input_dict_or_td, keys_to_update=options.get("keys_to_update")))
-        return super().update_(input_dict_or_td, clone, **options)
+        with self._writable():
+            return super().update_(input_dict_or_td, clone, **options)
 
     def update_at_(self, *args: Any, **options: Any) -> CopiedRows:
         """Refused: it would change the copy alone."""
@@ -70,10 +132,27 @@ class CopiedRows(TensorDict):
         self._refuse("masked_fill_")
         return super().masked_fill_(*args, **options)
 
+    def _writable(self) -> contextlib.AbstractContextManager[Any]:
+        """Where the storage was written, so that the copy may be too."""
+        return contextlib.nullcontext() if self._origin is None else torch._C.DisableTorchFunctionSubclass()
+
     def _refuse(self, name: str) -> None:
         if self._origin is not None:
-            raise RuntimeError(
-                f"DeviceStorage: expected {name} on rows that the storage holds as they are, received rows of a "
-                "storage with compact or n_step, which are a copy: nothing would reach the storage. Remedy: "
-                "buffer.set_at_(key, value, index), or .clone() for a copy to work on."
-            )
+            _refuse(name)
+
+
+def _mark_leaves(rows: TensorDict) -> None:
+    """Makes the tensors of rows that were just read refuse writes; ``apply`` would take as long as the read."""
+    for key, value in rows._tensordict.items():
+        if isinstance(value, TensorDict):
+            _mark_leaves(value)
+        else:
+            rows._tensordict[key] = value.as_subclass(CopiedTensor)
+
+
+def _refuse(name: str) -> None:
+    raise RuntimeError(
+        f"DeviceStorage: expected {name} on rows that the storage holds as they are, received rows of a "
+        "storage with compact or n_step, which are a copy: nothing would reach the storage. Remedy: "
+        "buffer.set_at_(key, value, index), or .clone() for a copy to work on."
+    )

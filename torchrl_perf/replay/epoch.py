@@ -12,7 +12,13 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
-from torchrl_perf.replay._checks import check_entries_of_state, check_state, check_tensor_of_state, state_error
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_least_of_state,
+    check_state,
+    check_tensor_of_state,
+    state_error,
+)
 from torchrl_perf.replay.random import refuse_capture, ring_of, sampled_ring
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.signatures import shows_arguments
@@ -33,7 +39,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
     ``for batch in buffer`` is one epoch. An epoch ends early, and another begins, when the number of rows changes.
 
     *From Python* the order of an epoch is made once and read in slices. The last batch of an epoch has the rows that
-    are left, or is dropped with ``drop_last``.
+    are left, or is dropped with ``drop_last``; a batch size above the number of rows gives all rows, or is refused with
+    ``drop_last``.
 
     *Inside a captured function* (:func:`torchrl_perf.runtime.capture`), and once ``ring.recorded`` says that the host
     no longer knows the number of rows, position and order are kept on the device: the order is computed where it is
@@ -62,22 +69,23 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
         Args:
             storage: a :class:`torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows, at most those that are filled: an epoch holds each row once. (TorchRL's gives a shorter
-                batch.)
+            batch_size: rows; where fewer are left in the epoch, the batch is shorter.
 
         Returns:
             Slot numbers, ``[batch_size]`` int64 (fewer in the last batch of an epoch), and no info.
 
         Raises:
-            ValueError: if fewer rows than ``batch_size`` are filled.
+            ValueError: if no row is filled; and if fewer rows than ``batch_size`` are, with ``drop_last`` and while a
+                graph is recorded, where a batch cannot be shorter.
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
         on_device, rows = ring.recorded or is_capturing(), ring.host_length * ring.num_streams
-        if batch_size > rows and not ring.recorded:
+        if batch_size > rows and not ring.recorded and (self.drop_last or on_device):
+            reason = "drop_last=True drops a shorter batch" if self.drop_last else "a captured batch has a fixed size"
             raise ValueError(
-                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}. "
-                "Remedy: extend the buffer first, or draw fewer rows."
+                f"{_NAME}: expected a batch size from 1 to the {rows} rows that are filled, received {batch_size}: "
+                f"{reason}. Remedy: extend the buffer first, or draw fewer rows."
             )
         index = ring.vouch(self._draw_on_device(ring, batch_size) if on_device else self._draw(ring, batch_size))
         self._count((ring.host_length or ring.steps) * ring.num_streams, batch_size)
@@ -157,8 +165,8 @@ class DeviceSamplerWithoutReplacement(Sampler):
         return self._device_state
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether there are ``batch_size`` rows."""
-        return len(storage) >= batch_size
+        """Whether there are ``batch_size`` rows, or any where a batch may be shorter."""
+        return len(storage) >= (batch_size if self.drop_last else 1)
 
     @property
     def ran_out(self) -> bool:
@@ -218,6 +226,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         check_state(state_dict, "drop_last", _NAME)
         kinds: dict[str, Any] = {"drop_last": bool, "shuffle": bool, "ran_out": bool, "position": int}
         check_entries_of_state(state_dict, {**kinds, "order": (Tensor, NoneType), "device": Mapping}, _NAME)
+        check_least_of_state(state_dict, {"position": 0}, _NAME)
         order, device = state_dict["order"], state_dict["device"]
         if order is not None:
             check_tensor_of_state(order, order.new_empty(order.shape[:1], dtype=torch.int64), "order", _NAME)

@@ -66,8 +66,8 @@ def make_replay_buffer(
         nor slices need streams), whose ``sample`` gives ``[B]`` rows and whose ``len`` counts rows.
 
     Raises:
-        ValueError: for an unknown sampler, a batch larger than the capacity, options out of range, of another sampler
-            or without a meaning here, or slices together with n-step windows.
+        ValueError: for an unknown sampler, a batch larger than the capacity with ``drop_last``, options out of range,
+            of another sampler or without a meaning here, or slices together with n-step windows.
     """
     of_storage = {name: options.pop(name) for name in _OF_STORAGE if name in options}
     of_buffer = {name: options.pop(name) for name in (*_OF_BUFFER, *REFUSED, "compilable") if name in options}
@@ -84,14 +84,31 @@ def make_replay_buffer(
     else:
         made = _given_sampler(sampler, sampler_options)
     storage = DeviceStorage(capacity, device=device, compact=compact, n_step=n_step, gamma=gamma, **of_storage)
-    if batch_size is not None and not (is_whole(batch_size) and batch_size <= capacity):
-        raise ValueError(
-            f"make_replay_buffer: expected a batch_size from 1 to the capacity of {capacity} rows, received "
-            f"{batch_size!r}. Remedy: a smaller batch_size, or a larger capacity."
-        )
+    _check_batch_size(batch_size, capacity, made)
     of_buffer = check_buffer_options("make_replay_buffer", of_buffer, storage.device)
     writer = None if consumes else DeviceWriter()
     return DeviceReplayBuffer(storage=storage, sampler=made, writer=writer, batch_size=batch_size, **of_buffer)
+
+
+def _check_batch_size(batch_size: Any, capacity: int, sampler: Any) -> None:
+    """That samples have rows, and that there can be one. More rows than there are can be drawn with replacement.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if batch_size is None:
+        return
+    if not is_whole(batch_size):
+        raise ValueError(
+            f"make_replay_buffer: expected a batch_size of at least 1, received {batch_size!r}. Remedy: the number of "
+            "rows of a sample, a whole one."
+        )
+    if batch_size > capacity and getattr(sampler, "drop_last", False):
+        raise ValueError(
+            f"make_replay_buffer: expected a batch_size from 1 to the capacity of {capacity} rows, received "
+            f"{batch_size!r} with drop_last=True, which drops every batch. Remedy: a smaller batch_size, or a larger "
+            "capacity."
+        )
 
 
 def _consuming(name: str, options: dict[str, Any]) -> Sampler:

@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.replay._checks import (
     check_entries_of_state,
+    check_least_of_state,
     check_state,
     check_tensor_of_state,
     check_tree_state,
@@ -357,6 +358,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         kinds: dict[str, Any] = {"alpha": (list, tuple), "beta": (list, tuple), "eps": float, "count": int}
         kinds |= {"anneal_steps": (int, type(None)), "max_priority": float, "tree": (Mapping, type(None))}
         check_entries_of_state(state_dict, kinds, _NAME)
+        check_least_of_state(state_dict, {"eps": 0, "count": 0, "anneal_steps": 1, "max_priority": 0}, _NAME)
         for key, checked in (("alpha", checked_alpha), ("beta", checked_beta)):
             if len(state_dict[key]) != 2:
                 raise state_error(_NAME, f"{key!r} as a first and a last value", f"{state_dict[key]}")

@@ -48,11 +48,6 @@ class PackedRows:
         """Bytes of the buffers."""
         return sum(rows.nbytes for _, rows in self.parts)
 
-    @property
-    def version(self) -> int:
-        """What torch counts up with each write into the buffers through any view of them; the host knows it."""
-        return sum(rows._version for _, rows in self.parts)
-
     def write(self, leaves: Leaves, index: Tensor, skipped: int) -> None:
         """Writes the fields that occur in ``leaves``; call before ``ring.advance``.
 

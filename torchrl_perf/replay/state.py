@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 
-from torchrl_perf.replay._checks import check_entries_of_state, check_tensor_of_state, state_error
+from torchrl_perf.replay._checks import (
+    check_entries_of_state,
+    check_least_of_state,
+    check_tensor_of_state,
+    state_error,
+)
 from torchrl_perf.replay.layout import Field, RowLayout
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
@@ -67,6 +72,7 @@ def check_storage_state(storage: DeviceStorage, state: Any) -> None:
         ValueError: otherwise, naming the entry; the storage is unchanged.
     """
     check_entries_of_state(state, {"max_size": int, "initialized": bool}, _NAME)
+    check_least_of_state(state, {"max_size": 1}, _NAME)
     if not state["initialized"]:
         # taken before the first extend, which rounds the size down to whole time rows
         size = state["max_size"] - (state["max_size"] % storage.ring.num_streams if storage.initialized else 0)
@@ -93,6 +99,8 @@ def _check_rows(storage: DeviceStorage, state: Mapping[str, Any]) -> None:
     """That counters are possible and that the rows have their number and size."""
     counters, saved = state["ring"], state["layout"]
     kinds = dict.fromkeys(("steps", "num_streams", "cursor", "length"), int)
+    if "ordered" in counters:  # older versions did not save it
+        kinds["ordered"] = bool
     check_entries_of_state(counters, {**kinds, "recorded": bool}, f"{_NAME} (ring)")
     streams, steps = saved["num_streams"], saved["capacity"] // saved["num_streams"]
     length, fits = counters["length"], (counters["steps"], counters["num_streams"]) == (steps, streams)
@@ -116,6 +124,7 @@ def check_frames_state(state: Any, rows: int, size: int, streams: int, final_row
     """
     name = f"{_NAME} (frames)"
     check_entries_of_state(state, {"final_count": int, "host_written": int}, name)
+    check_least_of_state(state, {"final_count": 0, "host_written": 0}, name)
     filled = min(state["final_count"], final_rows)
     expected = {"frames": rows, "head": streams, "final": filled}
     for key, count in expected.items():

@@ -101,6 +101,7 @@ class DeviceStorage(TensorStorage):
         self._rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
         self._views: dict[Key, Tensor] = {}  # live, [capacity, *shape], of all that is stored
         self._frames: FrameStore | None = None
+        self._memories: list[Tensor] = []  # all that rows lie in
         self._window: NStepWindow | None = None
 
     # --- what it is made of
@@ -166,6 +167,8 @@ class DeviceStorage(TensorStorage):
             if framed:
                 self._frames = FrameStore(framed, ring, final_rows)
                 self._views |= self._frames.rows.views
+                self._memories = [self._frames.frames]
+            self._memories += [rows for _, rows in self._rows.parts]
             if self.n_step > 1:
                 reward, done = self._views["next", "reward"], self._views["next", "done"]
                 self._window = NStepWindow(self.n_step, self.gamma, ring, reward, done)
@@ -239,7 +242,8 @@ class DeviceStorage(TensorStorage):
                 checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
             self._allocate(fields_of(leaves, dims), batch_size)
             self._row_shape = row_shape
-        checks.check_row_shape(row_shape, self._row_shape)
+        if row_shape != self._row_shape:
+            raise checks.row_shape_error(row_shape, self._row_shape)
         checks.check_batch(batch_size, self.ring.num_streams, self._flat)
         fields = self._fields
         if len(leaves) != len(fields):
@@ -348,19 +352,21 @@ class DeviceStorage(TensorStorage):
         through ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the
         sampler's ``refresh(storage)``.
         """
-        if not torch.compiler.is_compiling() and self.initialized:
-            version = self._version()
-            if version != self._known_version:
-                self._known_version = version
-                self._outside_writes += 1
-                self._revision += 1
+        version = self._version()
+        if version != self._known_version:
+            self._known_version = version
+            self._outside_writes += 1
+            self._revision += 1
         return self._outside_writes
 
     def _version(self) -> int:
+        """What torch counts up with each write into the rows through any view of them; the host knows it."""
         if torch.compiler.is_compiling():
             return self._known_version
-        frames = 0 if self._frames is None else self._frames.frames._version
-        return self._rows.version + frames
+        version = 0
+        for memory in self._memories:
+            version += memory._version
+        return version
 
     # --- reading
 
@@ -374,11 +380,12 @@ class DeviceStorage(TensorStorage):
                 that entry of all rows.
 
         Returns:
-            The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do, and
-            :class:`~torchrl_perf.replay.copied_rows.CopiedRows` with ``compact`` or ``n_step``; everything else is a
-            copy. With ``n_step`` above 1, ("next", "reward") is the discounted sum of the
-            window, the other "next" entries are those of its last row, and "steps_to_next_obs" (int64 ``[*, 1]``) and
-            "gamma" (float32 ``[*, 1]``, ``gamma ** steps``) are added.
+            The rows, in the shape of ``index``. A slice gives live views of plain rows, as TorchRL's storages do; with
+            ``compact`` or ``n_step`` it gives :class:`~torchrl_perf.replay.copied_rows.CopiedRows`, which refuse writes
+            that would not reach the storage; everything else is a copy. With ``n_step`` above 1, ("next", "reward") is
+            the discounted sum of the window, the other "next" entries are those of its last row, and
+            "steps_to_next_obs" (int64 ``[*, 1]``) and "gamma" (``gamma ** steps``, ``[*, 1]``, float64 where rewards
+            are, else float32) are added.
 
         Raises:
             IndexError: for a row that is not filled, where the host knows the index.
@@ -446,6 +453,9 @@ class DeviceStorage(TensorStorage):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, in place where memory is allocated: recorded graphs stay valid.
 
+        ``DeviceReplayBuffer`` looks at the state of every part before it loads the first one. TorchRL's own buffers
+        load part after part: a state whose sampler or writer is refused there has been loaded into the storage.
+
         Raises:
             ValueError: for the state of another capacity, number of streams or layout; nothing is changed then.
         """
@@ -486,6 +496,11 @@ class DeviceStorage(TensorStorage):
     def shape(self) -> torch.Size:
         """``[rows]``: the rows are addressed by slot, whatever the number of streams."""
         return torch.Size([len(self)])
+
+    @property
+    def _total_shape(self) -> torch.Size:
+        """The shape of a full storage, which TorchRL's prioritized slice sampler reads."""
+        return torch.Size([self.max_size])
 
     @property
     def _mutation_revision(self) -> int:

@@ -29,7 +29,8 @@ class NStepWindow:
         self.reward, self.done = reward, done.view(done.shape[0])
         self.steps_ahead = torch.arange(n, device=ring.device)
         exponents = torch.arange(n + 1, dtype=torch.float64, device=ring.device)
-        self.powers = torch.pow(gamma, exponents).float()
+        powers = torch.pow(gamma, exponents)
+        self.powers = powers if reward.dtype == torch.float64 else powers.float()
 
     def read(self, slot: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Follows each row's window.
@@ -40,7 +41,7 @@ class NStepWindow:
         Returns:
             reward: discounted sum ``[B, *shape]`` in the stored dtype (float32 for integers).
             steps: rows used, int64 ``[B, 1]``, from 1 to ``n``.
-            gamma: ``gamma ** steps``, float32 ``[B, 1]``.
+            gamma: ``gamma ** steps``, ``[B, 1]``, float64 where rewards are, else float32.
             last: slot of each window's last row, int64 ``[B]``.
         """
         N, capacity = self.ring.num_streams, self.ring.capacity

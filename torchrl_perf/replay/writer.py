@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 
-from torchrl_perf.replay._checks import check_entries_of_state
+from torchrl_perf.replay._checks import check_entries_of_state, check_least_of_state
 from torchrl_perf.replay.ring import capturing
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
@@ -93,6 +93,7 @@ class DeviceWriter(Writer):
             ValueError: otherwise.
         """
         check_entries_of_state(state_dict, {"write_count": int}, "DeviceWriter")
+        check_least_of_state(state_dict, {"write_count": 0}, "DeviceWriter")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`.

@@ -158,10 +158,12 @@ def _header(report: AuditReport) -> list[str]:
         seconds = sum(row.seconds for row in report.rows if row.waits)
         lines = [f"measured on CUDA: the host was blocked for {seconds:.2f} s of {report.seconds:.1f} s"]
     else:
-        lines = ["counted on CPU tensors as a stand-in for CUDA: times, and copies but by cpu(), need a GPU"]
+        missing = "times, copies but by cpu(), and what is computed from copies,"
+        lines = [f"counted on CPU tensors as a stand-in for CUDA: {missing} need a GPU"]
     counts = report.counts
     lines.append(
         f"{counts.iterations} iterations, {counts.env_steps} env steps, {counts.optimizer_steps} optimizer steps; "
+        f"below, a step is one {report.step_unit}, an iteration one {report.iteration_unit}"
         f"below, a step is one {report.step_unit}, an iteration one {report.iteration_unit}"
     )
     if report.processes:

@@ -17,7 +17,7 @@ OF_TRAINERS: dict[str, tuple[str, ...]] = {
     "PPOTrainer": ("train/learning_rate", "train/grad_norm"),
     "OffPolicyTrainer": ("train/updates", "buffer/rows"),
     "ValueTrainer": ("train/epsilon", "train/learning_rate"),
-    "DDPGTrainer": ("train/noise",),
+    "DeterministicTrainer": ("train/noise",),
     "SACOptionsTrainer": ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate"),
     "OptionsMarketTrainer": (
         *("market/weight", "market/exposure", "market/turnover", "market/cost", "market/trades"),

@@ -12,6 +12,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.runtime import Captured, capture
@@ -24,6 +25,7 @@ from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.transforms.missing import end_where_missing
 
 LEAST_PRIORITY = 1e-6  # of a row that is never to be learnt from
 # no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
@@ -93,6 +95,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         self.env = env if given is not None else self.make_env()
         if self.env is None:
             self.env = getattr(collector, "env", None)
+        self._lacks_final_observations = self.env is not None and is_native(self.env)
         self._make_state()
         self.policy = self.build()
         self._make_guard()
@@ -162,7 +165,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         """An iteration without updates."""
         batch = self.collect()
         self.schedule()
-        self.store(batch)
+        self.store(self._complete(batch))
         self.measure(batch)
 
     def iteration(self) -> None:
@@ -175,7 +178,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         """Everything of an iteration that follows the collection."""
         self.schedule()
         with self.phases.phase("store"):
-            self.store(batch)
+            self.store(self._complete(batch))
         with self.phases.phase("learn"):
             self.learn()
         with self.phases.phase("measure"):
@@ -195,6 +198,10 @@ class OffPolicyTrainer(Checkpointed, ABC):
         self.buffer.extend(batch.exclude(*self.not_stored))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
+
+    def _complete(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch without missing final observations, which only envs that reset themselves leave."""
+        return end_where_missing(batch) if self._lacks_final_observations else batch
 
     @accelerated
     def learn(self) -> None:

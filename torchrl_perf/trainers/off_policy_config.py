@@ -49,9 +49,9 @@ class OffPolicyConfig(RunConfig):
     sampler: Literal["random", "prioritized"] = "random"
     """How rows are drawn: uniformly, or in proportion to priority ** alpha (arXiv:1511.05952)."""
     alpha: float = 0.6
-    """Exponent of the priorities; 0 draws uniformly."""
+    """Exponent of the priorities where sampler is "prioritized"; 0 draws uniformly."""
     beta: float = 0.4
-    """Exponent of the importance weights at the start; 1 corrects the draw fully."""
+    """Exponent of the importance weights of prioritized draws at the start; 1 corrects the draw fully."""
     beta_final: float | None = None
     """Exponent of the importance weights at the end, reached linearly; None keeps it constant."""
     compact: bool = False

@@ -222,4 +222,5 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
         eps_start=config.eps_start,
         eps_end=config.eps_end,
         decay_frames=config.eps_frames,
+        write_values=False,
     )

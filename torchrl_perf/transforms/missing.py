@@ -3,7 +3,7 @@
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_perf.functional.missing import stand_in_rows
+from torchrl_perf.functional.missing import missing_rows, stand_in_rows
 
 
 def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor) -> TensorDictBase:
@@ -22,3 +22,25 @@ def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor)
         if own is not None:
             following.set(key, stand_in_rows(value, own, ended, root.batch_dims))
     return following
+
+
+def end_where_missing(batch: TensorDictBase) -> TensorDictBase:
+    """Transitions without final observations that are missing: such a step is terminated, and keeps its own state.
+
+    So nothing is bootstrapped from it, by any loss and after any number of steps, and nothing that is stored is NaN.
+
+    Args:
+        batch: ``[*batch]``, with "done" and "terminated" ``[*batch, 1]`` under "next".
+
+    Returns:
+        A shallow copy.
+    """
+    following = batch.get("next").copy()
+    done, terminated = following.get("done"), following.get("terminated")
+    names = [key for key in following.keys(True, True) if batch.get(key, None) is not None]
+    missing = missing_rows([following.get(key) for key in names], done, batch.batch_dims)
+    if missing is None:
+        return batch
+    following = fill_missing(following, batch, done)
+    following.set("terminated", terminated | missing.reshape(terminated.shape))
+    return batch.copy().set("next", following)

@@ -204,9 +204,9 @@ def make_field(
 
     Args:
         field: a name in :data:`FIELDS`, or a function of points ``[*, 2]``, such as ``partial(limit_cycle, d=2.0)``.
-        seed: names the random field.
-        device: of the random field.
-        dtype: of the random field.
+        seed: names the random field; the other fields have no random numbers.
+        device: of the random field, and of the points that a function is tried with.
+        dtype: likewise.
 
     Raises:
         ValueError: for an unknown name, and for a function that does not return velocities ``[*, 2]``.

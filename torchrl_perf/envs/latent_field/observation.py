@@ -31,9 +31,9 @@ class ObservationMap(nn.Module):
     Args:
         kind: one of these names.
         size: D.
-        dt: length of a bin.
-        rate: mean of the log-linear map.
-        radius: of the circle.
+        dt: length of a bin, which the log-linear map counts in; the others are values of a moment.
+        rate: mean of the log-linear map; the others have none to be chosen.
+        radius: of the circle, likewise.
         seed: names the random numbers, which are the same on every device.
         device: of the buffers.
         dtype: of the buffers.
@@ -99,7 +99,7 @@ def draw_observation(mean: Tensor, noise: str, std: float) -> Tensor:
     Args:
         mean: ``[*, D]``; of ``"poisson"`` at least 0. Where it is NaN there are no counts.
         noise: ``"none"``, ``"gaussian"`` or ``"poisson"``.
-        std: standard deviation of the normal noise.
+        std: standard deviation of the normal noise; the others have none to be chosen.
 
     Returns:
         ``[*, D]`` of the same dtype, a new tensor, or the mean itself without noise.

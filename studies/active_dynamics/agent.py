@@ -142,7 +142,7 @@ def agent_step(sitting: Sitting) -> None:
     torch.manual_seed(0)
     model = make_model(sitting.device)
     reward = InformationReward(model.dynamics, "fisher_d")
-    spec = make_field_env(ActiveDynamicsConfig(), sitting.device, 1).action_spec
+    spec = make_field_env(ActiveDynamicsConfig.without_task(), sitting.device, 1).action_spec
     planner = ICEMPlanner(model.dynamics, reward, spec=spec, settings=settings, state_key="belief")
     for batch in sizes:
         _step_case(sitting, model, planner, batch)

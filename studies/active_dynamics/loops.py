@@ -34,7 +34,7 @@ WARM_UP = 4
 def settings_of(sitting: Sitting, seed: int) -> ActiveDynamicsConfig:
     """Settings that all loops have: the same steps, updates, windows and plans."""
     steps, num_envs = (10, 2) if sitting.quick else (20, 4)
-    return ActiveDynamicsConfig(
+    return ActiveDynamicsConfig.without_task(
         num_envs=num_envs,
         num_steps=steps,
         window=steps,

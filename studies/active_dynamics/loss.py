@@ -42,7 +42,7 @@ def tolerance(sitting: Sitting) -> float:
 
 def make_model(device: torch.device) -> SeqVAE:
     """The model of the default settings."""
-    config = ActiveDynamicsConfig()
+    config = ActiveDynamicsConfig.without_task()
     return make_seq_vae(config, make_field_env(config, device, 1))
 
 

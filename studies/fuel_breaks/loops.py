@@ -57,7 +57,7 @@ class PackageLoop:
 
     def __init__(self, device: torch.device, task: Task, *, num_envs: int = NUM_ENVS, seed: int = 0) -> None:
         begin, times = time.perf_counter(), num_envs // NUM_ENVS
-        config = FuelBreaksConfig(
+        config = FuelBreaksConfig.without_task(
             **{"num_envs": num_envs, "num_steps": TRAIN_EVERY, "minibatch_size": BATCH * times},
             **{"updates_per_iteration": 1, "capacity": CAPACITY * times, "learning_starts": BATCH * times},
             **{"total_steps": 10**9, "learning_rate": LEARNING_RATE, "gamma": GAMMA, "loss": "l2", "double": False},

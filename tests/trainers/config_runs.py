@@ -38,7 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def make(name: str, options: dict[str, Any], **parts: Any) -> Any:
     """A small trainer."""
-    return TRAINERS[name](KINDS[name](**{**SMALL[name], "logger": "csv", **options}), **parts)
+    return TRAINERS[name](KINDS[name].without_task(**{**SMALL[name], "logger": "csv", **options}), **parts)
 
 
 def left_behind(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> tuple[Any, ...]:

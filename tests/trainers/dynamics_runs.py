@@ -13,7 +13,7 @@ SMALL = {
 
 
 def make(field_env=None, **options):
-    return ActiveDynamicsTrainer(ActiveDynamicsConfig(**{**SMALL, **options}), env=field_env)
+    return ActiveDynamicsTrainer(ActiveDynamicsConfig.without_task(**{**SMALL, **options}), env=field_env)
 
 
 def learnt(trainer):

@@ -12,7 +12,7 @@ SMALL = {
 
 
 def make(parts=None, **options):
-    return FuelBreaksTrainer(FuelBreaksConfig(**{**SMALL, **options}), **(parts or {}))
+    return FuelBreaksTrainer(FuelBreaksConfig.without_task(**{**SMALL, **options}), **(parts or {}))
 
 
 def parameters(trainer):

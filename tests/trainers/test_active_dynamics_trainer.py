@@ -156,7 +156,7 @@ def test_other_fields(env):
 
 def test_the_world_is_the_same_for_each_seed():
     points = torch.randn(5, 2)
-    config = ActiveDynamicsConfig(**{**SMALL, "env": "multi_attractor"})
+    config = ActiveDynamicsConfig.without_task(**{**SMALL, "env": "multi_attractor"})
     first, second = (make_field_env(config, torch.device("cpu"), seed) for seed in (1, 2))
     assert torch.equal(first.field(points), second.field(points))
     assert torch.equal(first.observation_map(points), second.observation_map(points))
@@ -180,7 +180,7 @@ class TestRefusals:
     )
     def test_settings(self, options, said):
         with pytest.raises(ConfigError, match=said):
-            ActiveDynamicsConfig(**{**SMALL, **options})
+            ActiveDynamicsConfig.without_task(**{**SMALL, **options})
 
     def test_an_env_of_another_size(self):
         with pytest.raises(ValueError, match="expected 3 rows"):
@@ -188,7 +188,7 @@ class TestRefusals:
 
     def test_each_problem_is_named_once(self):
         with pytest.raises(ConfigError) as caught:
-            ActiveDynamicsConfig(window=1, elites=99, gamma=2.0)
+            ActiveDynamicsConfig.without_task(window=1, elites=99, gamma=2.0)
         assert len(caught.value.problems) == 3
 
     def test_fields_are_documented(self):

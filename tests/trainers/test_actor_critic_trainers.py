@@ -162,4 +162,4 @@ def test_discrete_actions_are_refused(name):
 )
 def test_the_field_is_named(name, field, value):
     with pytest.raises(ValueError, match=rf"{field}: expected .*received {value!r}"):
-        KINDS[name](**{**SMALL[name], field: value})
+        KINDS[name].without_task(**{**SMALL[name], field: value})

@@ -197,7 +197,7 @@ def _numbers(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
     """All parameters after five small iterations."""
-    trainer = TRAINERS[name](KINDS[name](**{**SMALL[name], **dict(options)}))
+    trainer = TRAINERS[name](KINDS[name].without_task(**{**SMALL[name], **dict(options)}))
     for _ in range(5):
         trainer.step()
         trainer.iterations_done += 1
@@ -223,11 +223,13 @@ def test_key_has_an_effect(name, field, tmp_path, monkeypatch):
     if field in CASES[name]:
         shared, value = CASES[name][field]
         options = {**SMALL[name], **shared}
-        assert options.get(field, getattr(KINDS[name](), field)) != value
+        assert options.get(field, getattr(KINDS[name].without_task(), field)) != value
         usual, changed = learnt(name, tuple(shared.items())), learnt(name, tuple({**shared, field: value}.items()))
     elif field in OTHERS[name]:
         value, look = OTHERS[name][field]
-        trainers = [TRAINERS[name](KINDS[name](**SMALL[name], **options)) for options in ({}, {field: value})]
+        trainers = [
+            TRAINERS[name](KINDS[name].without_task(**SMALL[name], **options)) for options in ({}, {field: value})
+        ]
         usual, changed = map(look, trainers)
         for trainer in trainers:
             trainer.close()

@@ -35,7 +35,7 @@ from torchrl_perf.trainers import DQN_PRESETS, DQNConfig
 )
 def test_bad_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        DQNConfig(**options)
+        DQNConfig.without_task(**options)
 
 
 def test_derived_values():

@@ -16,7 +16,7 @@ from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, TrainingDivergedError, train
 from torchrl_perf.trainers.checkpoint import CheckpointFolder
 
-TINY = DQNConfig(
+TINY = DQNConfig.without_task(
     num_envs=4,
     num_steps=8,
     total_steps=640,

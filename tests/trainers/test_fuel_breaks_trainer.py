@@ -285,7 +285,7 @@ class TestRefusals:
     )
     def test_settings(self, options, message):
         with pytest.raises(ValueError, match=message):
-            FuelBreaksConfig(**{**SMALL, **options})
+            FuelBreaksConfig.without_task(**{**SMALL, **options})
 
     def test_a_budget_above_the_burnable_cells(self):
         with pytest.raises(ValueError, match=r"budget: expected 1 to \d+ breaks, the burnable cells"):
@@ -298,7 +298,7 @@ class TestRefusals:
             make({"env": FuelBreaks(4, size=6, mode="one_shot")})
 
     def test_another_policy(self):
-        env = make_fuel_breaks_env(FuelBreaksConfig(**SMALL), "cpu")
+        env = make_fuel_breaks_env(FuelBreaksConfig.without_task(**SMALL), "cpu")
         policy = EpsilonGreedy(FusedMLP(6, 36), spec=env.action_spec)
         with pytest.raises(ValueError, match=r"policy: expected in_keys \['breaks', 'remaining', 'landscape_id'\]"):
             make({"env": env, "policy": policy})
@@ -314,6 +314,8 @@ def test_presets(name):
 
 
 def test_the_task_is_that_of_the_settings():
-    env = FuelBreaksTrainer(FuelBreaksConfig(**{**SMALL, "size": 5, "base": 0.3, "neighbours": 4, "fires": 9})).env
+    env = FuelBreaksTrainer(
+        FuelBreaksConfig.without_task(**{**SMALL, "size": 5, "base": 0.3, "neighbours": 4, "fires": 9})
+    ).env
     assert (env.height, env.budget, env.neighbours, env.fires, env.shaped, env.compact) == (5, 3, 4, 9, True, True)
     assert float(env.landscape[0, 5, 0, 0]) == pytest.approx(0.3)

@@ -29,8 +29,8 @@ def make(name, device="cpu", **changes):
     if name == "ppo":
         return PPOTrainer(PPOConfig(**{**base, **PPO, **changes}))
     if name == "dqn":
-        return DQNTrainer(DQNConfig(**{**base, **OFF, **changes}))
-    return SACTrainer(SACConfig(**{**base, **OFF, **changes}))
+        return DQNTrainer(DQNConfig.without_task(**{**base, **OFF, **changes}))
+    return SACTrainer(SACConfig.without_task(**{**base, **OFF, **changes}))
 
 
 CASES = [

@@ -40,7 +40,7 @@ OFF_POLICY = {
     "logger": "none",
     "device": "cpu",
 }
-DQN, SAC = DQNConfig(**OFF_POLICY), SACConfig(**OFF_POLICY)
+DQN, SAC = DQNConfig.without_task(**OFF_POLICY), SACConfig.without_task(**OFF_POLICY)
 TRAINERS = {"ppo": (PPOTrainer, PPO, CartPole), "dqn": (DQNTrainer, DQN, CartPole), "sac": (SACTrainer, SAC, Pendulum)}
 MODES = ["eager", pytest.param("graph", marks=pytest.mark.gpu)]
 

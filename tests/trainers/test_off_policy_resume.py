@@ -14,7 +14,7 @@ from torchrl_perf.trainers import DQNConfig, DQNTrainer
 from torchrl_perf.trainers.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = DQNConfig(
+TINY = DQNConfig.without_task(
     num_envs=4,
     num_steps=8,
     total_steps=640,

@@ -26,7 +26,7 @@ NAMES = {
 
 
 def make(name, **options):
-    config = KINDS[name](**{**SMALL[name], **OPTIONS, **NAMES[name], **options})
+    config = KINDS[name].without_task(**{**SMALL[name], **OPTIONS, **NAMES[name], **options})
     discrete = name in ("dqn", "iqn", "rainbow")
     return TRAINERS[name](config, env=AgentStreams(Walkers(2, 3, discrete=discrete)))
 

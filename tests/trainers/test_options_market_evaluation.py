@@ -59,7 +59,7 @@ def test_figures_by_hand():
 
 
 def test_a_constant_weight_is_found_again():
-    env = make_options_market_env(OptionsMarketConfig(**{**SMALL, **EXPOSURE, "commission": 0.01}), "cpu")
+    env = make_options_market_env(OptionsMarketConfig.without_task(**{**SMALL, **EXPOSURE, "commission": 0.01}), "cpu")
 
     def hold(tensordict):
         return tensordict.set("action", torch.full((4, 1), 0.4))
@@ -100,7 +100,7 @@ WALK = {"train_bars": 80, "test_bars": 20, "envs": 2}
 
 
 def config(**options):
-    return OptionsMarketConfig(**{**SMALL, **EXPOSURE, "market": "recorded", "total_steps": 64, **options})
+    return OptionsMarketConfig.without_task(**{**SMALL, **EXPOSURE, "market": "recorded", "total_steps": 64, **options})
 
 
 def test_walk_forward_learns_on_a_window_and_trades_the_next(tmp_path):

@@ -215,7 +215,7 @@ class TestParts:
         assert {"option/usage_low", "option/usage_high"} <= set(trainer.metrics.flush(1))
 
     def test_brownian_prices_have_the_drift_and_the_volatility(self):
-        config = OptionsMarketConfig(**{**SMALL, "market": "brownian", "drift": 0.02, "volatility": 0.1})
+        config = OptionsMarketConfig.without_task(**{**SMALL, "market": "brownian", "drift": 0.02, "volatility": 0.1})
         market = make_market(config, "cpu")
         assert market.settings.regime.mean == pytest.approx((0.015,))
         assert market.settings.regime.sigma == (0.1,)
@@ -223,7 +223,7 @@ class TestParts:
 
     def test_recorded_prices_between_dates(self, tmp_path):
         file = str(write_prices(tmp_path / "closes.csv.gz"))
-        config = OptionsMarketConfig(
+        config = OptionsMarketConfig.without_task(
             **{
                 **SMALL,
                 "market": "recorded",
@@ -260,7 +260,7 @@ class TestRefusals:
     )
     def test_settings(self, options, message):
         with pytest.raises(ConfigError, match=message):
-            OptionsMarketConfig(**{**SMALL, **options})
+            OptionsMarketConfig.without_task(**{**SMALL, **options})
 
     def test_envs_that_are_no_market(self):
         for env in (TransformedEnv(Ferry(4), OptionState(2)), TransformedEnv(OptionMarket(4, observation="dict"))):

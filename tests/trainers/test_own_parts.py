@@ -53,7 +53,9 @@ def ppo(tmp_path, env=None, **parts):
 
 def dqn(tmp_path, env=None, **parts):
     options = {"num_envs": 8, "num_steps": 8, "total_steps": 256, "capacity": 128, "minibatch_size": 16}
-    config = DQNConfig(**options, learning_starts=64, hidden_size=32, device="cpu", run_dir=str(tmp_path), logger="csv")
+    config = DQNConfig.without_task(
+        **options, learning_starts=64, hidden_size=32, device="cpu", run_dir=str(tmp_path), logger="csv"
+    )
     return DQNTrainer(config, env=env, **parts)
 
 
@@ -97,7 +99,7 @@ class TestName:
         envs = gymnasium.make_vec("MountainCar-v0", num_envs=2, vectorization_mode="sync")
         collector = HostCollector(envs, None, frames_per_batch=4)
         try:
-            assert env_name(DQNConfig(env="any"), collector) == "MountainCar-v0"
+            assert env_name(DQNConfig.without_task(env="any"), collector) == "MountainCar-v0"
             assert "observation" in describe_env(collector, given=True)["specs"]
         finally:
             collector.shutdown()

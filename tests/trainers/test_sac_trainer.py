@@ -18,7 +18,7 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, group_adam, make_sac_actor
 from torchrl_perf.trainers.checkpoint import load_checkpoint, save_checkpoint
 
-TINY = SACConfig(
+TINY = SACConfig.without_task(
     num_envs=4,
     num_steps=2,
     total_steps=400,
@@ -209,7 +209,7 @@ class TestGivenParts:
         env = Pendulum(4)
         actor = make_sac_actor(env.observation_spec["observation"], env.action_spec, TINY)
         critic = TensorDictModule(_OneCritic(), ["observation", "action"], ["state_action_value"])
-        trainer = run(make(env=env, actor=actor, critic=critic), 4)
+        trainer = run(make(env=env, actor=actor, critic=critic, num_critics=1), 4)
         assert trainer.policy is actor
         assert trainer.loss.critic is critic
         assert int(trainer.updates) == 4

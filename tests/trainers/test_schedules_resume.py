@@ -22,9 +22,11 @@ from torchrl_perf.trainers.schedules import describe_changes, schedule_changes, 
 SMALL = {"num_envs": 4, "num_steps": 8, "hidden_size": 32, "device": "cpu", "log_interval": 1, "logger": "none"}
 PPO = PPOConfig(**SMALL, total_steps=320, epochs=1, minibatches=1, learning_rate=1.5e-3)
 REPLAY = {"capacity": 512, "minibatch_size": 16, "learning_starts": 32}
-DQN = DQNConfig(**SMALL, **REPLAY, total_steps=320, updates_per_iteration=1, sampler="prioritized", beta_final=1.0)
-DDPG = DDPGConfig(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
-SAC = SACConfig(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
+DQN = DQNConfig.without_task(
+    **SMALL, **REPLAY, total_steps=320, updates_per_iteration=1, sampler="prioritized", beta_final=1.0
+)
+DDPG = DDPGConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
+SAC = SACConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
 
 
 @pytest.fixture(autouse=True)
@@ -67,16 +69,16 @@ class TestChanges:
             (DQN, {"beta": 0.6}, {"beta"}),
             (replaced(DQN, sampler="random", beta_final=None), {"beta": 0.6}, set()),
             (DDPG, {"noise_end": 0.5}, {"noise"}),
-            (TD3Config(), {"noise_frames": 100}, {"noise"}),
+            (TD3Config.without_task(), {"noise_frames": 100}, {"noise"}),
             (SAC, {"actor_learning_rate": 1e-5}, {"actor_learning_rate"}),
             (SAC, {"temperature_learning_rate": 1e-5}, {"temperature_learning_rate"}),
             (
-                OptionsMarketConfig(option_temperature_final=0.1),
+                OptionsMarketConfig.without_task(option_temperature_final=0.1),
                 {"option_temperature_frames": 9},
                 {"option_temperature"},
             ),
-            (ActiveDynamicsConfig(), {"beta_anneal": 1000}, {"kl_weight"}),
-            (ActiveDynamicsConfig(), {"random_steps": 10_000}, {"random_share"}),
+            (ActiveDynamicsConfig.without_task(), {"beta_anneal": 1000}, {"kl_weight"}),
+            (ActiveDynamicsConfig.without_task(), {"random_steps": 10_000}, {"random_share"}),
         ],
         ids=lambda value: value.algorithm if hasattr(value, "algorithm") else "+".join(sorted(value)),
     )
@@ -176,7 +178,9 @@ def test_a_resumed_run_of_the_same_settings_is_bitwise_that_of_one_go(tmp_path):
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("config", [SAC, DDPG, ActiveDynamicsConfig(), replaced(PPO, anneal_learning_rate=False)])
+@pytest.mark.parametrize(
+    "config", [SAC, DDPG, ActiveDynamicsConfig.without_task(), replaced(PPO, anneal_learning_rate=False)]
+)
 def test_a_length_of_no_schedule_is_refused(config):
     with pytest.raises(
         ValueError, match=r"schedule_steps: expected None where nothing is annealed over the run.*Remedy"

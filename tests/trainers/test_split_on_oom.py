@@ -18,11 +18,11 @@ def make_ppo(**changes):
 
 
 def make_dqn(**changes):
-    return DQNTrainer(DQNConfig(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
+    return DQNTrainer(DQNConfig.without_task(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
 
 
 def make_sac(**changes):
-    return SACTrainer(SACConfig(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
+    return SACTrainer(SACConfig.without_task(**{**COMMON, **FILLED, "total_steps": 10_000, **changes}))
 
 
 def limit(owner, name, most, size=lambda *args: len(args[0])):

@@ -23,8 +23,8 @@ TINY = {"num_envs": 8, "num_steps": 8, "hidden_size": 32, "logger": "none", "tot
 REPLAY = {"capacity": 1024, "learning_starts": 64, "minibatch_size": 32, "updates_per_iteration": 2}
 MAKE = {
     "ppo": lambda **kw: PPOTrainer(PPOConfig(**(TINY | {"epochs": 2, "minibatches": 2} | kw))),
-    "dqn": lambda **kw: DQNTrainer(DQNConfig(**(TINY | REPLAY | kw))),
-    "sac": lambda **kw: SACTrainer(SACConfig(**(TINY | REPLAY | kw))),
+    "dqn": lambda **kw: DQNTrainer(DQNConfig.without_task(**(TINY | REPLAY | kw))),
+    "sac": lambda **kw: SACTrainer(SACConfig.without_task(**(TINY | REPLAY | kw))),
 }
 LOSSES = {"ppo": "train/loss_critic", "dqn": "train/loss", "sac": "train/loss_critic"}
 

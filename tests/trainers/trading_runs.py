@@ -16,7 +16,7 @@ EXPOSURE = {"options": "exposure", "semantics": "target"}
 
 
 def make(parts=None, **options):
-    return OptionsMarketTrainer(OptionsMarketConfig(**{**SMALL, **options}), **(parts or {}))
+    return OptionsMarketTrainer(OptionsMarketConfig.without_task(**{**SMALL, **options}), **(parts or {}))
 
 
 def parameters(trainer):

@@ -174,7 +174,7 @@ class DQNLoop(_TrainerLoop):
         if not self.quick:
             sizes = {"num_envs": 256, "minibatch_size": 256, "updates_per_iteration": 16, "hidden_size": 64}
         rows = 64 * sizes["num_envs"]
-        config = DQNConfig(num_steps=4, learning_starts=rows, capacity=rows, **sizes, **self.settings)
+        config = DQNConfig.without_task(num_steps=4, learning_starts=rows, capacity=rows, **sizes, **self.settings)
         self.trainer = trainer = DQNTrainer(config)
         for _ in range(config.fill_iterations):
             trainer.step()
@@ -201,7 +201,7 @@ class SACLoop(_TrainerLoop):
         if not self.quick:
             sizes = {"num_envs": 256, "minibatch_size": self.rows, "updates_per_iteration": 16, "hidden_size": 512}
         filled = 64 * sizes["num_envs"]
-        config = SACConfig(num_steps=1, learning_starts=filled, capacity=filled, **sizes, **self.settings)
+        config = SACConfig.without_task(num_steps=1, learning_starts=filled, capacity=filled, **sizes, **self.settings)
         self.trainer = trainer = SACTrainer(config)
         for _ in range(config.fill_iterations):
             trainer.step()

@@ -168,7 +168,7 @@ def native(device: torch.device, *, compiles: bool = True) -> tuple[DQNTrainer, 
         device: of envs and network.
         compiles: whether the graph on CUDA holds compiled functions, which takes half a minute to make.
     """
-    config = DQNConfig(
+    config = DQNConfig.without_task(
         num_envs=NUM_ENVS,
         num_steps=TRAIN_EVERY,
         minibatch_size=BATCH,

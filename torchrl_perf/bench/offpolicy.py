@@ -115,7 +115,7 @@ def sac(variant: str, device: torch.device, repeats: int) -> dict[str, Any]:
         peer = TorchRLSAC(Locomotion(256, device=device), 256, device)
         call, close = peer.learn, lambda: None
     else:
-        config = SACConfig(
+        config = SACConfig.without_task(
             num_envs=256, num_steps=4, learning_starts=8_192, updates_per_iteration=UPDATES, capacity=1_000_000,
             mode="eager" if variant == "eager" else "compile", device=str(device), logger="none", total_steps=10**9,
         )  # fmt: skip
@@ -132,7 +132,7 @@ def dqn(variant: str, device: torch.device, repeats: int, num_envs: int) -> dict
     """Env steps/s of whole iterations on CartPole: 16 steps of each env, one update of as many samples."""
     start = Stopwatch("cpu").start()
     rows = num_envs * 16
-    config = DQNConfig(
+    config = DQNConfig.without_task(
         num_envs=num_envs, num_steps=16, minibatch_size=rows, updates_per_iteration=1, capacity=16 * rows,
         learning_starts=2 * rows, mode=variant, device=str(device), logger="none", total_steps=10**9,
     )  # fmt: skip

@@ -146,7 +146,7 @@ def iqn_updates(variant: str, device: torch.device) -> tuple[Callable[[], None],
         A call of :data:`UPDATES` updates, the call that ends it, and the seconds until it was ready.
     """
     start = Stopwatch("cpu").start()
-    config = IQNConfig(
+    config = IQNConfig.without_task(
         num_envs=256,
         num_steps=4,
         learning_starts=8_192,

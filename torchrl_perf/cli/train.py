@@ -290,7 +290,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
-    fixed = stored.fixed_by_checkpoint
+    fixed = stored.fixed_on_resume
     changed = [name for name in fixed if getattr(stored, name) != getattr(wanted, name)]
     if changed:
         raise ValueError(

@@ -29,6 +29,12 @@ TASKS: tuple[str, ...] = (*get_args(EnvName), "Ferry", "HybridTarget")
 class RunConfig:
     """What every run has to settle, whatever its algorithm. Frames, steps, transitions: one action of one env.
 
+    A setting that is not given is that of the task's preset, as on the command line: ``DQNConfig()`` is what
+    ``torchrl-perf train dqn`` runs, and ``PPOConfig(env="Pendulum")`` what ``train ppo --env Pendulum`` does. A task
+    without a preset has the first one's. The defaults that the fields show are those of no task, for which
+    :meth:`without_task` is there, and for ``env="Name"`` of an env of one's own. :func:`dataclasses.replace` with
+    another ``env`` keeps every other setting.
+
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
@@ -101,9 +107,15 @@ class RunConfig:
             named = dict(zip(known, args, strict=False)) | {name: settings[name] for name in known if name in settings}
             problems = [unknown_setting(name, value, known) for name, value in unknown.items()]
             raise UnknownSettingError([*problems, *cls.problems_of(named)])
-        return super().__new__(cls)
+        config = super().__new__(cls)
+        object.__setattr__(config, "_given", {*known[: len(args)], *settings})  # until __post_init__, which reads it
+        return config
 
     def __post_init__(self) -> None:
+        given = self.__dict__.pop("_given")
+        for name, value in type(self).defaults(self.env).items():
+            if name not in given:
+                object.__setattr__(self, name, value)
         checks = Checks(self)
         self._check(checks)
         if problems := checks.problems():
@@ -148,8 +160,7 @@ class RunConfig:
     def for_task(cls, env: str = "", **changes: Any) -> Self:
         """The settings that the command line has for a task: ``torchrl-perf train ALGORITHM --env NAME``.
 
-        They are the preset of the task, or where it has none that of the algorithm's first. The constructor's own
-        defaults are those of no task in particular.
+        The constructor with the same ``env`` gives the same; here the task may be left out.
 
         Args:
             env: name of the task; by default the algorithm's first.
@@ -158,15 +169,55 @@ class RunConfig:
         Raises:
             ConfigError: for settings that do not exist, cannot be run or do not fit each other.
         """
-        return cls(**{**cls.task_settings(env), **({"env": env} if env else {}), **changes})
+        return cls(**({"env": env} if env else {}), **changes)
+
+    @classmethod
+    def without_task(cls, **settings: Any) -> Self:
+        """Settings of no task in particular: the fields' own defaults, which no preset takes the place of.
+
+        Args:
+            **settings: in place of those defaults.
+
+        Raises:
+            ConfigError: for settings that do not exist, cannot be run or do not fit each other.
+        """
+        return cls(**{**{field.name: field.default for field in dataclasses.fields(cls)}, **settings})
 
     @classmethod
     def task_settings(cls, env: str = "") -> dict[str, Any]:
         """Plain values of the preset of a task, or of the first preset for a name that has none."""
+        return cls._preset_of(env).to_dict()
+
+    @classmethod
+    def _preset_of(cls, env: str) -> "RunConfig":
+        presets = cls._presets()
+        return presets.get(env) or next(iter(presets.values()))
+
+    @classmethod
+    def _presets(cls) -> Mapping[str, "RunConfig"]:
+        """Settings for each task; none for a class without any, nor while its presets are made themselves."""
         module, _, name = cls.presets_in.partition(":")
-        presets = getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name)
-        first = next(iter(presets.values()))
-        return presets.get(env or first.env, first).to_dict()
+        return getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name, {}) if module else {}
+
+    @classmethod
+    def defaults(cls, env: Any = None) -> dict[str, Any]:
+        """What settings that are not given become: the command line's of a task, else the fields' own defaults.
+
+        A class of a user's below one of the package's keeps the defaults that it declares itself.
+
+        Args:
+            env: name of the task; by default, and for what is no text, the first. That of an env of one's own, which
+                the command line does not know, has the fields' own defaults.
+        """
+        usual = {field.name: field.default for field in dataclasses.fields(cls)}
+        presets = cls._presets()
+        if not presets or (isinstance(env, str) and env not in presets and env not in TASKS):
+            return usual
+        owner = next(parent for parent in cls.__mro__ if "presets_in" in vars(parent))
+        declared = {field.name: field.default for field in dataclasses.fields(owner)}
+        preset = cls._preset_of(env if isinstance(env, str) else "")
+        kept = {name: getattr(preset, name) for name in declared if usual[name] is declared[name] and name != "env"}
+        return {**usual, **kept}
 
     @classmethod
     def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
@@ -180,11 +231,16 @@ class RunConfig:
             One sentence or two for each problem, beginning with the field's name.
         """
         config = object.__new__(cls)
-        for field in dataclasses.fields(cls):
-            object.__setattr__(config, field.name, values.get(field.name, field.default))
+        for name, default in cls.defaults(values.get("env")).items():
+            object.__setattr__(config, name, values.get(name, default))
         checks = Checks(config, bad)
         config._check(checks)
         return checks.problems()
+
+    @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """Fields that a run with these settings cannot change when it goes on."""
+        return self.fixed_by_checkpoint
 
     @property
     def batch_size(self) -> int:
@@ -226,10 +282,10 @@ def misspelt_task(name: str) -> str:
 
     A name with a version, such as ``CartPole-v1``, is one of Gymnasium's.
     """
-    if re.search(r"-v\d+$", name):
+    if name in TASKS or re.search(r"-v\d+$", name):
         return ""
     near = nearest_word(name, TASKS)
-    if name.strip() and (name in TASKS or near is None or plain_word(near) != plain_word(name)):
+    if name.strip() and (near is None or plain_word(near) != plain_word(name)):
         return ""
     return f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: env={near or TASKS[0]!r}."
 

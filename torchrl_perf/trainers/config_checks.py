@@ -56,7 +56,7 @@ class Checks:
     def __init__(self, config: Any, bad: Iterable[str] = ()) -> None:
         self._config = config
         self._hints = _hints(type(config))
-        self._defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        self._defaults = _defaults_of(type(config), getattr(config, "env", None))
         self._misfits = {name for name, hint in self._hints.items() if not _fits(getattr(config, name), hint)}
         self._problems: dict[str, str] = dict.fromkeys(bad, "")
 
@@ -131,7 +131,7 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
         The values of known fields that have the right type; and for each of the others, name to problem.
     """
     hints = _hints(kind)
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    defaults = _defaults_of(kind, values.get("env"))
     good: dict[str, Any] = {}
     problems: dict[str, str] = {}
     own = getattr(kind, "algorithm", None)
@@ -157,6 +157,13 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
                     break
             problems[name] = _misfit(name, value, hints[name], remedy)
     return good, problems
+
+
+def _defaults_of(kind: Any, env: Any) -> dict[str, Any]:
+    """What settings that are not given become, which may depend on the task."""
+    if hasattr(kind, "defaults"):
+        return kind.defaults(env)
+    return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 @functools.cache

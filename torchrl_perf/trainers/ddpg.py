@@ -23,6 +23,7 @@ from torchrl_perf.trainers.off_policy_actor_critic import (
     make_ensemble_critic,
 )
 from torchrl_perf.trainers.train_state import Stateful
+from torchrl_perf.trainers.twin_critics import critics_wanted
 
 
 class DeterministicTrainer(ActorCriticTrainer):
@@ -130,12 +131,12 @@ class DDPGTrainer(DeterministicTrainer):
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> DeviceTD3Loss:
         """The losses of DDPG or TD3."""
         config = self.config
-        smoothing = {"target_noise": 0.0}
+        smoothing, number = {"target_noise": 0.0}, None  # DDPG takes a critic as it is
         if isinstance(config, TD3Config):
+            number = critics_wanted(critic, self.specs, config.num_critics)
             self.actor_interval = config.policy_delay
             smoothing = {"target_noise": config.target_noise, "noise_clip": config.noise_clip}
-        # of a critic of the user's own, all of its values count
-        options = {"num_qvalue_nets": None, "gamma": config.gamma, "loss_function": config.loss_function}
+        options = {"num_qvalue_nets": number, "gamma": config.gamma, "loss_function": config.loss_function}
         return DeviceTD3Loss(actor, critic, **options, **smoothing)
 
     def noise(self, sample: TensorDictBase) -> Tensor | None:

@@ -3,7 +3,7 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -23,7 +23,7 @@ from torchrl_perf.trainers.actor_critic_config import ActorCriticConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.recurrent import refuse_recurrent
-from torchrl_perf.trainers.spaces import vector_observation
+from torchrl_perf.trainers.spaces import continuous_action, vector_observation
 from torchrl_perf.trainers.train_state import Stateful
 
 Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
@@ -129,13 +129,18 @@ class ActorCriticTrainer(OffPolicyTrainer):
 
     # -- what the base asks for ---------------------------------------------------------------------------------------
 
+    @property
+    def specs(self) -> Any:
+        """The env, or what its collector says of it; None where neither is there."""
+        return self.env if self.env is not None else self._specs
+
     def build(self) -> nn.Module:
         """Networks, losses and optimisers."""
         actor, critic = self._given
         policy = self._collecting
         if actor is None and policy is not None:
             actor = self.actor_of(policy)
-        specs = cast("Any", self.env if self.env is not None else self._specs)
+        specs = self.specs
         unknown = specs is None
         if unknown and (actor is None or critic is None):
             raise ValueError(
@@ -143,9 +148,9 @@ class ActorCriticTrainer(OffPolicyTrainer):
                 f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
             )
         if actor is None:
-            actor = self.make_actor(vector_observation(specs), specs.action_spec)
+            actor = self.make_actor(vector_observation(specs), continuous_action(specs))
         if critic is None:
-            critic = self.make_critic(vector_observation(specs), specs.action_spec)
+            critic = self.make_critic(vector_observation(specs), continuous_action(specs))
         self.loss = self.make_loss(self.acceleration.policy(actor), self.acceleration.policy(critic))
         self._make_optimizers()
         self._update_fn = self.compiled(self._update)

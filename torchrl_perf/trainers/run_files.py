@@ -240,7 +240,7 @@ def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
     stored = read_json(run_dir / CONFIG)
     if any(stored.get(name) != getattr(config, name) for name in ("env", "seed")):
         return "its config.json is missing or of another run"
-    fixed = [name for name in config.fixed_by_checkpoint if name in given and stored.get(name) != given[name]]
+    fixed = [name for name in config.fixed_on_resume if name in given and stored.get(name) != given[name]]
     if fixed:
         return f"it has another {', '.join(fixed)}"
     files = CheckpointFolder(run_dir / CHECKPOINTS).files()

@@ -1,7 +1,9 @@
 """Soft actor-critic (arXiv:1812.05905) with every step of the loop on the device."""
 
 import contextlib
-from typing import ClassVar, NamedTuple, cast
+import math
+import os
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -23,6 +25,7 @@ from torchrl_perf.trainers.off_policy_actor_critic import (
     make_ensemble_critic,
 )
 from torchrl_perf.trainers.sac_config import SACConfig
+from torchrl_perf.trainers.twin_critics import critics_wanted
 
 
 class Draw(NamedTuple):
@@ -56,7 +59,8 @@ class SACTrainer(ActorCriticTrainer):
             default a :class:`DeviceCollector` of the env.
         actor: a probabilistic TensorDict module for the env's action; by default the collector's policy, or
             :func:`make_sac_actor` where there is no collector.
-        critic: a TensorDict module that reads observations and the action and writes ``state_action_value [B, K]``; by
+        critic: a TensorDict module that reads observations and the action and writes ``state_action_value``, ``[B, 1]``
+            or those of all ``num_critics``, ``[B, K]``; of one value twins are made, as TorchRL's loss makes them. By
             default :func:`make_sac_critic`.
 
     Attributes:
@@ -97,7 +101,7 @@ class SACTrainer(ActorCriticTrainer):
         return DeviceSACLoss(
             actor,
             critic,
-            num_qvalue_nets=None,
+            num_qvalue_nets=critics_wanted(critic, self.specs, config.num_critics),
             gamma=config.gamma,
             alpha_init=config.initial_temperature,
             fixed_alpha=not config.learn_temperature,
@@ -125,6 +129,24 @@ class SACTrainer(ActorCriticTrainer):
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions, without the parameters of the distribution."""
         return super().collect().exclude(*self.excluded_keys)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state; a temperature that is not learnt stays that of the settings.
+
+        Raises:
+            ValueError: for other networks, or a buffer of another layout or sampler; nothing is changed then.
+        """
+        super().load_state_dict(state)
+        self._keep_temperature()
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Reads a checkpoint; see :meth:`load_state_dict`."""
+        super().load(path)
+        self._keep_temperature()
+
+    def _keep_temperature(self) -> None:
+        if not self.loss.learns_alpha:
+            self.loss.log_alpha.fill_(math.log(self.config.initial_temperature))
 
     # -- parts of an update -------------------------------------------------------------------------------------------
 

@@ -17,14 +17,18 @@ class SACConfig(ActorCriticConfig):
 
     algorithm: ClassVar[str] = "sac"
     presets_in: ClassVar[str] = "sac_config:SAC_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed_by_checkpoint, "num_critics")
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *ActorCriticConfig.fixed_by_checkpoint,
+        "num_critics",
+        "learn_temperature",
+    )
 
     temperature_learning_rate: float = 1e-3
     """Adam's step size for the logarithm of the temperature."""
     target_interval: int = 1
     """Updates from one move of the target critics to the next."""
     initial_temperature: float = 1.0
-    """Weight of the entropy against the reward, at the start."""
+    """Weight of the entropy against the reward, at the start; throughout where it is not learnt."""
     learn_temperature: bool = True
     """Adapt the temperature so that the policy's entropy stays at target_entropy."""
     target_entropy: float | None = None
@@ -40,6 +44,13 @@ class SACConfig(ActorCriticConfig):
         super()._check(checks)
         checks.each(("num_critics", "target_interval"), is_count, "a positive integer")
         checks.each(("temperature_learning_rate", "initial_temperature"), is_positive, "a positive number")
+
+    @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """A temperature that is learnt goes on from where it is, whatever it was at the start."""
+        return (
+            (*self.fixed_by_checkpoint, "initial_temperature") if self.learn_temperature else self.fixed_by_checkpoint
+        )
 
 
 SAC_PRESETS: dict[str, SACConfig] = {

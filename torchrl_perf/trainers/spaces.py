@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import torch
 from tensordict.utils import NestedKey
 from torch import distributions, nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
@@ -119,6 +120,28 @@ def action_choices(env: EnvBase) -> Choices:
         f"action_spec: expected Categorical (index), MultiCategorical or Bounded of floating point, received "
         f"{type(spec).__name__} of {spec.dtype} in {type(env).__name__}. Remedy: pass actor=."
     )
+
+
+def continuous_action(specs: Any) -> TensorSpec:
+    """The spec of ``"action"``, for default actors and critics of continuous actions; its kind is left to them.
+
+    Raises:
+        ValueError: for several actions, one of another name, and numbers that are not of float32 as the networks are.
+    """
+    keys = list(getattr(specs, "action_keys", ["action"]))
+    if keys != ["action"]:
+        raise ValueError(
+            f"action_spec: expected one action under the key 'action', received {keys} in {type(specs).__name__}. "
+            "Remedy: pass actor= and critic=, or PPO with a HybridActor for an action of several parts."
+        )
+    spec = specs.action_spec
+    if spec.dtype is not None and spec.dtype.is_floating_point and spec.dtype != torch.float32:
+        raise ValueError(
+            f"action_spec: expected actions of torch.float32 for the default networks, received {spec.dtype} in "
+            f"{type(specs).__name__}. Remedy: the transform DoubleToFloat(in_keys_inv=['action']), or networks of your "
+            "own."
+        )
+    return spec
 
 
 def alternatives(spec: MultiCategorical) -> tuple[int, ...]:

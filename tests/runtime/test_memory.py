@@ -115,6 +115,7 @@ class TestGarbage:
         monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
         monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
         monkeypatch.setattr(gc, "unfreeze", lambda: calls.append("unfreeze"))
+        monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # whatever a test before has left frozen
         watch = MemoryGuard("cpu", gc_interval=4)
         after(watch, 13)
         watch.close()

@@ -4,11 +4,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
-from torchrl.envs import EnvBase
+from torchrl.envs import DoubleToFloat, EnvBase, TransformedEnv
 
 from torchrl_perf.modules import EpsilonGreedy, IndependentCategoricals, JoinedInputs
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import (
+    ACIQNConfig,
+    ACIQNTrainer,
     DDPGConfig,
     DDPGTrainer,
     DQNConfig,
@@ -190,6 +192,22 @@ def test_actions_of_several_parts():
     several = Composite(action=multi(3, 2), push=Unbounded((N, 1)), shape=(N,))
     with pytest.raises(ValueError, match=r"MultiCategorical at 'action'"):
         HybridPPOTrainer(HybridPPOConfig(**ON), env=Toy("plain", several))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"), [(SACTrainer, SACConfig), (DDPGTrainer, DDPGConfig), (ACIQNTrainer, ACIQNConfig)]
+)
+def test_continuous_actions_of_another_key_or_dtype(trainer, config):
+    parts = Composite(kind=Categorical(3, shape=(N,)), amount=Bounded(-1.0, 1.0, (N, 2)), shape=(N,))
+    with pytest.raises(ValueError, match=r"action_spec: expected one action under the key 'action'.*HybridActor"):
+        trainer(config(**OFF), env=Toy(action=Composite(action=parts, shape=(N,))))
+    double = Toy(action=Bounded(-1.0, 1.0, (N, 2), dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"expected actions of torch\.float32.*received torch\.float64.*DoubleToFloat"):
+        trainer(config(**OFF), env=double)
+    made = trainer(config(**OFF), env=TransformedEnv(double, DoubleToFloat(in_keys_inv=["action"])))
+    for _ in range(2):
+        made.step()
+    made.close()
 
 
 class TestIndependentCategoricals:

@@ -189,12 +189,12 @@ OTHERS = {
 ALONE = {("sac-options", "env")}
 
 
-@cache
 def _numbers(module: torch.nn.Module) -> list[torch.Tensor]:
     """Parameters, and buffers: those of a loss are its targets."""
     return [*module.parameters(), *module.buffers()]
 
 
+@cache
 def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
     """All parameters after five small iterations."""
     trainer = TRAINERS[name](KINDS[name].without_task(**{**SMALL[name], **dict(options)}))

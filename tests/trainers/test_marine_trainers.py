@@ -149,12 +149,17 @@ def test_the_curriculum_goes_on_by_frames_and_allocates_nothing():
 def test_schedules_count_frames(agent):
     trainer = run(make(agent, **({"noise": "ou"} if agent == "ddpg" else {})), 2)
     assert int(trainer.policy.frames) == 24
+    config = trainer.config
     if agent == "ddpg":
         assert isinstance(trainer.policy, OUNoise)
         assert trainer.policy.state.shape == (6, 2)
-        assert float(trainer.policy.sigma) == pytest.approx(0.2 - 0.1 * 24 / 64)
+        start, end = config.noise_start, config.noise_end
+        assert start > end
+        assert float(trainer.policy.sigma) == pytest.approx(start + (end - start) * 24 / 64)
     else:
-        assert float(trainer.policy.epsilon) == pytest.approx(1.0 - 0.95 * 24 / 64)
+        start, end = config.eps_start, config.eps_end
+        assert start > end
+        assert float(trainer.policy.epsilon) == pytest.approx(start + (end - start) * 24 / 64)
 
 
 @agents

@@ -374,7 +374,7 @@ def _load(name: str, part: Stateful, state: Any, difference: str = "") -> None:
     """
     try:
         part.load_state_dict(state)
-    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, RuntimeError, KeyError, TypeError, IndexError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

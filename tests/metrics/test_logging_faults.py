@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_a_killed_wandb_process_is_reported_once(tmp_path, offline):
     log_some(again, 300, 303)
     again.close()
     assert again.problems == ()
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_imports_do_not_ask_a_harmed_wandb_process(tmp_path, offline, harm):
+    from wandb.sdk.lib import import_hooks, telemetry
+
+    group = make_loggers("wandb", tmp_path, "p", "r", {"a": 1})
+    os.kill(open_service(group), harm)
+    watched = telemetry.list_telemetry_imports() - set(sys.modules)
+    assert watched
+    start = time.perf_counter()
+    for name in watched:
+        import_hooks.notify_module_loaded(types.ModuleType(name))  # what every import calls at its end
+    assert time.perf_counter() - start < 1.0
+    group.close(timeout=1.0)
 
 
 def test_a_hanging_wandb_process_neither_slows_nor_holds_up_the_exit(tmp_path, offline):

@@ -272,10 +272,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._frames_on_device = torch.zeros((), dtype=torch.int64, device=self.device)
         shape = [*self.env.batch_size, steps]
         batch = TensorDict({}, batch_size=shape, device=self.device, names=[None] * dims + ["time"])
-        for key, buffer in [
-            *zip(self._root_keys, self._roots, strict=True),
-            *zip(self._out_keys, self._outs, strict=True),
-        ]:
+        for key, buffer in zip([*self._root_keys, *self._out_keys], [*self._roots, *self._outs], strict=True):
             if key not in excluded:
                 batch.set(key, buffer[:steps].movedim(0, dims))
         if self.track_traj_ids:
@@ -289,7 +286,8 @@ class DeviceCollector(SharedPolicyCollector):
         self._started = False
 
     def _select_step(self) -> None:
-        fuse = partial(compiled, mode=self._compile_mode) if self.mode in ("graph", "compile") else _as_it_is
+        compiles = self.mode in ("graph", "compile")
+        fuse = partial(compiled, device=self.device, mode=self._compile_mode) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         if resets_inside_step(self.env):
             self._env_step = autoreset_step

@@ -154,19 +154,22 @@ class WandbSink(LoggerSink):
             x_disable_meta=redact_command(sys.argv) != sys.argv,
             disable_git=True,
         )
-        return WandbLogger(
-            self._run_name,
-            project=self._project,
-            save_dir=self._run_dir,
-            id=self._id,
-            log_env_packages=False,
-            # `mode` rather than TorchRL's `offline=True`, which would set WANDB_MODE for the whole process.
-            mode=mode,
-            # without a server W&B does not look for an earlier run, and warns when it is asked to
-            resume="allow" if mode == "online" else None,
-            reinit="create_new",
-            settings=settings,
-        )
+        try:
+            return WandbLogger(
+                self._run_name,
+                project=self._project,
+                save_dir=self._run_dir,
+                id=self._id,
+                log_env_packages=False,
+                # `mode` rather than TorchRL's `offline=True`, which would set WANDB_MODE for the whole process.
+                mode=mode,
+                # without a server W&B does not look for an earlier run, and warns when it is asked to
+                resume="allow" if mode == "online" else None,
+                reinit="create_new",
+                settings=settings,
+            )
+        finally:
+            _forget_import_hooks(self._id)
 
     def _read_state(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -208,6 +211,18 @@ def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
         name: wandb.Histogram(np_histogram=(np.asarray(h.counts), np.asarray(h.edges)))
         for name, h in histograms.items()
     }
+
+
+def _forget_import_hooks(run_id: str) -> None:
+    """Take back W&B's hooks on imports of well-known packages, which only count who uses them.
+
+    They ask the service, in the thread that imports: with a dead service every such import of the process would raise
+    ``ConnectionResetError``, and with a hanging one it would wait.
+    """
+    from wandb.sdk.wandb_run import Run
+
+    with contextlib.suppress(AttributeError):  # a release without these hooks
+        Run._unregister_telemetry_import_hooks(run_id)
 
 
 def _forget_service(*, kill: bool) -> bool:

@@ -65,7 +65,7 @@ class Captured:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fn = fn
         options = compile if isinstance(compile, dict) else {}
-        self._run = fn if compile is False else compiled(fn, **options)
+        self._run = fn if compile is False else compiled(fn, **{"device": device, **options})
         self.device = device
         self.mode: Literal["graph", "compile", "eager"] = "eager" if compile is False else "compile"
         if device.type == "cuda":

@@ -1,6 +1,6 @@
 """Active learning of latent dynamics: a model that is fitted while it chooses the inputs that say most about it."""
 
-import functools
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -182,7 +182,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             on_nan=self.config.on_nan,
             losses=LOSSES,
             parameters=list(self._named),
-            compile=None if self.mode == "eager" else self.acceleration.compile,
+            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
             parts=self.parts,
         )
         self.guard.watch(self.env)
@@ -246,7 +246,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         config = self.config
         schedule = {"beta": config.beta, "warmup": config.beta_warmup, "anneal": config.beta_anneal}
         self.loss.beta.copy_(beta_at(self.updates, config.beta_schedule, **schedule))
-        attempt = functools.partial(self._gradients, windows)
+        attempt = partial(self._gradients, windows)
         total, statistics = self.micro.run(attempt, len(windows), undo=self.optimizer.zero_grad)
         norm = self.optimizer.grad_norm()
         fault = self.optimizer.is_fault(total, norm)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -260,7 +261,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn`` compiled as one graph, or as it is in mode ``"eager"``."""
-        return fn if self.mode == "eager" else self.acceleration.compile(fn)
+        return fn if self.mode == "eager" else self.acceleration.compile(fn, device=self.device)
 
     def count_update(self, statistics: Tensor, finite: Tensor, fault: Tensor | None = None) -> None:
         """Keeps the metrics of an update, and the first iteration that had one which was not finite.
@@ -318,7 +319,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
             on_nan=self.config.on_nan,
             losses=self.losses,
             parameters=self.parameter_names,
-            compile=None if self.mode == "eager" else self.acceleration.compile,
+            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
             parts=self.parts,
         )
         self.guard.watch(self.env)

@@ -1,6 +1,6 @@
 """Proximal policy optimisation (arXiv:1707.06347) with every step of the loop on the device."""
 
-import functools
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -119,7 +119,7 @@ class PPOTrainer(Checkpointed):
         self.iterations_done = 0
         self._make_state()
         self.train_state = self._make_train_state()
-        compile_ = self.acceleration.compile if self.mode != "eager" else lambda fn: fn
+        compile_ = partial(self.acceleration.compile, device=self.device) if self.mode != "eager" else lambda fn: fn
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
@@ -229,7 +229,7 @@ class PPOTrainer(Checkpointed):
             on_nan=self.config.on_nan,
             losses=LOSSES,
             parameters=[name for name, _ in self.loss.named_parameters()],
-            compile=None if self.mode == "eager" else self.acceleration.compile,
+            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
             parts=lambda: {"actor": self.actor, "critic": self.critic, "optimizer": self.optimizer},
         )
         self.guard.watch(self.env)
@@ -312,7 +312,7 @@ class PPOTrainer(Checkpointed):
             permutation=self._permutation_fn,
         ):
             index = shuffled if order is None else order[shuffled]
-            attempt = functools.partial(self._gradients, rows, index)
+            attempt = partial(self._gradients, rows, index)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
             grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
             self.optimizer.step(grad_scale, skip)

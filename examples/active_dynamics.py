@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import tyro
 
-from torchrl_perf.metrics.phase_picture import draw_phase_portrait, draw_prediction_curves
-from torchrl_perf.trainers import ACTIVE_DYNAMICS_PRESETS, ActiveDynamicsTrainer, PredictionFigures
+from torchrl_perf.systems.active_dynamics import ACTIVE_DYNAMICS_PRESETS, ActiveDynamicsTrainer, PredictionFigures
+from torchrl_perf.systems.active_dynamics.picture import draw_phase_portrait, draw_prediction_curves
 
 Curve = list[tuple[float, float]]
 

@@ -22,8 +22,8 @@ import torch
 import tyro
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.metrics.colony_picture import draw_colony, record_colony
-from torchrl_perf.trainers import DurotaxisConfig, DurotaxisTrainer
+from torchrl_perf.systems.durotaxis import DurotaxisConfig, DurotaxisTrainer
+from torchrl_perf.systems.durotaxis.picture import draw_colony, record_colony
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import tyro
 
-from torchrl_perf.trainers import FUEL_BREAKS_PRESETS, FuelBreaksTrainer, PlacementFigures
-from torchrl_perf.trainers.fuel_breaks_evaluation import compare, draw
+from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksTrainer, PlacementFigures
+from torchrl_perf.systems.fuel_breaks.evaluation import compare, draw
 
 
 @dataclass(frozen=True)

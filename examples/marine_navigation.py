@@ -23,9 +23,10 @@ import torch
 import tyro
 
 from torchrl_perf.envs.marine import record
-from torchrl_perf.metrics.marine_picture import animate, draw_trajectories
-from torchrl_perf.trainers import marine, marine_presets
-from torchrl_perf.trainers.marine_evaluation import NavigationFigures, Scenarios, evaluate, scripted, start
+from torchrl_perf.systems.marine import presets as marine_presets
+from torchrl_perf.systems.marine import trainer as marine
+from torchrl_perf.systems.marine.evaluation import NavigationFigures, Scenarios, evaluate, scripted, start
+from torchrl_perf.systems.marine.picture import animate, draw_trajectories
 
 # trainer and settings of each agent; the first three choose among 25 actions
 AGENTS = {

@@ -20,10 +20,10 @@ from typing import Literal
 import torch
 import tyro
 
-from torchrl_perf.metrics.equity_picture import draw_equity
-from torchrl_perf.trainers import OPTIONS_MARKET_PRESETS, OptionsMarketConfig, OptionsMarketTrainer
-from torchrl_perf.trainers.options_market_evaluation import MEANING, evaluate, kelly_fraction, summary, walk_forward
-from torchrl_perf.trainers.options_market_networks import make_options_market_env
+from torchrl_perf.systems.options_market import OPTIONS_MARKET_PRESETS, OptionsMarketConfig, OptionsMarketTrainer
+from torchrl_perf.systems.options_market.evaluation import MEANING, evaluate, kelly_fraction, summary, walk_forward
+from torchrl_perf.systems.options_market.networks import make_options_market_env
+from torchrl_perf.systems.options_market.picture import draw_equity
 
 
 @dataclass(frozen=True)

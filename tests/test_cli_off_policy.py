@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_perf.cli import main
-from torchrl_perf.cli.train import ALGORITHMS
+from torchrl_perf.registry import ALGORITHMS
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--total-steps", "128", "--log-interval", "1", "--no-progress"]
 TINY += ["--device", "cpu", "--learning-starts", "32", "--capacity", "64", "--minibatch-size", "16"]

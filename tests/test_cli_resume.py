@@ -13,8 +13,8 @@ from torchrl_perf.cli import train as command
 from torchrl_perf.cli.resume import given_settings
 from torchrl_perf.envs import CartPole
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
-from torchrl_perf.trainers import run as run_module
-from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run import run as run_module
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--log-interval", "1", "--no-progress", "--device", "cpu"]
 TINY += ["--checkpoint-interval", "1", "--epochs", "1", "--minibatches", "1", "--hidden-size", "32"]

@@ -22,11 +22,11 @@ from studies.sitting import (
     times_text,
 )
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
-from torchrl_perf.modules.information_reward import InformationReward
-from torchrl_perf.modules.seq_vae import SeqVAE
-from torchrl_perf.trainers.active_dynamics_config import ActiveDynamicsConfig
-from torchrl_perf.trainers.active_dynamics_evaluation import fit_alignment, prediction_scores, record
-from torchrl_perf.trainers.active_dynamics_model import make_field_env
+from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
+from torchrl_perf.systems.active_dynamics.evaluation import fit_alignment, prediction_scores, record
+from torchrl_perf.systems.active_dynamics.information_reward import InformationReward
+from torchrl_perf.systems.active_dynamics.networks import make_field_env
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 
 LENGTH, DRIFT = 20, 100
 AGAIN, DROPPED, CELL = "window encoded again", "prediction, correction dropped", "one cell"

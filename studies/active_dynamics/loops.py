@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 from studies.active_dynamics.loss import memory_events
 from studies.originals.latent_agent import LoopTraining
 from studies.sitting import CONFIRMED, NOT_HERE, PARTLY, Sitting, Variant, judge, times_text
-from torchrl_perf.modules.seq_vae import SeqVAE
-from torchrl_perf.objectives import MultiStepELBOLoss
 from torchrl_perf.runtime import Captured, CaptureError, HostSyncError, capture, synchronize
 from torchrl_perf.runtime.memory import MIB, heap_bytes
-from torchrl_perf.trainers.active_dynamics import ActiveDynamicsTrainer
-from torchrl_perf.trainers.active_dynamics_config import ActiveDynamicsConfig
-from torchrl_perf.trainers.active_dynamics_evaluation import record
-from torchrl_perf.trainers.active_dynamics_model import make_field_env
+from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
+from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
+from torchrl_perf.systems.active_dynamics.evaluation import record
+from torchrl_perf.systems.active_dynamics.networks import make_field_env
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
+from torchrl_perf.systems.active_dynamics.trainer import ActiveDynamicsTrainer
 
 LEGACY, OPTIMISED, PACKAGE, GRAPH = "the original's loop", "with its optimisations", "package", "package, in a graph"
 MANY = 256

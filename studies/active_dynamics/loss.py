@@ -22,10 +22,10 @@ from studies.originals.latent_loss import (
 )
 from studies.sitting import CONFIRMED, NOT_REPRODUCED, Sitting, Variant, judge, times_text
 from torchrl_perf.functional.elbo import decayed_weights, temporal_mask
-from torchrl_perf.modules.seq_vae import SeqVAE
-from torchrl_perf.objectives import MultiStepELBOLoss
-from torchrl_perf.trainers.active_dynamics_config import ActiveDynamicsConfig
-from torchrl_perf.trainers.active_dynamics_model import make_field_env, make_seq_vae
+from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
+from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
+from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 
 AHEAD, DECAY, STEPS, RATE = 5, 0.8, 20, 0.2
 ANEW, KEPT, KEYED, BUFFER = "from a list, each time", "kept after the first time", "kept by arguments", "buffer"

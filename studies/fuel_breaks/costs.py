@@ -35,7 +35,7 @@ from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape
 from torchrl_perf.replay import BoundedHistory, make_replay_buffer
 from torchrl_perf.runtime import MemoryGuard
 from torchrl_perf.runtime.memory import MIB, MemoryReading, read_cuda
-from torchrl_perf.trainers import FuelBreaksConfig
+from torchrl_perf.systems.fuel_breaks import FuelBreaksConfig
 
 COPIES, DETACHED, RING = "a copy on the CPU each", "detached each", "all at once into the device's ring"
 RECORDED = f"{RING}, in a graph"

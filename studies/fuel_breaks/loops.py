@@ -22,8 +22,8 @@ from torchrl_perf.bench.memory_loops import (
     TRAIN_EVERY,
 )
 from torchrl_perf.runtime import MemoryGuard, capture, synchronize
-from torchrl_perf.trainers import FuelBreaksConfig, FuelBreaksTrainer
-from torchrl_perf.trainers.fuel_breaks import make_fuel_breaks_env
+from torchrl_perf.systems.fuel_breaks import FuelBreaksConfig, FuelBreaksTrainer
+from torchrl_perf.systems.fuel_breaks.trainer import make_fuel_breaks_env
 
 MAIN = (LEAKY, AGGRESSIVE, OPTIMISED)
 PACKAGE = "package"

@@ -23,7 +23,7 @@ from torchrl_perf.bench.ablation_loops import LOOPS, Loop, SACLoop, Variant
 from torchrl_perf.modules import EnsembleQ, MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned
 from torchrl_perf.objectives.sac import VALUE_KEY
-from torchrl_perf.trainers.options_market import OptionsMarketTrainer
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 
 NAMES = {"tf32": "TF32", "bf16": "mixed precision (bf16)", "compile": "torch.compile", "fused": "fused optimizer"}
 WORDS = {"tf32": "8x", "bf16": "2x", "compile": "15-30%", "fused": "20%"}

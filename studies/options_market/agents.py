@@ -16,8 +16,8 @@ from torchrl_perf.envs.market import PARTS, OptionMarket, RegimeSettings
 from torchrl_perf.modules.node_encoder import NodeEncoder
 from torchrl_perf.modules.option_actor import OptionActor, OptionNormalHead
 from torchrl_perf.objectives.sac import frozen
-from torchrl_perf.trainers.options_market import OptionsMarketTrainer
-from torchrl_perf.trainers.options_market_config import OPTIONS_MARKET_PRESETS, OptionsMarketConfig
+from torchrl_perf.systems.options_market.config import OPTIONS_MARKET_PRESETS, OptionsMarketConfig
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 
 ENVS, OBSERVATION, NUM_OPTIONS = 16, 578, 6
 STEPS, UPDATES, BATCH = 8, 16, 256

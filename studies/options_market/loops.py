@@ -42,8 +42,8 @@ from studies.sitting import (
     times_text,
 )
 from torchrl_perf.runtime import CaptureError, HostSyncError
-from torchrl_perf.trainers.options_market import OptionsMarketTrainer
-from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 
 # -- from end to end --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from studies.options_market.runs import EAGER, WHOLE, PackageLoop, size_note, si
 from studies.sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCED, PARTLY, Sitting, Variant, judge
 from torchrl_perf.runtime import CaptureError, HostSyncError, Stopwatch, synchronize
 from torchrl_perf.runtime.memory import MIB
-from torchrl_perf.trainers.options_market import OptionsMarketTrainer
-from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 
 SAME_ROWS, FEWER = "as many rows learnt from a frame", "two updates of 256 rows a step"
 STEP_RATE, MINUTES, FRAMES = (900.0, 1200.0), (15.0, 18.0), 100_000

@@ -11,8 +11,8 @@ from studies.options_market.agents import CORRELATION, PlainUpdate, serial_actor
 from studies.originals.options_loop import LoopSettings, LoopTraining
 from studies.sitting import Sitting
 from torchrl_perf.runtime import capture
-from torchrl_perf.trainers.options_market import OptionsMarketTrainer
-from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 
 BEFORE, AFTER, EAGER, WHOLE, COMPILED = (
     *("one env after the other", "the original's batches", "package"),

@@ -19,10 +19,10 @@ from studies.originals.transfers import Cleanup, to_device, to_device_later
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.functional.elbo import beta_at
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
-from torchrl_perf.modules.information_reward import InformationReward
-from torchrl_perf.modules.seq_vae import SeqVAE
-from torchrl_perf.trainers.active_dynamics_config import ActiveDynamicsConfig
-from torchrl_perf.trainers.active_dynamics_model import make_field_env, make_seq_vae
+from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
+from torchrl_perf.systems.active_dynamics.information_reward import InformationReward
+from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 
 
 class PointLoop:
@@ -93,7 +93,7 @@ class LoopTraining:
     """Active learning of latent dynamics with the settings of a config, one point after the other.
 
     Args:
-        config: as of :class:`~torchrl_perf.trainers.active_dynamics.ActiveDynamicsTrainer`; its episodes do not end.
+        config: as of :class:`~torchrl_perf.systems.active_dynamics.ActiveDynamicsTrainer`; its episodes do not end.
         device: of model and windows.
         optimised: after: copies by need, ``non_blocking``, kept weights and mask, a flag for the device, and the
             model's prediction as the belief, in the place of the encoder's.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.elbo import gaussian_kl
-from torchrl_perf.modules.latent_maps import Belief
-from torchrl_perf.modules.seq_vae import SeqVAE
+from torchrl_perf.systems.active_dynamics.latent_maps import Belief
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 
 
 def powers(decay: float, steps: int, device: torch.device) -> Tensor:

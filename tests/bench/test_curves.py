@@ -8,7 +8,7 @@ import pytest
 from torchrl_perf.bench import curves
 from torchrl_perf.bench.curves import main, stored, summary, thinned
 from torchrl_perf.bench.curves_studies import STUDIES
-from torchrl_perf.trainers import run as running
+from torchrl_perf.trainers.run import run as running
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, 1), (100, 100), (101, 51), (1000, 100)])

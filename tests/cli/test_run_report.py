@@ -12,8 +12,8 @@ import pytest
 
 from torchrl_perf.cli import main, run_report
 from torchrl_perf.cli.run_report import check_run, read_log
-from torchrl_perf.trainers.checkpoint import CheckpointFolder
-from torchrl_perf.trainers.train_state import TrainState
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.state import TrainState
 
 BATCH = 64  # num_envs * num_steps
 

@@ -49,7 +49,7 @@ def test_same_seed_same_result(example, tmp_path):
 
 
 def test_every_agent_is_there(example):
-    from torchrl_perf.cli.train import MARINE_AGENTS
+    from torchrl_perf.registry import MARINE_AGENTS
 
     assert set(example.AGENTS) == set(MARINE_AGENTS)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_perf.trainers.options_market_evaluation import MEANING
+from torchrl_perf.systems.options_market.evaluation import MEANING
 
 PATH = Path(__file__).resolve().parents[2] / "examples" / "options_trading.py"
 

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics
 from torchrl_perf.runtime import no_host_sync
-from torchrl_perf.trainers.hooks_log import DeviceLogHook
+from torchrl_perf.trainers.torchrl.log import DeviceLogHook
 
 T, N, A = 5, 3, 2
 

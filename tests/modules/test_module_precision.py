@@ -14,7 +14,6 @@ from torchrl_perf import modules
 from torchrl_perf.functional.risk import Risk
 from torchrl_perf.modules import (
     ICM,
-    BeliefFilter,
     CategoricalMLP,
     ComponentValues,
     ConvLayer,
@@ -35,24 +34,27 @@ from torchrl_perf.modules import (
     ICEMSettings,
     ImplicitQuantileCritic,
     ImplicitQuantileMLP,
-    InformationReward,
-    LatentDecoder,
-    LatentDynamics,
     MixedSequential,
     NodeEncoder,
     NoisyLinear,
-    ObservationEncoder,
     OptionActor,
     OptionController,
     OptionSet,
     OUNoise,
     QuantileMLP,
-    SeqVAE,
     SetEncoder,
     SquashedNormalHead,
     TimeHazard,
-    UniformInputs,
     hybrid_features,
+)
+from torchrl_perf.systems.active_dynamics import (
+    BeliefFilter,
+    InformationReward,
+    LatentDecoder,
+    LatentDynamics,
+    ObservationEncoder,
+    SeqVAE,
+    UniformInputs,
 )
 
 B, IN, D = 6, 4, 3

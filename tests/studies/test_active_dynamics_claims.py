@@ -17,8 +17,8 @@ from studies.originals.latent_agent import LoopTraining, PointLoop, encoded_agai
 from studies.sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCED, PARTLY, REFUSED, Sitting
 from torchrl_perf.envs import LatentField
 from torchrl_perf.functional.elbo import decayed_weights
-from torchrl_perf.objectives import MultiStepELBOLoss
-from torchrl_perf.trainers.active_dynamics import ActiveDynamicsTrainer
+from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
+from torchrl_perf.systems.active_dynamics.trainer import ActiveDynamicsTrainer
 
 CPU = torch.device("cpu")
 CLAIMS = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pytest import MonkeyPatch
 
-from torchrl_perf.cli.train import ALGORITHMS
+from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime.memory import MemoryGuard, MemoryReading
 from torchrl_perf.runtime.oom import MicroBatches, OutOfMemoryWarning
 from torchrl_perf.trainers import TrainingDivergedError, train

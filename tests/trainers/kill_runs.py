@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 import tyro  # noqa: F401 (before the forks)
 
-from torchrl_perf.cli.train import ALGORITHMS, main
+from torchrl_perf.cli.train import main
 from torchrl_perf.metrics.plot import save_learning_curve  # noqa: F401 (as above)
+from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime.files import CheckpointError
-from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
-from torchrl_perf.trainers.run_files import is_finished
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run.files import is_finished
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--log-interval", "2", "--device", "cpu", "--no-progress"]
 TINY += ["--keep-checkpoints", "2", "--hidden-size", "32"]

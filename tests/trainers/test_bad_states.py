@@ -17,7 +17,7 @@ from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.runtime.files import FolderLock
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers import RunFolderError, train
-from torchrl_perf.trainers import run as run_module
+from torchrl_perf.trainers.run import run as run_module
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--num-envs", "4", "--num-steps", "8", "--log-interval", "1", "--device", "cpu", "--total-steps", "96"]

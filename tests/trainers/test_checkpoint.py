@@ -13,8 +13,8 @@ from tiny_runs import in_use
 
 from torchrl_perf.runtime import files
 from torchrl_perf.runtime.files import CheckpointError, FolderLock, load_checkpoint, save_checkpoint, write_text
-from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
-from torchrl_perf.trainers.train_state import TrainState
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run.state import TrainState
 
 STATE = {"weights": torch.arange(1000.0), "step": 7, "nested": {"flag": True, "list": [1, 2.5, None, "a"]}}
 

@@ -14,7 +14,7 @@ from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.modules import DuelingMLP, EpsilonGreedy, FusedMLP
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, TrainingDivergedError, train
-from torchrl_perf.trainers.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 TINY = DQNConfig.without_task(
     num_envs=4,

@@ -15,7 +15,7 @@ from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.oom import OutOfMemoryWarning
 from torchrl_perf.trainers import group_adam
-from torchrl_perf.trainers.memory_estimate import PeakBytes
+from torchrl_perf.trainers.run.memory_estimate import PeakBytes
 
 # those of the other algorithms are in files of their own
 NEW = [name for name in KINDS if name not in ("ppo", "dqn", "sac")]

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torchrl_perf.functional.nonfinite import count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.runtime import LossScale
-from torchrl_perf.trainers.numerics import NumericalGuard
+from torchrl_perf.trainers.run.numerics import NumericalGuard
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -16,7 +16,7 @@ from torchrl_perf.cli import train as command
 from torchrl_perf.cli.options import OPTIONS, joined, refuse_bad_options
 from torchrl_perf.trainers import ConfigError, DQNConfig, PPOConfig, PPOTrainer, SACConfig
 from torchrl_perf.trainers.config import TASKS
-from torchrl_perf.trainers.memory_floor import check_fits, least_bytes
+from torchrl_perf.trainers.run.memory_floor import check_fits, least_bytes
 
 ALL = {**command.ALGORITHMS, **command.SYSTEMS}
 KINDS = {name: algorithm.load("config") for name, algorithm in ALL.items()}

@@ -8,7 +8,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf import envs
-from torchrl_perf.cli.train import ALGORITHMS
+from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.transforms import OptionState
 
 # preset, steps of an episode, and what a greedy policy has to reach on average over 32 episodes

@@ -9,8 +9,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.envs import CartPole
-from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer, memory_estimate
-from torchrl_perf.trainers.memory_estimate import PeakBytes, bytes_of, probe_bytes
+from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer
+from torchrl_perf.trainers.run import memory_estimate
+from torchrl_perf.trainers.run.memory_estimate import PeakBytes, bytes_of, probe_bytes
 
 PPO = {"num_envs": 64, "num_steps": 16, "epochs": 1, "minibatches": 2, "hidden_size": 128}
 OFF = {

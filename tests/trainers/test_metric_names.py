@@ -3,7 +3,7 @@
 import pytest
 from config_runs import KINDS, make
 
-from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
+from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
 
 
 @pytest.mark.parametrize("name", KINDS)

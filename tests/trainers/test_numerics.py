@@ -22,8 +22,8 @@ from torchrl_perf.trainers import (
     SACConfig,
     SACTrainer,
 )
-from torchrl_perf.trainers.numerics import Fault
 from torchrl_perf.trainers.optimization import is_fault
+from torchrl_perf.trainers.run.numerics import Fault
 
 PPO = PPOConfig(
     num_envs=8, num_steps=8, total_steps=640, epochs=2, minibatches=2, hidden_size=32, logger="none", device="cpu"

@@ -11,7 +11,7 @@ import torch
 from states import assert_same_state, flatten, run
 
 from torchrl_perf.trainers import DQNConfig, DQNTrainer
-from torchrl_perf.trainers.checkpoint import load_checkpoint
+from torchrl_perf.trainers.run.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = DQNConfig.without_task(

@@ -15,9 +15,9 @@ from torchrl_perf.collectors import HostCollector
 from torchrl_perf.envs import CartPole, MountainCar
 from torchrl_perf.modules import EpsilonGreedy
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, RunFolderError, train
-from torchrl_perf.trainers import run as run_module
-from torchrl_perf.trainers.checkpoint import CheckpointFolder
-from torchrl_perf.trainers.made_of import describe_env, env_name
+from torchrl_perf.trainers.run import run as run_module
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.made_of import describe_env, env_name
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torchrl.modules import ValueOperator
 from torchrl_perf.envs import CartPole
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, TrainingDivergedError, train
-from torchrl_perf.trainers.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 TINY = PPOConfig(
     num_envs=8, num_steps=8, total_steps=640, epochs=2, minibatches=2, hidden_size=32, logger="none", device="cpu"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tiny_runs import TINY, assert_same_parameters, at, in_use, make, names, newest, resumed, status_of, steps_of
 
-from torchrl_perf.trainers import run as run_module
 from torchrl_perf.trainers import train
-from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
-from torchrl_perf.trainers.run_files import RunFolderError, StatusFile, find_resumable, make_run_dir
+from torchrl_perf.trainers.run import run as run_module
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run.files import RunFolderError, StatusFile, find_resumable, make_run_dir
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torchrl_perf.envs import CartPole, MountainCarContinuous, Pendulum
 from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, group_adam, make_sac_actor
-from torchrl_perf.trainers.checkpoint import load_checkpoint, save_checkpoint
+from torchrl_perf.trainers.run.checkpoint import load_checkpoint, save_checkpoint
 
 TINY = SACConfig.without_task(
     num_envs=4,

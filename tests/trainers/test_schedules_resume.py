@@ -7,17 +7,22 @@ import pytest
 import torch
 
 from torchrl_perf.cli import main
+from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
+from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, train
-from torchrl_perf.trainers import run as run_module
-from torchrl_perf.trainers.active_dynamics_config import ActiveDynamicsConfig
 from torchrl_perf.trainers.ddpg import DDPGTrainer
 from torchrl_perf.trainers.ddpg_config import DDPGConfig, TD3Config
 from torchrl_perf.trainers.dqn import DQNTrainer
 from torchrl_perf.trainers.dqn_config import DQNConfig
-from torchrl_perf.trainers.options_market_config import OptionsMarketConfig
+from torchrl_perf.trainers.run import run as run_module
+from torchrl_perf.trainers.run.schedules import (
+    describe_changes,
+    schedule_changes,
+    scheduled_values,
+    with_schedules_of,
+)
 from torchrl_perf.trainers.sac import SACTrainer
 from torchrl_perf.trainers.sac_config import SACConfig
-from torchrl_perf.trainers.schedules import describe_changes, schedule_changes, scheduled_values, with_schedules_of
 
 SMALL = {"num_envs": 4, "num_steps": 8, "hidden_size": 32, "device": "cpu", "log_interval": 1, "logger": "none"}
 PPO = PPOConfig(**SMALL, total_steps=320, epochs=1, minibatches=1, learning_rate=1.5e-3)

@@ -10,7 +10,7 @@ from torchrl_perf.collectors import HostCollector
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import GuardedStepper, use_device_parts
-from torchrl_perf.trainers.torchrl_hooks import _move_buffers
+from torchrl_perf.trainers.torchrl.install import _move_buffers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Trainer is an experimental")
 

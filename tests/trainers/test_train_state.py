@@ -12,13 +12,7 @@ from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import EpsilonGreedy, FusedMLP
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.runtime.files import CheckpointError, load_checkpoint
-from torchrl_perf.trainers.train_state import (
-    Attributes,
-    TrainState,
-    check_modules,
-    load_random_state,
-    random_state,
-)
+from torchrl_perf.trainers.run.state import Attributes, TrainState, check_modules, load_random_state, random_state
 
 
 class Loop:

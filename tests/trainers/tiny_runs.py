@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
-from torchrl_perf.trainers.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 TINY = PPOConfig(num_envs=8, num_steps=8, total_steps=640, epochs=1, minibatches=2, hidden_size=32, device="cpu")
 OF_THE_PROCESS = ("wall_time", "time/", "memory/", "gpu/")

@@ -58,7 +58,7 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
     Raises:
         InterruptedError: where a signal has stopped the run.
     """
-    from torchrl_perf.trainers.run import train
+    from torchrl_perf.trainers.run.run import train
 
     with tempfile.TemporaryDirectory() as folder:
         changes = {} if options.total_steps is None else {"total_steps": options.total_steps}

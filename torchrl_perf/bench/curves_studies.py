@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrl_perf.cli.train import MARINE_AGENTS, SYSTEMS
+from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS
 
 __all__ = ["STUDIES", "Run", "Study"]
 
@@ -55,8 +55,8 @@ def _navigation(robots: int, **scenario: Any) -> Evaluation:
     """Fixed scenarios, for the trained policy without exploration and the scripted controller."""
 
     def evaluated(trainer: Any, name: str) -> dict[str, dict[str, float]]:
-        from torchrl_perf.trainers.marine import DISCRETE
-        from torchrl_perf.trainers.marine_evaluation import Scenarios, evaluate, scripted
+        from torchrl_perf.systems.marine.evaluation import Scenarios, evaluate, scripted
+        from torchrl_perf.systems.marine.trainer import DISCRETE
 
         scenarios, device = Scenarios(robots=robots, **scenario), trainer.device
         learnt = scenarios.env("discrete" if name in DISCRETE else "continuous", device)
@@ -85,7 +85,7 @@ def _colony(trainer: Any, name: str) -> dict[str, dict[str, float]]:
 
 def _breaks(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     """Burned fractions of the trained placement and of others under the same fires."""
-    from torchrl_perf.trainers.fuel_breaks_evaluation import compare
+    from torchrl_perf.systems.fuel_breaks.evaluation import compare
 
     figures = compare(trainer.policy, trainer.env, fires=EVALUATION_FIRES)
     return {

@@ -120,7 +120,7 @@ def latent_field(small: bool, device: torch.device) -> Work:
 
 def planner(small: bool, device: torch.device) -> Work:
     """A decision of iCEM (arXiv:2008.06389): 32 candidates, 10 steps ahead, 10 rounds, inputs of most information."""
-    from torchrl_perf.trainers import ACTIVE_DYNAMICS_PRESETS, ActiveDynamicsTrainer
+    from torchrl_perf.systems.active_dynamics import ACTIVE_DYNAMICS_PRESETS, ActiveDynamicsTrainer
 
     envs, rounds = (2, 2) if small else (64, 10)
     config = replace(

@@ -2,7 +2,7 @@
 
 from torchrl_perf.cli.resume import Start
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.schedules import stored_config, with_schedules_of
+from torchrl_perf.trainers.run.schedules import stored_config, with_schedules_of
 
 __all__ = ["kept_schedules"]
 

@@ -10,10 +10,10 @@ from typing import Any
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
 from torchrl_perf.runtime.streams import say
-from torchrl_perf.trainers.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.config import TASKS, RunConfig
-from torchrl_perf.trainers.made_of import check_made_of
-from torchrl_perf.trainers.run_files import find_resumable, is_finished
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run.files import find_resumable, is_finished
+from torchrl_perf.trainers.run.made_of import check_made_of
 
 __all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start", "refuse_own_env"]
 

@@ -264,7 +264,7 @@ def _memory(log: RunLog, columns: Sequence[str], batch: int) -> Finding:
 
 def _checkpoint(run: Path, log: RunLog, batch: int) -> Finding:
     """Whether the newest checkpoint and the best one load, and how many steps the newest is behind the last row."""
-    from torchrl_perf.trainers.checkpoint import CheckpointFolder, iteration_of
+    from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, iteration_of
 
     folder = CheckpointFolder(run / CHECKPOINTS)
     files = folder.files()
@@ -287,7 +287,7 @@ def _checkpoint(run: Path, log: RunLog, batch: int) -> Finding:
 
 def _load_errors(files: Iterable[Path]) -> list[str]:
     """Which of the files cannot be read as a resume would read them, and why."""
-    from torchrl_perf.trainers.checkpoint import read_checkpoint
+    from torchrl_perf.trainers.run.checkpoint import read_checkpoint
 
     errors = []
     for path in files:

@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
-import importlib
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -23,84 +22,18 @@ from torchrl_perf.cli.resume import (
     refuse_own_env,
 )
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.registry import ALGORITHMS, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
-from torchrl_perf.trainers.metric_names import known_metrics, unknown_metric
-from torchrl_perf.trainers.run import RunFolderError, TrainingDivergedError, train
+from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
+from torchrl_perf.trainers.run.run import RunFolderError, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "SYSTEMS", "main"]
 
 
-class Algorithm(NamedTuple):
-    """Where the parts of an algorithm are, each as ``module:name`` below ``torchrl_perf.trainers``."""
-
-    config: str
-    """Dataclass of settings."""
-    presets: str
-    """Settings for each task, by env name."""
-    trainer: str
-    """Made of a config; what :func:`~torchrl_perf.trainers.run.train` runs."""
-
-    def load(self, part: str) -> Any:
-        """The object behind one of the names."""
-        module, _, name = getattr(self, part).partition(":")
-        return getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name)
-
-
-ALGORITHMS = {
-    "ppo": Algorithm("config:PPOConfig", "config:PRESETS", "ppo:PPOTrainer"),
-    "dqn": Algorithm("dqn_config:DQNConfig", "dqn_config:DQN_PRESETS", "dqn:DQNTrainer"),
-    "sac": Algorithm("sac_config:SACConfig", "sac_config:SAC_PRESETS", "sac:SACTrainer"),
-    "qr-dqn": Algorithm("iqn_config:QRDQNConfig", "iqn_config:QR_DQN_PRESETS", "iqn:IQNTrainer"),
-    "iqn": Algorithm("iqn_config:IQNConfig", "iqn_config:IQN_PRESETS", "iqn:IQNTrainer"),
-    "rainbow": Algorithm("rainbow_config:RainbowConfig", "rainbow_config:RAINBOW_PRESETS", "rainbow:RainbowTrainer"),
-    "ddpg": Algorithm("ddpg_config:DDPGConfig", "ddpg_config:DDPG_PRESETS", "ddpg:DDPGTrainer"),
-    "td3": Algorithm("ddpg_config:TD3Config", "ddpg_config:TD3_PRESETS", "ddpg:DDPGTrainer"),
-    "ac-iqn": Algorithm("ac_iqn_config:ACIQNConfig", "ac_iqn_config:AC_IQN_PRESETS", "ac_iqn:ACIQNTrainer"),
-    "sac-options": Algorithm(
-        "sac_options_config:SACOptionsConfig",
-        "sac_options_config:SAC_OPTIONS_PRESETS",
-        "sac_options:SACOptionsTrainer",
-    ),
-    "hybrid-ppo": Algorithm(
-        "hybrid_ppo_config:HybridPPOConfig", "hybrid_ppo_config:HYBRID_PPO_PRESETS", "hybrid_ppo:HybridPPOTrainer"
-    ),
-}
-
 MARINE = "marine"
-MARINE_AGENTS = {"iqn": "IQN", "ac-iqn": "ACIQN", "dqn": "DQN", "rainbow": "Rainbow", "ddpg": "DDPG", "sac": "SAC"}
-"""Agents of ``train marine``, and what the names of their parts begin with."""
-
-SYSTEMS = {
-    "active-dynamics": Algorithm(
-        "active_dynamics_config:ActiveDynamicsConfig",
-        "active_dynamics_config:ACTIVE_DYNAMICS_PRESETS",
-        "active_dynamics:ActiveDynamicsTrainer",
-    ),
-    "durotaxis": Algorithm(
-        "durotaxis_config:DurotaxisConfig", "durotaxis_config:DUROTAXIS_PRESETS", "durotaxis:DurotaxisTrainer"
-    ),
-    "fuel-breaks": Algorithm(
-        "fuel_breaks_config:FuelBreaksConfig",
-        "fuel_breaks_config:FUEL_BREAKS_PRESETS",
-        "fuel_breaks:FuelBreaksTrainer",
-    ),
-    "options-market": Algorithm(
-        "options_market_config:OptionsMarketConfig",
-        "options_market_config:OPTIONS_MARKET_PRESETS",
-        "options_market:OptionsMarketTrainer",
-    ),
-    **{
-        f"{MARINE}-{agent}": Algorithm(
-            f"marine_config:Marine{name}Config", f"marine_presets:MARINE_{name.upper()}_PRESETS",
-            f"marine:Marine{name}Trainer",
-        )
-        for agent, name in MARINE_AGENTS.items()
-    },
-}  # fmt: skip
-"""Whole systems with a task of their own; ``train marine --agent iqn`` is ``marine-iqn``."""
 
 Settings = TypeVar("Settings")
 
@@ -172,7 +105,7 @@ def main(name: str, argv: list[str]) -> int:
     return result.exit_code
 
 
-def algorithm_of(name: str, argv: list[str]) -> Algorithm:
+def algorithm_of(name: str, argv: list[str]) -> Entry:
     """The parts that a command line asks for; those of ``marine`` are its agent's.
 
     The agent is that of ``--agent``, or of the run or file that settings are read from, or the first there is.
@@ -184,9 +117,8 @@ def algorithm_of(name: str, argv: list[str]) -> Algorithm:
     Raises:
         ValueError: for an agent that does not exist.
     """
-    known = {**ALGORITHMS, **SYSTEMS}
     if name != MARINE:
-        return known[name]
+        return entry_of(name)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--agent", "--config", "--resume"):
         first.add_argument(option)
@@ -201,7 +133,7 @@ def algorithm_of(name: str, argv: list[str]) -> Algorithm:
     agent = str(agent or early.agent or stored.get("agent") or next(iter(MARINE_AGENTS)))
     if agent not in MARINE_AGENTS:
         raise ValueError(f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}.")
-    return known[f"{MARINE}-{agent}"]
+    return entry_of(f"{MARINE}-{agent}")
 
 
 def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
@@ -263,7 +195,7 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
         ValueError: for settings that do not fit each other or the machine, checkpoints that cannot be read, or a run
             that is complete.
     """
-    kind = {**ALGORITHMS, **SYSTEMS}[config.algorithm].load("trainer")
+    kind = entry_of(config.algorithm).load("trainer")
     try:
         trainer = kind(config)
     except (RuntimeError, MemoryError) as error:

@@ -13,10 +13,7 @@ from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, 
 from torchrl_perf.modules.hybrid_actor import EnsembleHybridQ, HybridActor, hybrid_features
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.modules.icm import ICM
-from torchrl_perf.modules.information_reward import InformationReward
 from torchrl_perf.modules.joined import JoinedInputs
-from torchrl_perf.modules.latent_dynamics import LatentDynamics
-from torchrl_perf.modules.latent_maps import LatentDecoder, ObservationEncoder
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.multi_categorical import IndependentCategoricals
@@ -28,13 +25,12 @@ from torchrl_perf.modules.option_set import OptionSet, TimeHazard
 from torchrl_perf.modules.options import OptionChoice, OptionController
 from torchrl_perf.modules.q_networks import DuelingMLP
 from torchrl_perf.modules.quantile import ImplicitQuantileCritic, ImplicitQuantileMLP, QuantileMLP
-from torchrl_perf.modules.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.modules.set_encoder import SetEncoder
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
+from torchrl_perf.moved import moved_from as _moved_from
 
 __all__ = [
     "ICM",
-    "BeliefFilter",
     "BoundedNormal",
     "CategoricalMLP",
     "ComponentValues",
@@ -50,7 +46,6 @@ __all__ = [
     "EnsembleMLP",
     "EnsembleQ",
     "EpsilonGreedy",
-    "FilteredPolicy",
     "FusedMLP",
     "GaussianNoise",
     "GumbelCategorical",
@@ -61,15 +56,11 @@ __all__ = [
     "ImplicitQuantileCritic",
     "ImplicitQuantileMLP",
     "IndependentCategoricals",
-    "InformationReward",
     "JoinedInputs",
-    "LatentDecoder",
-    "LatentDynamics",
     "MixedSequential",
     "NodeEncoder",
     "NoisyLinear",
     "OUNoise",
-    "ObservationEncoder",
     "OptionActor",
     "OptionChoice",
     "OptionConditioned",
@@ -78,11 +69,11 @@ __all__ = [
     "OptionPolicy",
     "OptionSet",
     "QuantileMLP",
-    "SeqVAE",
     "SetEncoder",
     "SquashedNormal",
     "SquashedNormalHead",
     "TimeHazard",
-    "UniformInputs",
     "hybrid_features",
 ]
+
+__getattr__ = _moved_from(__name__)

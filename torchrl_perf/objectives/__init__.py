@@ -1,14 +1,13 @@
 """Losses that do not wait for the host."""
 
+from torchrl_perf.moved import moved_from as _moved_from
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.objectives.c51 import DeviceC51Loss
 from torchrl_perf.objectives.dqn import DeviceDQNLoss
-from torchrl_perf.objectives.elbo import MultiStepELBOLoss
 from torchrl_perf.objectives.hybrid_sac import HybridSACLoss
 from torchrl_perf.objectives.icm import ICMLoss
 from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.ppo import DeviceClipPPOLoss, DeviceKLPENPPOLoss
-from torchrl_perf.objectives.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.objectives.sac import DeviceSACLoss
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
@@ -23,8 +22,8 @@ __all__ = [
     "DeviceTD3Loss",
     "HybridSACLoss",
     "ICMLoss",
-    "MultiStepELBOLoss",
     "OptionLoss",
-    "PredictiveELBOLoss",
     "QuantileDQNLoss",
 ]
+
+__getattr__ = _moved_from(__name__)

@@ -16,7 +16,7 @@ class ACIQNConfig(DeterministicConfig):
     """
 
     algorithm: ClassVar[str] = "ac-iqn"
-    presets_in: ClassVar[str] = "ac_iqn_config:AC_IQN_PRESETS"
+    presets_in: ClassVar[str] = "trainers.ac_iqn_config:AC_IQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
 
     kappa: float = 1.0

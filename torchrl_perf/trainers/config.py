@@ -38,7 +38,7 @@ class RunConfig:
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
-        presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf.trainers``.
+        presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf``.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -190,14 +190,14 @@ class RunConfig:
 
     @classmethod
     def _preset_of(cls, env: str) -> "RunConfig":
-        presets = cls._presets()
+        presets = cls.presets()
         return presets.get(env) or next(iter(presets.values()))
 
     @classmethod
-    def _presets(cls) -> Mapping[str, "RunConfig"]:
+    def presets(cls) -> Mapping[str, "RunConfig"]:
         """Settings for each task; none for a class without any, nor while its presets are made themselves."""
         module, _, name = cls.presets_in.partition(":")
-        return getattr(importlib.import_module(f"torchrl_perf.trainers.{module}"), name, {}) if module else {}
+        return getattr(importlib.import_module(f"torchrl_perf.{module}"), name, {}) if module else {}
 
     @classmethod
     def defaults(cls, env: Any = None) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class RunConfig:
                 the command line does not know, has the fields' own defaults.
         """
         usual = {field.name: field.default for field in dataclasses.fields(cls)}
-        presets = cls._presets()
+        presets = cls.presets()
         if not presets or (isinstance(env, str) and env not in presets and env not in TASKS):
             return usual
         owner = next(parent for parent in cls.__mro__ if "presets_in" in vars(parent))
@@ -328,7 +328,7 @@ class PPOConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "ppo"
-    presets_in: ClassVar[str] = "config:PRESETS"
+    presets_in: ClassVar[str] = "trainers.config:PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
     env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]

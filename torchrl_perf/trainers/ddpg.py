@@ -22,7 +22,7 @@ from torchrl_perf.trainers.off_policy_actor_critic import (
     actor_layers,
     make_ensemble_critic,
 )
-from torchrl_perf.trainers.train_state import Stateful
+from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.twin_critics import critics_wanted
 
 

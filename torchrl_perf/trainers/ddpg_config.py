@@ -39,7 +39,7 @@ class DDPGConfig(DeterministicConfig):
     """
 
     algorithm: ClassVar[str] = "ddpg"
-    presets_in: ClassVar[str] = "ddpg_config:DDPG_PRESETS"
+    presets_in: ClassVar[str] = "trainers.ddpg_config:DDPG_PRESETS"
 
     loss_function: Literal["l2", "smooth_l1"] = "l2"
     """Loss of the critics: squared error, or the Huber loss that TorchRL takes by default."""
@@ -54,7 +54,7 @@ class TD3Config(DDPGConfig):
     """
 
     algorithm: ClassVar[str] = "td3"
-    presets_in: ClassVar[str] = "ddpg_config:TD3_PRESETS"
+    presets_in: ClassVar[str] = "trainers.ddpg_config:TD3_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DDPGConfig.fixed_by_checkpoint, "num_critics")
 
     num_critics: int = 2

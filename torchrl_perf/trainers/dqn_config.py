@@ -15,7 +15,7 @@ class DQNConfig(ValueConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
-    presets_in: ClassVar[str] = "dqn_config:DQN_PRESETS"
+    presets_in: ClassVar[str] = "trainers.dqn_config:DQN_PRESETS"
 
     loss: Literal["huber", "l2"] = "huber"
     """Loss of a temporal difference: quadratic up to 1 and linear beyond, or its square."""

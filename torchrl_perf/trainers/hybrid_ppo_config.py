@@ -15,7 +15,7 @@ class HybridPPOConfig(PPOConfig):
     """
 
     algorithm: ClassVar[str] = "hybrid-ppo"
-    presets_in: ClassVar[str] = "hybrid_ppo_config:HYBRID_PPO_PRESETS"
+    presets_in: ClassVar[str] = "trainers.hybrid_ppo_config:HYBRID_PPO_PRESETS"
 
     env: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
         "HybridTarget", "CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"

@@ -53,7 +53,7 @@ class IQNConfig(QuantileConfig):
     """
 
     algorithm: ClassVar[str] = "iqn"
-    presets_in: ClassVar[str] = "iqn_config:IQN_PRESETS"
+    presets_in: ClassVar[str] = "trainers.iqn_config:IQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_cosines")
 
     num_taus: int = 8
@@ -80,7 +80,7 @@ class QRDQNConfig(QuantileConfig):
     """
 
     algorithm: ClassVar[str] = "qr-dqn"
-    presets_in: ClassVar[str] = "iqn_config:QR_DQN_PRESETS"
+    presets_in: ClassVar[str] = "trainers.iqn_config:QR_DQN_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_quantiles")
 
     num_quantiles: int = 32

@@ -19,13 +19,13 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
-from torchrl_perf.trainers.made_of import describe
-from torchrl_perf.trainers.memory_estimate import announce_memory
-from torchrl_perf.trainers.memory_floor import check_fits
-from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
+from torchrl_perf.trainers.run.made_of import describe
+from torchrl_perf.trainers.run.memory_estimate import announce_memory
+from torchrl_perf.trainers.run.memory_floor import check_fits
+from torchrl_perf.trainers.run.numerics import NumericalGuard
+from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.trainers.tasks import make_env
-from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms.missing import end_where_missing
 
 LEAST_PRIORITY = 1e-6  # of a row that is never to be learnt from

@@ -23,8 +23,8 @@ from torchrl_perf.trainers.actor_critic_config import ActorCriticConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import continuous_action, vector_observation
-from torchrl_perf.trainers.train_state import Stateful
 
 Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
 Outcome = tuple[Tensor, Row, Row, Row, Row]  # priorities [B]; rows of critics, actor; norms; whether steps were taken

@@ -22,15 +22,15 @@ from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config import PPOConfig
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
-from torchrl_perf.trainers.made_of import describe
-from torchrl_perf.trainers.memory_estimate import announce_memory
-from torchrl_perf.trainers.memory_floor import check_fits
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
-from torchrl_perf.trainers.numerics import NumericalGuard
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.made_of import describe
+from torchrl_perf.trainers.run.memory_estimate import announce_memory
+from torchrl_perf.trainers.run.memory_floor import check_fits
+from torchrl_perf.trainers.run.numerics import NumericalGuard
+from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.trainers.tasks import make_env
-from torchrl_perf.trainers.train_state import Attributes, Checkpointed, Stateful, TrainState
 from torchrl_perf.transforms import GAETransform
 from torchrl_perf.transforms.missing import fill_missing
 
@@ -44,7 +44,7 @@ class PPOTrainer(Checkpointed):
 
     On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
     costs the host one launch. On a CPU the same code runs eagerly, or compiled. The loop itself is :meth:`iteration`;
-    :func:`~torchrl_perf.trainers.run.train` adds logging, checkpoints and a clean stop around it.
+    :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it.
 
     Args:
         config: every choice of the run.

@@ -36,7 +36,7 @@ class RainbowConfig(ValueConfig):
     """
 
     algorithm: ClassVar[str] = "rainbow"
-    presets_in: ClassVar[str] = "rainbow_config:RAINBOW_PRESETS"
+    presets_in: ClassVar[str] = "trainers.rainbow_config:RAINBOW_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ValueConfig.fixed_by_checkpoint,
         "noisy",

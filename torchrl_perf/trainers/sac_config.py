@@ -16,7 +16,7 @@ class SACConfig(ActorCriticConfig):
     """
 
     algorithm: ClassVar[str] = "sac"
-    presets_in: ClassVar[str] = "sac_config:SAC_PRESETS"
+    presets_in: ClassVar[str] = "trainers.sac_config:SAC_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ActorCriticConfig.fixed_by_checkpoint,
         "num_critics",

@@ -30,10 +30,10 @@ from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import DeviceReplayBuffer, OptionReplay
 from torchrl_perf.trainers.off_policy_actor_critic import Row, Step, actor_layers
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.sac import Draw, SACTrainer
 from torchrl_perf.trainers.sac_options_config import SACOptionsConfig
 from torchrl_perf.trainers.spaces import vector_observation
-from torchrl_perf.trainers.train_state import Stateful
 from torchrl_perf.transforms import OptionSegments, OptionState
 
 CHOICES = "choices"  # below it an update's sample holds the choices of options to learn from

@@ -16,7 +16,7 @@ class SACOptionsConfig(SACConfig):
     """
 
     algorithm: ClassVar[str] = "sac-options"
-    presets_in: ClassVar[str] = "sac_options_config:SAC_OPTIONS_PRESETS"
+    presets_in: ClassVar[str] = "trainers.sac_options_config:SAC_OPTIONS_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
 
     env: str = "Ferry"

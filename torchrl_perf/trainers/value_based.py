@@ -18,8 +18,8 @@ from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import observation_inputs, single_choice
-from torchrl_perf.trainers.train_state import Stateful
 from torchrl_perf.trainers.value_config import ValueConfig
 
 MIN_PRIORITY = 1e-6  # a row without error is still drawn now and then

@@ -1,0 +1,206 @@
+"""Settings of a run that learns a latent dynamical system and chooses the inputs that say most about it."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torchrl_perf.functional.elbo import BetaSchedule
+from torchrl_perf.systems.active_dynamics.latent_dynamics import DynamicsKind
+from torchrl_perf.systems.active_dynamics.latent_maps import DecoderKind, EncoderKind, Likelihood
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+
+FieldName = Literal["limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor"]
+Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "random"]
+
+
+@dataclass(frozen=True)
+class ActiveDynamicsConfig(RunConfig):
+    """Every choice of a run on :class:`~torchrl_perf.envs.LatentField`.
+
+    A sequential variational autoencoder is trained on windows of what was observed, while iCEM (arXiv:2008.06389) plans
+    the inputs that would say most about its dynamics. The best checkpoint is the one with the highest R^2 of
+    predictions ``prediction_horizon`` steps ahead.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "active-dynamics"
+    presets_in: ClassVar[str] = "systems.active_dynamics.config:ACTIVE_DYNAMICS_PRESETS"
+    env_class: ClassVar[str] = "LatentField"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *RunConfig.fixed_by_checkpoint,
+        *("observation", "observation_size", "latent_size", "history"),
+        *("encoder", "encoder_size", "decoder", "likelihood", "dynamics", "dynamics_size", "members"),
+        *("inputs", "plan_horizon", "elites"),
+    )
+
+    env: FieldName = "limit_cycle"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Which vector field to learn."""
+    num_envs: int = 8
+    """Number of points that move at once (N)."""
+    num_steps: int = 25
+    """Steps of each env in one iteration (T); at least a window."""
+    total_steps: int = 20_000
+    """Env steps of the whole run, over all envs; rounded up to whole iterations."""
+    gamma: float = 0.99
+    """Discount of the information along a plan."""
+    precision: Literal["tf32", "ieee"] = "tf32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Precision of matrix products; models this small gain nothing from 16 bits."""
+    best_metric: str = "prediction/r2"
+    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
+
+    observation: Literal["log_linear", "linear", "identity", "mlp"] = "log_linear"
+    """How points are observed: what the means of the channels are. Counts have Poisson noise, the others Gaussian."""
+    observation_size: int = 20
+    """Channels of the observation; 2 with observation="identity"."""
+    action_max: float = 0.5
+    """Bound of each input."""
+    process_noise: float = 0.01
+    """Variance of the process noise per unit of time."""
+    max_episode_steps: int = 250
+    """Steps after which a point begins anew at random; 0 is never."""
+    extent: float = 0.0
+    """Distance from the axes from which on a point begins anew, too: planned inputs push for states that are far out.
+    0 is the whole plane."""
+
+    latent_size: int = 2
+    """Numbers of the learned latent state."""
+    encoder: EncoderKind = "gru"
+    """A recurrent cell, or a perceptron that sees one observation."""
+    encoder_size: int = 32
+    """Width of the encoder."""
+    decoder: DecoderKind = "log_linear"
+    """How observations follow from the latent state."""
+    likelihood: Likelihood = "poisson"
+    """Counts, or channels with normal noise."""
+    dynamics: DynamicsKind = "rbf"
+    """Model of the field: radial basis functions on 25 centres, which know nothing beyond them, a perceptron, linear,
+    or an ensemble of perceptrons."""
+    dynamics_size: int = 32
+    """Width of the perceptrons."""
+    members: int = 5
+    """Members of the ensemble."""
+
+    inputs: Inputs = "fisher_d"
+    """What inputs are planned for: D- or A-optimal Fisher information by its diagonal, "embedding": D-optimal by the
+    whole matrix, the input matrix included, disagreement of the ensemble, random network distillation; or random
+    inputs."""
+    random_steps: int = 4_000
+    """Env steps at the start with random inputs, while the model knows nothing to plan with."""
+    random_share: float = 0.0
+    """Share of random inputs among the planned ones after that."""
+    plan_horizon: int = 10
+    """Steps of a plan."""
+    candidates: int = 32
+    """Plans of the first round."""
+    plan_rounds: int = 5
+    """Rounds of sampling and refitting."""
+    elites: int = 10
+    """Best plans of a round, to which mean and deviation are fitted."""
+
+    window: int = 20
+    """Steps of the windows that are learnt from."""
+    history: int = 1_000
+    """Steps of each env that are kept; window learns from the most recent steps alone."""
+    minibatch_size: int = 16
+    """Windows of one update."""
+    updates: int = 10
+    """Updates of one iteration."""
+    learning_rate: float = 5e-3
+    """Adam's step size."""
+    max_grad_norm: float = 10.0
+    """Largest norm of the gradient."""
+    bound: Literal["predictive", "sampled"] = "sampled"
+    """Whether predictions begin with beliefs, or with samples of them, which makes the learnt field flatter."""
+    kl_horizon: int = 5
+    """Steps ahead of which predictions are held against the beliefs."""
+    kl_decay: float = 0.8
+    """Weight of a step ahead in relation to the one before it."""
+    samples: int = 5
+    """Samples of each belief."""
+    mask_rate: float = 0.2
+    """Share of steps whose belief is replaced by the prediction from the step before."""
+    beta: float = 1.0
+    """Weight of the divergences."""
+    beta_schedule: BetaSchedule = "linear"
+    """How it gets there."""
+    beta_warmup: int = 0
+    """Updates without divergences at the start."""
+    beta_anneal: int = 100
+    """Updates of the ramp, or of a period."""
+    prediction_horizon: int = 10
+    """Steps ahead of the prediction that is reported."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        counts = ("observation_size", "latent_size", "encoder_size", "dynamics_size", "members", "plan_horizon")
+        counts += ("candidates", "plan_rounds", "elites", "minibatch_size", "updates", "kl_horizon", "samples")
+        checks.each((*counts, "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
+        checks.each(("window",), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(
+            ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
+        )
+        checks.each(("action_max", "learning_rate", "max_grad_norm", "kl_decay"), is_positive, "a positive number")
+        checks.each(("extent",), lambda value: value == 0 or value > 1.5, "0 or a number above 1.5, where points begin")
+        checks.each(("process_noise", "beta"), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("mask_rate", "random_share"), is_share, "a number in [0, 1]")
+        for name in ("num_steps", "history"):
+            if checks.sound("window", name) and getattr(self, name) < self.window:
+                problem = f"expected at least the window of {self.window} steps, received {getattr(self, name)}."
+                checks.add(name, f"{name}: {problem} Remedy: a shorter window.")
+        if checks.sound("prediction_horizon", "num_steps") and self.prediction_horizon >= self.num_steps:
+            problem = f"expected fewer than num_steps = {self.num_steps}, received {self.prediction_horizon}."
+            checks.add("prediction_horizon", f"prediction_horizon: {problem} Remedy: more num_steps.")
+        if checks.sound("elites", "candidates") and self.elites > self.candidates:
+            problem = f"expected at most the {self.candidates} candidates, received {self.elites}."
+            checks.add("elites", f"elites: {problem} Remedy: more candidates.")
+        self._check_parts(checks)
+
+    def _check_parts(self, checks: Checks) -> None:
+        """Parts of the model that do not fit each other or the env."""
+        wanted = "ensemble" if self.inputs == "disagreement" else None
+        fisher = self.inputs in ("fisher_d", "fisher_a", "embedding")
+        if checks.sound("inputs", "dynamics", "members"):
+            if wanted and (self.dynamics != wanted or self.members < 2):
+                problem = (
+                    f"'disagreement' expected dynamics='ensemble' of at least 2 members, received {self.dynamics!r}"
+                )
+                checks.add("inputs", f"inputs: {problem} with {self.members}. Remedy: dynamics='ensemble'.")
+            if fisher and self.dynamics == "ensemble":
+                problem = "expected 'disagreement', 'rnd' or 'random' with dynamics='ensemble', received"
+                checks.add("inputs", f"inputs: {problem} {self.inputs!r}. Remedy: inputs='disagreement'.")
+        counts = checks.sound("likelihood", "observation", "decoder") and self.likelihood == "poisson"
+        if counts and (self.observation != "log_linear" or self.decoder == "linear"):
+            problem = (
+                "expected 'gaussian' unless observation='log_linear' and decoder is 'log_linear' or 'mlp', received"
+            )
+            checks.add("likelihood", f"likelihood: {problem} 'poisson'. Remedy: likelihood='gaussian'.")
+        plane = checks.sound("observation", "observation_size") and self.observation == "identity"
+        if plane and self.observation_size != 2:
+            problem = f"expected 2 with observation='identity', received {self.observation_size}."
+            checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
+
+    @property
+    def experiences_per_iteration(self) -> int:
+        """Steps that the updates of one iteration learn from, repeats counted."""
+        return self.updates * self.minibatch_size * self.window
+
+
+_CYCLE = ActiveDynamicsConfig(
+    # Episodes are short and end well outside of where they begin: what attracts a point, and what a planner pushes it
+    # to, is not all that is learnt from.
+    max_episode_steps=50,
+    extent=3.0,
+    dynamics="mlp",
+    inputs="embedding",
+    history=2_500,
+    bound="predictive",
+)
+
+ACTIVE_DYNAMICS_PRESETS: dict[str, ActiveDynamicsConfig] = {
+    name: dataclasses.replace(_CYCLE, env=name)
+    for name in ("limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor")
+}
+"""Settings by field."""

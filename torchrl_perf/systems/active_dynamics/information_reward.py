@@ -1,0 +1,181 @@
+"""What a planner maximises where the aim is to learn: how much inputs would say about the model.
+
+Dimension key: ``B`` envs, ``P`` candidates, ``H`` steps of a plan, ``S`` numbers of the latent state, ``D`` of the
+action, ``F`` features.
+"""
+
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.functional.information import (
+    a_optimality,
+    d_optimality,
+    ensemble_disagreement,
+    fisher_diagonal,
+    fisher_matrix,
+    information_gain,
+)
+from torchrl_perf.functional.wide import widened
+from torchrl_perf.systems.active_dynamics.latent_dynamics import LatentDynamics
+
+__all__ = ["InformationKind", "InformationReward"]
+
+InformationKind = Literal["fisher_a", "fisher_d", "embedding", "disagreement", "rnd"]
+EMBEDDING = 16
+"""Numbers that the random network of ``"rnd"`` gives for a state."""
+
+
+class InformationReward(nn.Module):
+    """Rates plans by what they would say about the dynamics; the ``metric`` of an :class:`ICEMPlanner`.
+
+    * ``"fisher_a"``, ``"fisher_d"``: Fisher information about the last parameters of the field, by its diagonal, on top
+      of what past data hold: :func:`~torchrl_perf.functional.a_optimality`, ``d_optimality``.
+    * ``"embedding"``: ``logdet(I + J P J^T / v)``, the same D-optimality with the whole matrices. The diagonal takes
+      features that are seen together for independent ones, and an input that never changes for one whose effect can be
+      told from the field's.
+    * ``"disagreement"``: variance between the members of an ensemble (arXiv:1906.04161).
+    * ``"rnd"``: error of a network that learns to predict a random one (arXiv:1810.12894), at the states of the plan.
+
+    Each output of the field has parameters of its own on the same features, and equal information about them: those of
+    one are counted, with the mean process variance. What past data hold is added up by :meth:`observe`, or, where the
+    model's coordinates move while it learns, found anew by :meth:`assess`.
+
+    Args:
+        dynamics: shared, not copied.
+        kind: of these names.
+        discount: weight of a step in relation to the one before it, for the Fisher kinds and the embedding; of the
+            others the planner discounts.
+        memory: factor on the information of past data at each :meth:`observe`.
+        prior: information about each parameter before any data, positive.
+        inputs: whether the input matrix is among the parameters, besides those of the field.
+
+    Attributes:
+        information: buffer, of past data: ``[F]``, of the embedding ``[F, F]``.
+        covariance: buffer ``[F, F]`` of the embedding.
+
+    Raises:
+        ValueError: for an unknown kind, numbers outside what is described, disagreement of a single field, or Fisher
+            information of an ensemble.
+    """
+
+    information: Tensor
+    covariance: Tensor
+
+    def __init__(
+        self,
+        dynamics: LatentDynamics,
+        kind: InformationKind = "fisher_d",
+        *,
+        discount: float = 0.99,
+        memory: float = 0.99,
+        prior: float = 1.0,
+        inputs: bool = False,
+    ) -> None:
+        super().__init__()
+        if kind not in get_args(InformationKind):
+            raise ValueError(f"kind: expected one of {get_args(InformationKind)}, received {kind!r}.")
+        if not (0.0 <= discount <= 1.0 and 0.0 <= memory <= 1.0 and prior > 0.0):
+            raise ValueError(
+                f"InformationReward: expected discount and memory in [0, 1] and a positive prior, received {discount}, "
+                f"{memory} and {prior}."
+            )
+        if kind == "disagreement" and dynamics.num_members < 2:
+            raise ValueError(
+                f"kind='disagreement': expected an ensemble of at least 2 fields, received kind={dynamics.kind!r} with "
+                f"{dynamics.num_members}. Remedy: LatentDynamics(kind='ensemble')."
+            )
+        self.dynamics, self.kind, self.discount, self.memory, self.prior = dynamics, kind, discount, memory, prior
+        self.inputs = inputs
+        device = dynamics.input_matrix.device
+        if kind in ("fisher_a", "fisher_d", "embedding"):
+            size = dynamics.num_features + (dynamics.input_matrix.shape[-1] if inputs else 0)
+            shape = (size, size) if kind == "embedding" else (size,)
+            self.register_buffer("information", torch.zeros(shape, device=device))
+            if kind == "embedding":
+                self.register_buffer("covariance", torch.eye(size, device=device) / prior)
+        if kind == "rnd":
+            self.target, self.predictor = (_network(dynamics.latent_size, device) for _ in range(2))
+            self.target.requires_grad_(False)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+        """Rewards ``[B, P, H]``, or returns ``[B, P]`` of the Fisher kinds and the embedding.
+
+        Args:
+            states: ``[B, P, H + 1, S]``, the present one first.
+            actions: ``[B, P, H, D]``.
+        """
+        before = states[..., :-1, :]
+        if self.kind == "disagreement":
+            return ensemble_disagreement(self.dynamics.predict_members(before, actions, per_member=False))
+        if self.kind == "rnd":
+            return self.novelty(states[..., 1:, :])
+        sensitivity, variance = self._sensitivity(before, actions), self.dynamics.variance.mean()
+        if self.kind == "embedding":
+            return information_gain(self.covariance, sensitivity, variance, discount=self.discount)
+        gained = fisher_diagonal(sensitivity, variance, discount=self.discount)
+        known = self.information + self.prior
+        return a_optimality(gained, known) if self.kind == "fisher_a" else d_optimality(gained, known)
+
+    @torch.no_grad()
+    def observe(self, beliefs: Tensor, actions: Tensor | None = None) -> None:
+        """Take up what a batch of data holds, in place; only the Fisher kinds and the embedding remember.
+
+        Args:
+            beliefs: ``[*, S]``, states that transitions started from; rows that are not finite are left out.
+            actions: ``[*, D]``; needed with ``inputs`` alone.
+        """
+        if self.remembers:
+            self._know(self.information * self.memory + self._held(beliefs, actions))
+
+    @torch.no_grad()
+    def assess(self, beliefs: Tensor, actions: Tensor, steps: Tensor | float) -> None:
+        """Forget what was known, and know what a number of steps like these hold, seen by the present model.
+
+        Args:
+            beliefs: ``[*, S]``, a sample of the states that transitions started from.
+            actions: ``[*, D]``.
+            steps: how many the sample stands for, a number or 0-d.
+        """
+        if self.remembers:
+            rows = beliefs.numel() // beliefs.shape[-1]
+            self._know(self._held(beliefs, actions) * (steps / rows))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether past data count: those of the Fisher kinds and the embedding."""
+        return self.kind not in ("disagreement", "rnd")
+
+    def _held(self, beliefs: Tensor, actions: Tensor | None) -> Tensor:
+        """Information that transitions hold, shaped as :attr:`information`."""
+        flat = None if actions is None else actions.reshape(-1, actions.shape[-1])
+        # one long trajectory without discount: [rows, 1, F]
+        sensitivity = self._sensitivity(beliefs.reshape(-1, beliefs.shape[-1]), flat)
+        rule = fisher_matrix if self.kind == "embedding" else fisher_diagonal
+        sensitivity = torch.where(sensitivity.isfinite().all(-1, keepdim=True), sensitivity, 0.0)
+        return rule(sensitivity, self.dynamics.variance.mean())
+
+    def _know(self, information: Tensor) -> None:
+        self.information.copy_(information)
+        if self.kind == "embedding":
+            information = widened(information)  # there is no factorisation in 16 bits
+            unit = torch.eye(information.shape[0], dtype=information.dtype, device=information.device)
+            factor = torch.linalg.cholesky_ex(information + self.prior * unit)[0]
+            self.covariance.copy_(torch.cholesky_solve(unit, factor))
+
+    def novelty(self, latent: Tensor) -> Tensor:
+        """Squared error of the predictor at states ``[*, S]``, the mean over its numbers: ``[*]``."""
+        return (self.predictor(latent) - self.target(latent)).square().mean(-1)
+
+    def _sensitivity(self, latent: Tensor, action: Tensor | None) -> Tensor:
+        """Of one output's step to its parameters: ``[*, S]`` and ``[*, D]`` -> ``[*, 1, F]``."""
+        parts = self.dynamics.features(latent)
+        if self.inputs:
+            parts = torch.cat((parts, cast("Tensor", action)), -1)
+        return (self.dynamics.dt * parts).unsqueeze(-2)
+
+
+def _network(size: int, device: torch.device) -> nn.Sequential:
+    hidden = nn.Linear(size, 32, device=device)
+    return nn.Sequential(hidden, nn.Tanh(), nn.Linear(32, EMBEDDING, device=device))

@@ -1,0 +1,21 @@
+"""Where to clear fuel so that the least forest burns: a convolutional DQN over maps of a landscape."""
+
+from torchrl_perf.systems.fuel_breaks.config import FUEL_BREAKS_PRESETS, FuelBreaksConfig
+from torchrl_perf.systems.fuel_breaks.evaluation import PlacementFigures
+from torchrl_perf.systems.fuel_breaks.networks import BreakPolicy, make_break_policy
+from torchrl_perf.systems.fuel_breaks.picture import FireMap, draw_fire_maps, fire_maps, record_breaks
+from torchrl_perf.systems.fuel_breaks.trainer import FuelBreaksTrainer, make_fuel_breaks_env
+
+__all__ = [
+    "FUEL_BREAKS_PRESETS",
+    "BreakPolicy",
+    "FireMap",
+    "FuelBreaksConfig",
+    "FuelBreaksTrainer",
+    "PlacementFigures",
+    "draw_fire_maps",
+    "fire_maps",
+    "make_break_policy",
+    "make_fuel_breaks_env",
+    "record_breaks",
+]

@@ -1,0 +1,187 @@
+"""Settings of a run that learns where to place fuel breaks."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
+from torchrl_perf.trainers.dqn_config import DQNConfig
+
+__all__ = ["FUEL_BREAKS_PRESETS", "FuelBreaksConfig"]
+
+NETWORK = ("hidden_size", "blocks", "activation", "dueling")
+TASK = ("size", "budget", "landscape", "landscapes", "landscape_seed", "base", "neighbours", "reward")
+
+
+@dataclass(frozen=True)
+class FuelBreaksConfig(DQNConfig):
+    """Every choice of a run on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks` with DQN (arXiv:1312.5602).
+
+    A step places one break. Random actions may go on with lines of breaks: lines part a landscape, and cells at
+    random hardly ever make one.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "fuel-breaks"
+    presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
+    env_class: ClassVar[str] = "FuelBreaks"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
+
+    env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Which settings to start from: those for 20 x 20 cells, for 10 x 10, or what a published trainer of one env has,
+    its memory rules among them; the task is that of the settings."""
+    num_envs: int = 32
+    """Number of landscapes that breaks are placed in at once (N)."""
+    num_steps: int = 20
+    """Breaks that each env places in one iteration (T)."""
+    total_steps: int = 100_000
+    """Breaks placed in the whole run, over all envs; rounded up to whole iterations."""
+    gamma: float = 0.98
+    """Discount factor, of one break to the next."""
+    size: int = 20
+    """Rows and columns of a landscape."""
+    budget: float = 0.05
+    """Breaks of an episode, as a share of all cells."""
+    landscape: Literal["uniform", "fractal"] = "uniform"
+    """Flat ground where fire passes with probability base, or hills with patches of vegetation and bare ground."""
+    landscapes: int = 1
+    """Number of fractal landscapes; one is drawn for each episode."""
+    landscape_seed: int = 0
+    """Names the fractal landscapes."""
+    base: float = 0.4
+    """Probability that fire passes from a cell to the next on flat ground with ordinary vegetation."""
+    neighbours: int = 8
+    """Neighbours that a cell may set alight: 8 or 4."""
+    fires: int = 16
+    """Fires that an episode's breaks are judged by."""
+    reward: Literal["terminal", "shaped"] = "shaped"
+    """Minus the burned fraction at the end, or what each break has saved."""
+    common_random_numbers: bool = True
+    """Whether the fires of an episode are the same at all its steps."""
+    blocks: int = 3
+    """Residual blocks of the network; hidden_size is the number of its channels."""
+    demonstrations: int = 0
+    """Episodes at the start that place breaks where DomiRank is highest, rounded up to whole iterations."""
+    demonstration_noise: float = 0.1
+    """Random share of the ranks of a demonstration, so that they differ: 0 for none."""
+    line_exploration: float = 0.0
+    """Share of the random actions that go on with a line of breaks, straight if they can."""
+    line_envs: float = 0.0
+    """Share of the envs all of whose actions go on with lines at random, for the whole run."""
+    best_metric: str = "-fire/burned"
+    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("size", "landscapes"), is_count, "a positive integer")
+        checks.each(("blocks", "demonstrations"), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("base", "line_exploration", "line_envs", "demonstration_noise"), is_share, "a number in [0, 1]")
+        checks.each(("neighbours",), lambda value: value in (4, 8), "4 or 8")
+        checks.each(("fires",), lambda value: 1 <= value <= 64, "an integer from 1 to 64")
+        checks.each(("budget",), lambda value: 0 < value < 1, "a share of the cells in (0, 1)")
+        if checks.sound("size", "budget") and self.cells < 1:
+            checks.add(
+                "budget",
+                f"budget: expected a share of the {self.size} x {self.size} cells that is at least one break, received "
+                f"{self.budget!r}. Remedy: {1 / self.size**2:.3g} or more.",
+            )
+        if checks.sound("landscape", "landscapes") and self.landscape == "uniform" and self.landscapes != 1:
+            checks.add(
+                "landscapes",
+                f"landscapes: expected 1 with landscape='uniform', which are all alike, received {self.landscapes}. "
+                "Remedy: landscape='fractal'.",
+            )
+        if checks.sound("demonstrations", "learning_starts", "size", "budget", *self.sizes):
+            self._check_demonstrations(checks)
+
+    def _check_demonstrations(self, checks: Checks) -> None:
+        """Demonstrations are collected before learning starts."""
+        if self.demonstration_frames > self.fill_iterations * self.batch_size:
+            checks.add(
+                "demonstrations",
+                f"demonstrations: expected at most learning_starts = {self.learning_starts} frames, received "
+                f"{self.demonstrations} episodes, {self.demonstration_frames} frames. Remedy: learning_starts="
+                f"{self.demonstration_frames} or more.",
+            )
+
+    @property
+    def cells(self) -> int:
+        """K, breaks of an episode."""
+        return round(self.budget * self.size**2)
+
+    @property
+    def demonstration_frames(self) -> int:
+        """Frames of the demonstrations, whole iterations."""
+        return -(-self.demonstrations * self.cells // self.batch_size) * self.batch_size
+
+
+# A whole line across the landscape is what counts, and half of one is worth little: returns of ten steps, and lines to
+# learn from. A quarter of the envs explores along lines to the end.
+_USUAL = FuelBreaksConfig(
+    num_envs=32,
+    num_steps=20,
+    total_steps=192_000,
+    gamma=1.0,
+    capacity=40_000,
+    minibatch_size=64,
+    updates_per_iteration=20,
+    learning_starts=10_240,
+    n_step=10,
+    learning_rate=1e-3,
+    anneal_learning_rate=True,
+    target_interval=100,
+    eps_end=0.05,
+    eps_frames=25_000,
+    fires=32,
+    hidden_size=16,
+    dueling=True,
+    compact=True,
+    demonstrations=64,
+    line_exploration=1.0,
+    line_envs=0.25,
+)
+
+FUEL_BREAKS_PRESETS: dict[str, FuelBreaksConfig] = {
+    "FuelBreaks": _USUAL,
+    "FuelBreaksSmall": dataclasses.replace(
+        _USUAL,
+        env="FuelBreaksSmall",
+        size=10,
+        budget=0.1,
+        num_steps=10,
+        total_steps=32_000,
+        learning_starts=5_120,
+        eps_frames=12_000,
+    ),
+    "FuelBreaksOriginal": dataclasses.replace(
+        _USUAL,
+        env="FuelBreaksOriginal",
+        num_envs=8,
+        num_steps=20,
+        total_steps=32_000,
+        gamma=0.95,
+        capacity=2_000,
+        minibatch_size=32,
+        updates_per_iteration=40,
+        learning_starts=160,
+        n_step=1,
+        learning_rate=1e-4,
+        anneal_learning_rate=False,
+        target_interval=250,
+        eps_end=0.01,
+        eps_frames=16_000,
+        loss="l2",
+        double=False,
+        dueling=False,
+        reward="terminal",
+        demonstrations=8,
+        line_exploration=0.0,
+        line_envs=0.0,
+        memory_rule="allocated",
+        gc_interval=5_000,
+        checkpoint_interval=50,
+    ),
+}
+"""Settings by env name. The first one is for a CPU: about 2 s an iteration on one core."""

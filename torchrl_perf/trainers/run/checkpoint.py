@@ -1,0 +1,168 @@
+"""The checkpoints of a run: the newest few, and the best."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchrl_perf.runtime.files import (
+    PARTIAL,
+    CheckpointError,
+    load_checkpoint,
+    save_checkpoint,
+    sync_folder,
+)
+from torchrl_perf.trainers.run.state import check_format
+
+__all__ = ["BEST", "CheckpointFolder", "load_checkpoint", "save_checkpoint"]
+
+BEST = "best.pt"
+ASIDE = ".set-aside"
+NUMBERED = re.compile(r"(\d{9,})\.pt")
+
+logger = logging.getLogger("torchrl_perf")
+
+
+class CheckpointFolder:
+    """A folder of checkpoints ``<iteration>.pt`` (nine digits), of which the newest ``keep`` stay, and ``best.pt``.
+
+    Each file is written whole or not at all, and older ones are removed only after that: at any moment, a process that
+    is killed leaves a checkpoint that loads. ``best.pt`` shares its bytes with the numbered file it was, where the file
+    system can do so.
+
+    Args:
+        path: the folder; made at the first write.
+        keep: how many of the newest are kept.
+
+    Raises:
+        ValueError: for ``keep`` below 1.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep: expected a positive number of checkpoints, received {keep}.")
+        self.path = Path(path)
+        self.keep = keep
+
+    @property
+    def best(self) -> Path:
+        """Where the best checkpoint is, if there is one."""
+        return self.path / BEST
+
+    def files(self) -> list[Path]:
+        """The numbered checkpoints, newest first; links to nothing are none."""
+        found = [path for path in self.path.glob("*.pt") if NUMBERED.fullmatch(path.name) and path.is_file()]
+        return sorted(found, key=iteration_of, reverse=True)
+
+    def write(self, state: Mapping[str, Any], iteration: int) -> Path:
+        """Writes a checkpoint, then removes the oldest beyond ``keep``.
+
+        Checkpoints of later iterations are of a run that this one has left, going on from an earlier state: they are
+        set aside under another name, so that the newest number is always this run's.
+
+        Args:
+            state: what :meth:`TrainState.snapshot` gives.
+            iteration: iterations done.
+
+        Raises:
+            OSError: for a full disk or a folder that is read-only; the earlier checkpoints are as they were.
+            CheckpointError: for a state that could not be loaded.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / f"{iteration:09d}.pt"
+        later = [file for file in self.files() if iteration_of(file) > iteration]
+        if later:
+            # written whole before they go: they may be all there is, where the run was taken up from the best one
+            new = save_checkpoint(state, path.with_name(f"{path.name}{PARTIAL}"))
+            for file in later:
+                file.replace(file.with_name(file.name + ASIDE))
+            new.replace(path)
+            sync_folder(self.path)
+        else:
+            save_checkpoint(state, path)
+        for old in self.files()[self.keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def mark_best(self, iteration: int) -> None:
+        """Makes ``best.pt`` the checkpoint of an iteration; does nothing if that is not there or is it already.
+
+        Raises:
+            OSError: for a full disk or a folder that is read-only; the earlier best is as it was.
+        """
+        source, partial = self.path / f"{iteration:09d}.pt", self.path / f"{BEST}.partial"
+        if not source.is_file() or (self.best.exists() and source.samefile(self.best)):
+            return
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(source, partial)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, partial)
+        try:
+            os.replace(partial, self.best)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_folder(self.path)
+
+    def load_newest(self, device: torch.device | str = "cpu", *, made_by: str = "") -> tuple[Path, dict[str, Any]]:
+        """Reads the newest checkpoint that can be read, and says which newer ones cannot (logger ``torchrl_perf``).
+
+        Args:
+            device: where to put the tensors.
+            made_by: name of the algorithm; any where it is empty.
+
+        Returns:
+            The file and what it holds.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            CheckpointError: if none of them can be read, with the reason of each.
+        """
+        files = self.files()
+        if not files:
+            beside = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else "no such folder"
+            raise FileNotFoundError(
+                f"checkpoint: expected files <iteration>.pt in {self.path}, found {beside}. Remedy: a run that has "
+                "written one; checkpoint_interval sets how often."
+            )
+        problems = []
+        for path in files:
+            try:
+                state = read_checkpoint(path, device, made_by=made_by)
+            except (CheckpointError, OSError) as error:
+                problems.append(str(error))
+                logger.warning("%s is left out: %s", path.name, error)
+                continue
+            return path, state
+        raise CheckpointError(
+            f"checkpoint: expected one of {[path.name for path in files]} in {self.path} to be readable, received: "
+            + " ".join(problems)
+        )
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, made_by: str = "") -> dict[str, Any]:
+    """Reads one checkpoint of a run.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        CheckpointError: for a file that is cut off, damaged, foreign, of another version or algorithm, or holds code.
+    """
+    state = load_checkpoint(path, device)
+    try:
+        check_format(state, made_by)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return state
+
+
+def iteration_of(path: Path) -> int:
+    """Iterations that were done when a numbered checkpoint was written, by its name."""
+    match = NUMBERED.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"checkpoint: expected a name <iteration>.pt of nine digits, received {path.name}.")
+    return int(match[1])

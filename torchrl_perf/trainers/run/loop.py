@@ -1,0 +1,344 @@
+"""The host side of a run: when to log, save, judge and stop, always one iteration behind the device."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchrl.record.loggers import Logger
+
+from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine
+from torchrl_perf.run_layout import CHECKPOINTS, RunState
+from torchrl_perf.runtime.files import CheckpointError
+from torchrl_perf.runtime.memory import MemoryGuard
+from torchrl_perf.runtime.nvml import GpuSampler
+from torchrl_perf.runtime.timing import Stopwatch
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
+from torchrl_perf.trainers.run.files import FolderWatch, StatusFile
+from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
+from torchrl_perf.trainers.run.numerics import NumericalGuard
+from torchrl_perf.trainers.run.state import TrainState
+
+logger = logging.getLogger("torchrl_perf")
+
+
+class Trainer(Protocol):
+    """What :func:`train` needs of an algorithm.
+
+    Attributes:
+        iterations_done: iterations run so far; counted by :func:`train`.
+        metrics: flushed once an interval; has ``episode/mean_return``.
+        phases: times of the parts of an iteration.
+        guard: finds what is not finite, and judges the flushed rows.
+        train_state: everything that changes between two iterations.
+    """
+
+    iterations_done: int
+    metrics: DeviceMetrics
+    phases: PhaseTimer
+    guard: NumericalGuard
+    train_state: TrainState
+
+    @property
+    def config(self) -> RunConfig:
+        """Settings of the run."""
+        ...
+
+    def step(self) -> object:
+        """Runs one iteration."""
+        ...
+
+
+class TrainingDivergedError(RuntimeError):
+    """A number was not finite, and the run may or can not go on. The last good checkpoint is kept."""
+
+
+class RunLoop:
+    """Iterations of a run, and what they leave behind: rows, checkpoints, the status file, the decision to stop.
+
+    At the end of an interval the metrics are sent on their way and, where a checkpoint is due, the state is copied to
+    the host; the next iteration is launched; only then are the row read, judged and logged and the checkpoint written.
+    So the device works on while the host does, and a run stops one iteration after the row that says so, on every
+    device. A checkpoint is written after the rows up to it are on disk.
+
+    Args:
+        trainer: what to run.
+        run_dir: folder of the run.
+        row_logger: where rows go.
+        line: shows the progress, or None.
+        watch: notices when the folder is deleted, or None.
+
+    Attributes:
+        problem: why the last checkpoint that was due is missing, or an empty text.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_dir: Path,
+        row_logger: Logger,
+        line: ProgressLine | None,
+        *,
+        watch: FolderWatch | None = None,
+    ) -> None:
+        config = trainer.config
+        self.trainer, self.run_dir, self.line = trainer, run_dir, line
+        self.problem = ""
+        self._logger = row_logger
+        self._folder = CheckpointFolder(run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
+        self._status = StatusFile(run_dir)
+        self._watch_folder = watch
+        device = trainer.metrics.device
+        self._memory = MemoryGuard(device, rule=config.memory_rule, gc_interval=config.gc_interval)
+        self._gpu = GpuSampler(device).start() if device.type == "cuda" else None
+        self._notes = trainer.train_state.notes
+        self._notes.setdefault("row", {"iteration": trainer.iterations_done})
+        self._mean_return = math.nan
+        self._row: tuple[int, float] | None = None  # under way: iterations done, seconds
+        self._logged = (trainer.iterations_done, 0.0)
+        self._snapshot: tuple[int, dict[str, Any]] | None = None  # not written yet
+        self._saved: int | None = None
+        self._skips = 0
+        self._told = False
+        self._watch = Stopwatch("cpu").start()
+        self._restore_best()
+        trainer.guard.snapshot()
+        self.write_status("running")
+
+    # -- where the run stands -----------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the loop began."""
+        self._watch.stop()
+        return self._watch.host_seconds
+
+    @property
+    def steps(self) -> int:
+        """Env steps taken, those before a resume included."""
+        return self.trainer.iterations_done * self.trainer.config.batch_size
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last 100 finished episodes at the last row; NaN if none finished."""
+        if math.isfinite(self._mean_return):
+            return self._mean_return
+        return self._notes["row"].get("mean_return", math.nan)
+
+    @property
+    def solved(self) -> bool:
+        """Whether a row has reached ``stop_return``."""
+        wanted = self.trainer.config.stop_return
+        return wanted is not None and self.mean_return >= wanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over: all iterations done, or one more than those of the row that reached the return."""
+        done = self.trainer.iterations_done
+        return done >= self.trainer.config.iterations or (self.solved and done > self._notes["row"]["iteration"])
+
+    @property
+    def newest_checkpoint(self) -> Path | None:
+        """The newest checkpoint in the folder of the run."""
+        return next(iter(self._folder.files()), None)
+
+    @property
+    def way_on(self) -> str:
+        """How to go on after an error, in words."""
+        newest = self.newest_checkpoint
+        if newest is None:
+            return f"The run in {self.run_dir} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
+        command = f"torchrl-perf train {self.trainer.config.algorithm} --resume {self.run_dir}"
+        return f"The last checkpoint is {newest}. To go on from it: {command}"
+
+    # -- an iteration -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Launch an iteration, then finish what the one before has left."""
+        trainer, config = self.trainer, self.trainer.config
+        trainer.step()
+        trainer.iterations_done += 1
+        self.settle()
+        self._memory.after_iteration()
+        done = trainer.iterations_done
+        if done % config.log_interval == 0:
+            self._start_row()
+            trainer.guard.snapshot()
+        if config.checkpoint_interval and done % config.checkpoint_interval == 0:
+            self._take_snapshot()
+
+    def settle(self) -> None:
+        """Read, judge and log the row that is under way, and write the checkpoint that is due.
+
+        Raises:
+            TrainingDivergedError: if the row has numbers that are not finite, as ``on_nan`` says.
+        """
+        if self._row is not None:
+            self._finish_row()
+        if self._snapshot is not None:
+            self._write_snapshot()
+
+    def finish(self, *, save: bool = True) -> None:
+        """Save the state as it is, and log what the last interval holds.
+
+        A resumed run takes the interval up where it is, so its rows are those of a run that was never stopped: the row
+        of this interval is not part of the state.
+
+        Args:
+            save: whether the state is that of a whole iteration.
+        """
+        self.settle()
+        if save and self._saved != self.trainer.iterations_done:
+            self._take_snapshot()
+            if self._snapshot is not None:
+                self._write_snapshot()
+        if self._notes["row"]["iteration"] != self.trainer.iterations_done:
+            self._start_row()
+            self._finish_row(lasting=False)
+
+    def rescue(self) -> None:
+        """After an error: write the checkpoint and the row that were still under way, as far as that is possible."""
+        try:
+            self.settle()
+        except Exception as error:  # the first error is the one to tell
+            logger.info("what was under way is lost: %s", error)
+
+    def write_status(self, state: RunState) -> None:
+        """Say where the run stands."""
+        if self._watch_folder is None or not self._watch_folder.lost:
+            self._status.write(state, self.steps)
+
+    def close(self) -> None:
+        """End the threads of the loop."""
+        self._memory.close()
+        if self._gpu is not None:
+            self._gpu.close()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _start_row(self) -> None:
+        self.trainer.metrics.start_flush(self.steps)
+        self.trainer.phases.start_flush()
+        self._row = (self.trainer.iterations_done, self.seconds)
+
+    def _finish_row(self, *, lasting: bool = True) -> None:
+        """Log the row under way and act on it; one that is not lasting is written again by a resumed run."""
+        assert self._row is not None
+        trainer, config = self.trainer, self.trainer.config
+        (done, now), self._row = self._row, None
+        self._look_at_folder()
+        before, then = self._logged
+        self._logged = (done, now)
+        seconds = max(now - then, 1e-9)
+        speed = (done - before) * config.batch_size / seconds
+        extra = {
+            "time/steps_per_second": speed,
+            "time/experiences_per_second": self._experiences(before, done) / seconds,
+            **{f"time/{name}": value for name, value in (trainer.phases.finish_flush() or {}).items()},
+            **self._memory.row(),
+            **(self._gpu.latest() if self._gpu is not None else {}),
+        }
+        row = trainer.metrics.finish_flush(extra) or {}
+        self._mean_return = row.get("episode/mean_return", math.nan)
+        if lasting:
+            value = row.get(config.best_metric.removeprefix("-"), math.nan)
+            best = {"metric": config.best_metric, "value": value}
+            self._notes["row"] = {"iteration": done, "mean_return": self._mean_return, **best}
+        if self.line is not None:
+            self.line.update(done * config.batch_size, mean_return=self._mean_return, steps_per_second=speed)
+        self.write_status("running")
+        self._judge(row)
+
+    def _look_at_folder(self) -> None:
+        """Nothing is written into a folder that has become another run's; one that is gone is made again."""
+        if self._watch_folder is not None:
+            self._watch_folder.check()
+
+    def _experiences(self, first: int, last: int) -> float:
+        config = self.trainer.config
+        fill = getattr(config, "fill_iterations", 0)  # off-policy: iterations that only fill the buffer
+        learning = max(last - fill, 0) - max(first - fill, 0)
+        return learning * config.experiences_per_iteration
+
+    def _judge(self, row: dict[str, float]) -> None:
+        """Do what ``on_nan`` asks for after a row with numbers that are not finite."""
+        guard = self.trainer.guard
+        verdict = guard.verdict(row)
+        if verdict is None:
+            return
+        if verdict.action == "skip":
+            if not self._skips:
+                logger.warning("%s The columns nonfinite/... count what follows.", verdict.message)
+            self._skips += 1
+            return
+        self._snapshot = None  # of a state that is not good
+        if verdict.action == "stop":
+            raise TrainingDivergedError(f"{verdict.message} {self.way_on}")
+        logger.warning("%s", verdict.message)
+        guard.rollback()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _take_snapshot(self) -> None:
+        if self.trainer.guard.may_save():
+            self._snapshot = (self.trainer.iterations_done, self.trainer.train_state.snapshot())
+
+    def _write_snapshot(self) -> None:
+        """Write the checkpoint that is due; training goes on without it if the disk refuses, and says so once."""
+        assert self._snapshot is not None
+        self._look_at_folder()
+        (iteration, state), self._snapshot = self._snapshot, None
+        self._logger.flush()  # a row that a checkpoint counts as written has to be on disk
+        best = self._best_of(iteration)
+        try:
+            self._folder.write({**state, "notes": {**self._notes, **best}}, iteration)
+            self._saved = iteration
+            if best:
+                self._notes.update(best)
+                self._folder.mark_best(iteration)
+        except (OSError, CheckpointError) as error:
+            if not self.problem:
+                last = "none yet" if self._saved is None else f"{self._saved:09d}.pt"
+                logger.warning(
+                    "the checkpoint of iteration %d cannot be written: %s. Training goes on; the last one is %s. "
+                    "Remedy: free space or the permission to write in %s.",
+                    *(iteration, error, last, self._folder.path),
+                )
+            self.problem = f"the last checkpoint could not be written: {error}"
+            return
+        if self.problem:
+            logger.warning("checkpoints can be written again: iteration %d.", iteration)
+        self.problem = ""
+        self.write_status("running")
+
+    def _best_of(self, iteration: int) -> dict[str, Any]:
+        """The note that makes a checkpoint the best one, if its last row says so."""
+        metric, row, before = self.trainer.config.best_metric, self._notes["row"], self._notes.get("best", {})
+        value = row.get("value", math.nan)
+        if not metric or row.get("metric") != metric or not math.isfinite(value):
+            self._tell_unknown(metric)
+            return {}
+        sign = -1.0 if metric.startswith("-") else 1.0
+        # with another metric than before the resume, the comparison begins anew
+        if before.get("metric") == metric and sign * value <= sign * before["value"]:
+            return {}
+        return {"best": {"metric": metric, "value": value, "iteration": iteration}}
+
+    def _tell_unknown(self, metric: str) -> None:
+        """Say once that no row has the metric that marks the best checkpoint, if that is so."""
+        fill = getattr(self.trainer.config, "fill_iterations", 0)  # before, the metrics of updates are not there yet
+        if self._told or self.trainer.iterations_done <= fill:
+            return
+        self._told = True
+        if problem := unknown_metric(metric, known_metrics(self.trainer)):
+            logger.warning("%s No checkpoint is marked as the best one.", problem)
+
+    def _restore_best(self) -> None:
+        """The best checkpoint as the state says, which was saved before ``best.pt`` was renamed."""
+        best = self._notes.get("best", {})
+        if best.get("iteration") == self.trainer.iterations_done:
+            try:
+                self._folder.mark_best(best["iteration"])
+            except OSError as error:
+                logger.warning("best.pt cannot be written: %s.", error)

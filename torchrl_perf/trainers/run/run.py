@@ -1,0 +1,166 @@
+"""A whole training run: iterations, rows of metrics, checkpoints, and a clean stop."""
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
+from torchrl_perf.run_layout import PROGRESS, RunState
+from torchrl_perf.runtime.signals import StopRequest
+from torchrl_perf.trainers.run.files import FolderWatch, RunFolderError, card, make_run_dir, open_run
+from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
+from torchrl_perf.trainers.run.made_of import env_name
+from torchrl_perf.trainers.run.schedules import go_on
+
+__all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
+
+logger = logging.getLogger("torchrl_perf")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    run_dir: Path
+    """Folder with config.json, machine.json, status.json, progress.csv, checkpoints and learning_curve.png."""
+    steps: int
+    """Env steps that were taken, those before a resume included."""
+    mean_return: float
+    """Mean return of the last 100 finished episodes; NaN if none finished."""
+    seconds: float
+    """Wall time of the loop, compilation included, since the start or the resume."""
+    steps_per_second: float
+    """Env steps of this loop over its wall time."""
+    solved: bool
+    """Whether ``stop_return`` was reached."""
+    exit_code: int
+    """0; 128 + the number of the signal that stopped the run; 1 if its last state could not be saved."""
+    problem: str = ""
+    """Why the last state could not be saved."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps in {self.seconds:.1f} s ({self.steps_per_second:,.0f} steps/s), mean return of the "
+            f"last 100 episodes {self.mean_return:.1f}, saved in {self.run_dir}"
+        )
+
+
+def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> RunResult:
+    """Runs ``trainer`` to the end of its configuration, its stop return, a signal, or a number that is not finite.
+
+    Metrics cross to the host in one copy every ``log_interval`` iterations, read while the next iteration runs. Ctrl-C
+    and SIGTERM finish the iteration, write a checkpoint and close the loggers; the result's ``exit_code`` says so. A
+    second one ends the process at once, and so may a kill: what is on disk loads. Rows that were logged behind the
+    checkpoint that ``trainer`` has loaded are dropped; the run writes them again.
+
+    Args:
+        trainer: a new trainer, or one that has loaded a checkpoint.
+        run_dir: folder of the run; by default a new one under ``config.run_dir``.
+        progress: whether to show a line in the terminal.
+
+    Raises:
+        RunFolderError: an OSError, before anything is run, if the folder cannot be used.
+        TrainingDivergedError: naming the number that was not finite, after the loggers are closed.
+        Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
+    """
+    config = trainer.config
+    resumes = run_dir is not None
+    env = env_name(config, _env_of(trainer))
+    run_dir = make_run_dir(config, env) if run_dir is None else Path(run_dir)
+    if resumes:
+        go_on(trainer, run_dir)
+    lock = open_run(run_dir, config, env)
+    try:
+        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, card(config, env), resume=resumes)
+        if resumes:
+            rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
+        trainer.metrics.logger = rows
+        line = ProgressLine(config.iterations * config.batch_size) if progress else None
+        try:
+            watch = FolderWatch(run_dir, config, env, lock)
+            loop = RunLoop(trainer, run_dir, rows, line, watch=watch)
+            result = _run(loop)
+        finally:
+            if line is not None:
+                line.close()
+            rows.close()
+        _draw(run_dir, f"{config.algorithm.upper()} on {env}", loop.mean_return)
+    finally:
+        lock.release()
+    return result
+
+
+def _env_of(trainer: Trainer) -> Any:
+    """The env that a trainer was given, or its collector where it has none; None for one that its config names."""
+    if not getattr(trainer, "own_env", False):
+        return None
+    return getattr(trainer, "env", None) or getattr(trainer, "collector", None)
+
+
+def _run(loop: RunLoop) -> RunResult:
+    """The loop to its end, whichever it is; the status file has the last word."""
+    trainer, before = loop.trainer, loop.trainer.iterations_done
+    state: RunState = "failed"
+    try:
+        with StopRequest() as stop:
+            whole = _iterate(loop, stop)
+            exit_code = 0 if loop.finished else stop.exit_code
+            loop.finish(save=whole)
+        state = "stopped" if exit_code else "finished"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            state = "stopped"
+        elif not isinstance(error, TrainingDivergedError):
+            loop.rescue()
+            error.add_note(loop.way_on)
+        raise
+    finally:
+        loop.write_status(state)
+        loop.close()
+    seconds = loop.seconds
+    return RunResult(
+        run_dir=loop.run_dir,
+        steps=loop.steps,
+        mean_return=loop.mean_return,
+        seconds=seconds,
+        steps_per_second=(trainer.iterations_done - before) * trainer.config.batch_size / max(seconds, 1e-9),
+        solved=loop.solved,
+        exit_code=1 if loop.problem else exit_code,
+        problem=loop.problem,
+    )
+
+
+def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
+    """Iterations until the run is over; whether the last one is whole."""
+    try:
+        while not loop.finished and not stop.requested:
+            loop.advance()
+    except TrainingDivergedError:
+        raise
+    except Exception as error:
+        if not stop.requested:
+            raise
+        # a signal to the whole group of processes takes workers and compilers from under the iteration
+        logger.warning("the iteration was cut off by signal %s (%r); the last checkpoint is kept.", stop.signum, error)
+        loop.rescue()
+        return False
+    return True
+
+
+def _last_step(trainer: Trainer) -> int:
+    """Env steps at the last row that is part of the state of a trainer."""
+    notes = trainer.train_state.notes
+    row = notes.get("row", {}).get("iteration", 0) if notes else trainer.iterations_done
+    return row * trainer.config.batch_size
+
+
+def _draw(run_dir: Path, title: str, mean_return: float) -> None:
+    if not (run_dir / PROGRESS).is_file() or not math.isfinite(mean_return):
+        return
+    try:
+        save_learning_curve(run_dir / PROGRESS, run_dir / "learning_curve.png", title=title)
+    except OSError as error:
+        logger.warning("learning_curve.png cannot be written: %s.", error)

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,13 @@ VARIANTS = ["eager", "compiled", pytest.param("graph", marks=pytest.mark.gpu)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep torch to one thread: the tensors of a test are small, and more threads only wait for one another."""
+    """Keep torch to one thread: the tensors of a test are small, and more threads only wait for one another.
+
+    A shell has what it starts in the background ignore Ctrl-C, and so would the runs that tests interrupt.
+    """
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

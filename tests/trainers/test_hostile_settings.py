@@ -278,9 +278,11 @@ class TestTasks:
     def test_every_option_beside_the_settings_is_known_to_the_checks(self):
         assert {field.name for field in dataclasses.fields(command.Arguments)} == {"settings", *OPTIONS}
 
-    def test_presets_are_where_the_command_line_looks(self):
-        for name, algorithm in ALL.items():
-            assert KINDS[name].presets_in == algorithm.presets
+    def test_presets_are_settings_of_their_algorithm(self):
+        for name, kind in KINDS.items():
+            assert kind.algorithm == name
+            assert kind.presets(), f"{name} has no preset: {kind.presets_in}"
+            assert {type(preset) for preset in kind.presets().values()} == {kind}
 
     @pytest.mark.parametrize("env", ["CartPole", "Acrobot", "MountainCar"])
     def test_atoms_of_each_task(self, env):

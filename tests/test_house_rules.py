@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 MAX_FILE_LINES = 600  # far above the habit (160): a tight cap splits files in the wrong place
 MAX_EXAMPLE_LINES = 250
-MAX_README_LINES = 150
+MAX_README_LINES = 220  # its tables of agents and tasks grow with the package
 MAX_BODY_LINES = 60  # without the docstring
 MAX_FUNCTION_LINES = 70  # with it
 MAX_PARAMETERS = 9

@@ -177,13 +177,18 @@ def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
     return f"In graphs, on {gpu}: {' '.join(parts)} All else:"
 
 
-def machine_line(card: dict[str, Any]) -> str:
-    """One line that names the machine."""
+def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/") -> str:
+    """One line that names the machine.
+
+    Args:
+        card: of the machine, as the file of results has it.
+        rows: the folder of that file.
+    """
     packages = card["packages"]
     watts = f" ({card['power_limit_w']:.0f} W)" if card.get("power_limit_w") else ""
     return (
         f"{card.get('gpu') or card['cpu']}{watts}, {card['cores']} CPU cores, torch {packages['torch']}, "
-        f"torchrl {packages['torchrl']}, Python {card['python']}; medians; every row in `torchrl_perf/bench/results/`."
+        f"torchrl {packages['torchrl']}, Python {card['python']}; medians; every row in `{rows}`."
     )
 
 

@@ -23,6 +23,7 @@ TITLES = {
 }
 PAGES = {"claims.md": "", "claims_cpu.md": "_cpu"}
 """Pages of verdicts by the ending of the files of results that they are made of."""
+ROWS = "studies/results/"
 CLAIM_COLUMNS = ("claim", "measured", "verdict", "remark")
 ROW_COLUMNS = ("case", "variant", "us", "p10 to p90", "ratio", "spread", "off by", "note")
 
@@ -36,7 +37,7 @@ def verdicts(ending: str, folder: Path = RESULTS) -> str:
             continue
         result = read_results(f"{system}{ending}", folder)
         table = format_table([row for row in result["rows"] if row.get("part") == "verdict"], CLAIM_COLUMNS)
-        link = f"[Every row](../studies/tables/{system}{ending}.md). {machine_line(result['machine'])}"
+        link = f"[Every row](../studies/tables/{system}{ending}.md). {machine_line(result['machine'], ROWS)}"
         parts.append(f"## {TITLES[system]}\n\n{link}\n\n{table}")
     return "\n\n".join(parts)
 
@@ -45,7 +46,7 @@ def tables(system: str, ending: str, folder: Path = RESULTS) -> str:
     """Markdown of all rows of one system on one kind of device."""
     result = read_results(f"{system}{ending}", folder)
     rows = [row for row in result["rows"] if row.get("part") != "verdict"]
-    lines = [f"# {TITLES[system]}, {'a CPU' if ending else 'CUDA'}", machine_line(result["machine"])]
+    lines = [f"# {TITLES[system]}, {'a CPU' if ending else 'CUDA'}", machine_line(result["machine"], ROWS)]
     for experiment in dict.fromkeys(row["experiment"] for row in rows):
         own = [shown(row) for row in rows if row["experiment"] == experiment]
         lines += [f"**{experiment}**", format_table(own, used(own))]

@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchrl_perf"
 STUDIES = ROOT / "studies"
 EXAMPLES = ROOT / "examples"
+DOCUMENTED = (ROOT / "docs", STUDIES, EXAMPLES, ROOT / ".github")
 
 MAX_FILE_LINES = 600  # far above the habit (160): a tight cap splits files in the wrong place
 MAX_EXAMPLE_LINES = 250
-MAX_README_LINES = 150
+MAX_DOCUMENT_LINES = 400
+MAX_README_LINES = 220  # its tables of agents and tasks grow with the package
 MAX_BODY_LINES = 60  # without the docstring
 MAX_FUNCTION_LINES = 70  # with it
 MAX_PARAMETERS = 9
@@ -160,6 +162,7 @@ def test_file_length():
     limits = [(path, MAX_FILE_LINES) for path in python_files(PACKAGE, STUDIES, ROOT / "tests")]
     limits += [(path, MAX_EXAMPLE_LINES) for path in python_files(EXAMPLES)]
     limits += [(ROOT / "README.md", MAX_README_LINES)] if (ROOT / "README.md").exists() else []
+    limits += [(path, MAX_DOCUMENT_LINES) for folder in DOCUMENTED for path in sorted(folder.rglob("*.md"))]
     found = []
     for path, limit in limits:
         count = len(path.read_text(encoding="utf-8").splitlines())

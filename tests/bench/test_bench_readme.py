@@ -78,9 +78,24 @@ def test_host_sentence_compares_collectors_of_one_vector_env(tmp_path: Path) -> 
     assert readme.training_line(tmp_path) == expected + "."
 
 
-def test_main_rewrites_the_block_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readme, "results_table", lambda: "new")
+def test_main_rewrites_the_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("results", "agents", "tasks", "systems")
+    for name in names:
+        monkeypatch.setattr(readme, f"{name}_table", lambda name=name: f"new {name}")
     path = tmp_path / "README.md"
-    path.write_text(f"before {readme.BEGIN}\nold\n{readme.END} after")
+    path.write_text(
+        "before " + " between ".join(f"<!-- {name} -->\nold\n<!-- /{name} -->" for name in names) + " after"
+    )
     assert readme.main([str(path)]) == 0
-    assert path.read_text() == f"before {readme.BEGIN}\nnew\n{readme.END} after"
+    blocks = (f"<!-- {name} -->\nnew {name}\n<!-- /{name} -->" for name in names)
+    assert path.read_text() == "before " + " between ".join(blocks) + " after"
+
+
+def test_a_lost_marker_is_named() -> None:
+    with pytest.raises(ValueError, match="expected the markers <!-- results --> and <!-- /results -->, received none"):
+        readme.made("<!-- results --> without an end")
+
+
+def test_the_readme_is_what_the_script_makes() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    assert text == readme.made(text), "README.md: run `python -m torchrl_perf.bench.readme`"

@@ -1,4 +1,4 @@
-"""The README's tables of results, made from the committed JSON files."""
+"""The README's tables: results from the committed JSON files, agents and tasks from the registry and the envs."""
 
 import math
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
 VARIANTS = {
     "torchrl": "TorchRL as it comes",
     "jax": "JAX, one jitted program",
@@ -177,23 +177,48 @@ def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
     return f"In graphs, on {gpu}: {' '.join(parts)} All else:"
 
 
-def machine_line(card: dict[str, Any]) -> str:
-    """One line that names the machine."""
+def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/") -> str:
+    """One line that names the machine.
+
+    Args:
+        card: of the machine, as the file of results has it.
+        rows: the folder of that file.
+    """
     packages = card["packages"]
     watts = f" ({card['power_limit_w']:.0f} W)" if card.get("power_limit_w") else ""
     return (
         f"{card.get('gpu') or card['cpu']}{watts}, {card['cores']} CPU cores, torch {packages['torch']}, "
-        f"torchrl {packages['torchrl']}, Python {card['python']}; medians; every row in `torchrl_perf/bench/results/`."
+        f"torchrl {packages['torchrl']}, Python {card['python']}; medians; every row in `{rows}`."
     )
 
 
+def made(text: str) -> str:
+    """A README with each of its blocks made anew.
+
+    A block is what stands between ``<!-- name -->`` and ``<!-- /name -->``, for ``results``, ``agents``, ``tasks`` and
+    ``systems``.
+
+    Args:
+        text: the README as it is.
+
+    Raises:
+        ValueError: for a README without one of the markers.
+    """
+    blocks = {"results": results_table, "agents": agents_table, "tasks": tasks_table, "systems": systems_table}
+    for name, table in blocks.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"README: expected the markers {begin} and {end}, received none. Remedy: put them back.")
+        text = f"{before}{begin}\n{table()}\n{end}{after}"
+    return text
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Rewrites the block between the markers of README.md."""
+    """Rewrites the tables of README.md, or of another file."""
     path = Path(argv[0]) if argv else RESULTS.parents[2] / "README.md"
-    text = path.read_text()
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    path.write_text(f"{before}{BEGIN}\n{results_table()}\n{END}{after}")
+    path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 

@@ -49,6 +49,10 @@ class Trainer(Protocol):
         """Runs one iteration."""
         ...
 
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """Gets a row of metrics before it is logged, and returns the one to log; most trainers return it as it is."""
+        ...
+
 
 class TrainingDivergedError(RuntimeError):
     """A number was not finite, and the run may or can not go on. The last good checkpoint is kept."""
@@ -239,7 +243,7 @@ class RunLoop:
             **self._memory.row(),
             **(self._gpu.latest() if self._gpu is not None else {}),
         }
-        row = trainer.metrics.finish_flush(extra) or {}
+        row = trainer.metrics.finish_flush(extra, summarise=trainer.summarise) or {}
         self._mean_return = row.get("episode/mean_return", math.nan)
         if lasting:
             value = row.get(config.best_metric.removeprefix("-"), math.nan)

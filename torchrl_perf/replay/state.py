@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +17,15 @@ from torchrl_perf.replay._checks import (
     state_error,
 )
 from torchrl_perf.replay.layout import Field, RowLayout
+from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
-
-if TYPE_CHECKING:
-    from torchrl_perf.replay.storage import DeviceStorage
 
 _FILE = "storage.pt"
 _NAME = "DeviceStorage"
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def storage_state(storage: DeviceStorage) -> dict[str, Any]:
+def storage_state(storage: RowMemory) -> dict[str, Any]:
     """State of a storage as tensors (copies) and plain values: filled rows only, in ascending order of slot."""
     state: dict[str, Any] = {"max_size": storage.max_size, "initialized": storage.initialized}
     if not storage.initialized:
@@ -43,7 +41,7 @@ def storage_state(storage: DeviceStorage) -> dict[str, Any]:
     return state
 
 
-def _layout(storage: DeviceStorage) -> dict[str, Any]:
+def _layout(storage: RowMemory) -> dict[str, Any]:
     """What two storages must have in common for rows to mean the same in both."""
     fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage._fields.values()]
     streams = storage.ring.num_streams
@@ -56,7 +54,7 @@ def _layout(storage: DeviceStorage) -> dict[str, Any]:
     return {**known, **_options(storage, streams)}
 
 
-def _options(storage: DeviceStorage, streams: int) -> dict[str, Any]:
+def _options(storage: RowMemory, streams: int) -> dict[str, Any]:
     return {
         "capacity": storage.max_size // streams * streams,
         "compact": storage.compact,
@@ -65,7 +63,7 @@ def _options(storage: DeviceStorage, streams: int) -> dict[str, Any]:
     }
 
 
-def check_storage_state(storage: DeviceStorage, state: Any) -> None:
+def check_storage_state(storage: RowMemory, state: Any) -> None:
     """That a state fits the storage in every entry: what is loaded after this cannot fail half-way.
 
     Raises:
@@ -95,7 +93,7 @@ def check_storage_state(storage: DeviceStorage, state: Any) -> None:
     _check_rows(storage, state)
 
 
-def _check_rows(storage: DeviceStorage, state: Mapping[str, Any]) -> None:
+def _check_rows(storage: RowMemory, state: Mapping[str, Any]) -> None:
     """That counters are possible and that the rows have their number and size."""
     counters, saved = state["ring"], state["layout"]
     kinds = dict.fromkeys(("steps", "num_streams", "cursor", "length"), int)
@@ -157,7 +155,7 @@ def _refuse(name: str, expected: object, received: object) -> None:
     )
 
 
-def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
+def load_storage_state(storage: RowMemory, state: dict[str, Any]) -> None:
     """Restores :func:`storage_state`.
 
     Raises:
@@ -184,11 +182,11 @@ def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
 class DeviceStorageCheckpointer(StorageCheckpointerBase):
     """What TorchRL's buffers save a :class:`~torchrl_perf.replay.DeviceStorage` with: one file, aside and renamed."""
 
-    def dumps(self, storage: DeviceStorage, path: str | Path) -> None:
+    def dumps(self, storage: RowMemory, path: str | Path) -> None:
         """Writes :func:`storage_state` into the folder ``path``."""
         save_checkpoint(storage_state(storage), Path(path) / _FILE)
 
-    def loads(self, storage: DeviceStorage, path: str | Path) -> None:
+    def loads(self, storage: RowMemory, path: str | Path) -> None:
         """Restores :meth:`dumps`.
 
         Raises:

@@ -7,7 +7,7 @@ the ring is told: slices and windows of steps are refused from then on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from torch import Tensor
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
-
-if TYPE_CHECKING:
-    from torchrl_perf.replay.storage import DeviceStorage
+from torchrl_perf.replay.row_memory import RowMemory
 
 _WRITERS = (RoundRobinWriter, TensorDictMaxValueWriter)
 
 
-def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool) -> None:
+def set_rows(storage: RowMemory, cursor: Any, data: Any, *, set_cursor: bool) -> None:
     """Writes rows to slots.
 
     Args:
@@ -58,7 +56,7 @@ def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool
 
 
 def _write(
-    storage: DeviceStorage, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
+    storage: RowMemory, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
     set_cursor: bool, writer: RoundRobinWriter | None,
 ) -> None:  # fmt: skip
     """Writes whole rows ``[B, *row_shape]``: behind the newest ones where they are next, else where they belong."""
@@ -77,7 +75,7 @@ def _write(
 
 
 def _scatter(
-    storage: DeviceStorage, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
+    storage: RowMemory, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
 ) -> None:
     """Writes rows to slots that are filled, or that follow them without a gap."""
     last = {int(slot): row for row, slot in enumerate(slots)}  # of several rows for one slot the last stays
@@ -127,7 +125,7 @@ def _known_slots(cursor: Any, count: int, next_slot: int, size: int, writer: Rou
     return np.asarray(cursor).reshape(-1).astype(np.int64)
 
 
-def _require_plain(storage: DeviceStorage) -> None:
+def _require_plain(storage: RowMemory) -> None:
     if storage.compact or storage.n_step > 1 or (storage.initialized and not storage._flat):
         option = "a storage of several streams"
         if storage.compact or storage.n_step > 1:

@@ -51,19 +51,19 @@ class RowMemory(TensorStorage):
     ) -> None:
         super().__init__(None, max_size, device=device, compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
-        self._num_streams = num_streams
+        self.num_streams = num_streams
         self._revision = self._known_version = self._outside_writes = 0
         self._forget_layout()
 
     def _forget_layout(self) -> None:
-        self.initialized, self._flat = False, False
+        self.initialized, self.flat = False, False
         # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
-        self._row_shape: tuple[int, ...] = ()
+        self.row_shape: tuple[int, ...] = ()
         self._ring = None
-        self._fields: dict[Key, Field] = {}
-        self._rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
+        self.fields: dict[Key, Field] = {}
+        self.rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
         self._views: dict[Key, Tensor] = {}  # live, [capacity, *shape], of all that is stored
-        self._frames: FrameStore | None = None
+        self.frames: FrameStore | None = None
         self._memories: list[Tensor] = []  # all that rows lie in
         self._window: NStepWindow | None = None
 
@@ -85,9 +85,9 @@ class RowMemory(TensorStorage):
         """Bytes allocated, 0 before the first batch."""
         if not self.initialized:
             return 0
-        frames = self._frames
+        frames = self.frames
         extra = 0 if frames is None else frames.frames.nbytes + frames.final_time.nbytes + 8
-        return self._rows.nbytes + extra
+        return self.rows.nbytes + extra
 
     def field(self, key: NestedKey) -> Tensor:
         """Live strided view ``[steps, N, *shape]`` of a stored entry, in its dtype.
@@ -105,19 +105,19 @@ class RowMemory(TensorStorage):
             )
         return view.unflatten(0, (self.ring.steps, self.ring.num_streams))
 
-    def _allocate(self, fields: list[Field], batch_size: tuple[int, ...]) -> None:
+    def allocate(self, fields: list[Field], batch_size: tuple[int, ...]) -> None:
         """Takes the layout of the first batch, checks that it fits and allocates."""
         if capturing():
             raise RuntimeError(
                 "DeviceStorage: the first extend allocates the rows and cannot be recorded in a CUDA graph. Remedy: "
                 "extend once before capturing."
             )
-        streams, flat = checks.check_streams(batch_size, self.max_size, self._num_streams), len(batch_size) == 1
+        streams, flat = checks.check_streams(batch_size, self.max_size, self.num_streams), len(batch_size) == 1
         # In inference mode these would be inference tensors, which nobody may write outside of it.
         with torch.inference_mode(False):
             ring = Ring(self.max_size // streams, streams, self.device)
-        single, framed = self._divide(fields)
-        final_rows = self._final_rows(streams)
+        single, framed = self.divide(fields)
+        final_rows = self.final_rows(streams)
         needed = ring.capacity * PackedRows.row_bytes(single)
         needed += FrameStore.nbytes(framed, ring, final_rows) if framed else 0
         remedy = "a smaller max_size, compact=True (observations stored once), smaller dtypes (uint8 images)"
@@ -125,26 +125,26 @@ class RowMemory(TensorStorage):
         if ring.capacity != self.max_size:
             logger.info("DeviceStorage: %d rows, not %d: a multiple of %d envs", ring.capacity, self.max_size, streams)
         with torch.inference_mode(False):
-            self._rows = PackedRows(single, ring, flat)
-            self._views = dict(self._rows.views)
+            self.rows = PackedRows(single, ring, flat)
+            self._views = dict(self.rows.views)
             if framed:
-                self._frames = FrameStore(framed, ring, final_rows)
-                self._views |= self._frames.rows.views
-                self._memories = [self._frames.frames]
-            self._memories += [rows for _, rows in self._rows.parts]
+                self.frames = FrameStore(framed, ring, final_rows)
+                self._views |= self.frames.rows.views
+                self._memories = [self.frames.frames]
+            self._memories += [rows for _, rows in self.rows.parts]
             if self.n_step > 1:
                 reward, done = self._views["next", "reward"], self._views["next", "done"]
                 self._window = NStepWindow(self.n_step, self.gamma, ring, reward, done)
-        self._ring, self._flat, self.max_size = ring, flat, ring.capacity
-        self._fields = {field.key: field for field in fields}
+        self._ring, self.flat, self.max_size = ring, flat, ring.capacity
+        self.fields = {field.key: field for field in fields}
         self.initialized = True
 
-    def _final_rows(self, streams: int) -> int:
+    def final_rows(self, streams: int) -> int:
         """Rows of the side ring: at least one for each stream, so that a time row at which all end is kept."""
         capacity = self.max_size // streams * streams
         return max(streams, math.ceil(self.final_fraction * capacity)) if self.compact else 0
 
-    def _divide(self, fields: list[Field]) -> tuple[list[list[Field]], list[Field]]:
+    def divide(self, fields: list[Field]) -> tuple[list[list[Field]], list[Field]]:
         """Fields by buffer: those of the rows (root and next apart where n-step reads them apart), and the frames."""
         checks.check_fields(fields)
         framed: list[Field] = []
@@ -180,35 +180,34 @@ class RowMemory(TensorStorage):
             ValueError: for another layout than that of the first batch; nothing is written then.
             RuntimeError: for the first batch inside a CUDA graph capture.
         """
-        return self._append(leaves_of(data, OWN_KEYS), tuple(data.batch_size))
+        return self.append(leaves_of(data, OWN_KEYS), tuple(data.batch_size))
 
-    def _append(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> Tensor:
+    def append(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> Tensor:
         """Adds leaves ``[*batch_size, *row_shape, ...]`` behind the newest rows; their slots."""
-        self._agree(leaves, batch_size, row_shape)
+        self.agree(leaves, batch_size, row_shape)
         ring, time_rows = self.ring, batch_size[-1]
         self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
-            index = ring.slots(time_rows, self._flat)
+            index = ring.slots(time_rows, self.flat)
             if time_rows:
                 self._write_rows(leaves, index, time_rows)
-        self._revision += 1
-        self._known_version = self._version()
+        self.count_own_write()
         return index
 
-    def _agree(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> None:
+    def agree(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> None:
         """Checks a batch against the layout, or takes its layout if it is the first; moves leaves to the device."""
         dims = len(batch_size)
         if not self.initialized:
-            streams = checks.check_streams(batch_size, self.max_size, self._num_streams)
+            streams = checks.check_streams(batch_size, self.max_size, self.num_streams)
             checks.check_streams_known(dims == 1, self.n_step, self.compact)
             for buffer in self._attached_entities:
                 checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
-            self._allocate(fields_of(leaves, dims), batch_size)
-            self._row_shape = row_shape
-        if row_shape != self._row_shape:
-            raise checks.row_shape_error(row_shape, self._row_shape)
-        checks.check_batch(batch_size, self.ring.num_streams, self._flat)
-        fields = self._fields
+            self.allocate(fields_of(leaves, dims), batch_size)
+            self.row_shape = row_shape
+        if row_shape != self.row_shape:
+            raise checks.row_shape_error(row_shape, self.row_shape)
+        checks.check_batch(batch_size, self.ring.num_streams, self.flat)
+        fields = self.fields
         if len(leaves) != len(fields):
             raise checks.layout_error(fields.values(), fields_of(leaves, dims))
         for key, leaf in leaves.items():
@@ -219,7 +218,7 @@ class RowMemory(TensorStorage):
                 leaves[key] = leaf.to(self.device)
 
     def _write_rows(self, leaves: Leaves, index: Tensor, time_rows: int) -> None:
-        ring, frames = self.ring, self._frames
+        ring, frames = self.ring, self.frames
         skipped = max(time_rows - ring.steps, 0)
         if skipped:
             index, dim = index[..., skipped:], index.dim() - 1
@@ -228,7 +227,7 @@ class RowMemory(TensorStorage):
         if frames is not None:
             owner, frame, forgotten = frames.write(leaves, index, skipped, ring)
             self._views[NEXT_FRAME].index_put_((owner,), frame)
-        self._rows.write(leaves, index, skipped)
+        self.rows.write(leaves, index, skipped)
         ring.advance(time_rows)
         if frames is not None and forgotten is not None:
             ring.forget_until(forgotten)
@@ -249,9 +248,9 @@ class RowMemory(TensorStorage):
         """
         slots = slots_of(index, self.ring)
         leaves = leaves_of(data, OWN_KEYS)
-        own = {key: field for key, field in self._fields.items() if key in self._rows.views}
+        own = {key: field for key, field in self.fields.items() if key in self.rows.views}
         checks.check_entries(leaves, slots.shape, own)
-        self._put_leaves(slots, leaves)
+        self.put_leaves(slots, leaves)
 
     def put_entry(self, key: NestedKey, value: Any, index: Any) -> None:
         """Writes one entry of stored rows in place; a number or a smaller tensor is repeated as torch does it.
@@ -261,7 +260,7 @@ class RowMemory(TensorStorage):
         """
         slots = slots_of(index, self.ring)
         name = (key,) if isinstance(key, str) else tuple(unravel_key(key))
-        field = self._fields.get(name)
+        field = self.fields.get(name)
         if field is not None:
             if isinstance(value, bool | int | float):
                 value = torch.full((), value, dtype=field.dtype, device=self.device)  # no copy from the host
@@ -269,18 +268,18 @@ class RowMemory(TensorStorage):
             whole = (*slots.shape, *field.shape)
             if value.shape != whole and checks.broadcasts(value.shape, whole):
                 value = value.expand(whole)
-        own = {key: field for key, field in self._fields.items() if key in self._rows.views}
+        own = {key: field for key, field in self.fields.items() if key in self.rows.views}
         leaves = {name: value}
         checks.check_entries(leaves, slots.shape, own)
-        self._put_leaves(slots, leaves)
+        self.put_leaves(slots, leaves)
 
-    def _put_leaves(self, slots: Tensor, leaves: Leaves) -> None:
+    def put_leaves(self, slots: Tensor, leaves: Leaves) -> None:
+        """Writes checked entries at slots, and tells the samplers of every buffer that reads them."""
         self.count_outside_writes()  # before this write hides those so far
         with torch.no_grad():
             for key, leaf in leaves.items():
                 self._views[key].index_put_((slots,), leaf.to(self.device))
-        self._revision += 1
-        self._known_version = self._version()
+        self.count_own_write()
         for buffer in self._attached_entities:
             refresh = getattr(getattr(buffer, "_sampler", None), "refresh", None)
             if refresh is not None:
@@ -303,6 +302,11 @@ class RowMemory(TensorStorage):
             self._revision += 1
         return self._outside_writes
 
+    def count_own_write(self) -> None:
+        """A write of the storage's own: its rows are others, but nobody has written through a view."""
+        self._revision += 1
+        self._known_version = self._version()
+
     def _version(self) -> int:
         """What torch counts up with each write into the rows through any view of them; the host knows it."""
         if torch.compiler.is_compiling():
@@ -319,9 +323,14 @@ class RowMemory(TensorStorage):
         """Number of valid rows."""
         return 0 if self._ring is None else self._ring.read()[1] * self._ring.num_streams
 
-    def _empty(self) -> None:
+    def clear(self) -> None:
+        """Forgets all rows; layout and memory stay."""
         if self._ring is not None:
             self._ring.clear()
-        if self._frames is not None:
-            self._frames.clear()
+        if self.frames is not None:
+            self.frames.clear()
         self._revision += 1
+
+    def _empty(self) -> None:
+        """What TorchRL calls."""
+        self.clear()

@@ -34,22 +34,22 @@ def storage_state(storage: RowMemory) -> dict[str, Any]:
     state |= {
         "layout": _layout(storage),
         "ring": storage.ring.state_dict(),
-        "rows": storage._rows.state(slots),
+        "rows": storage.rows.state(slots),
     }
-    if storage._frames is not None:
-        state["frames"] = storage._frames.state_dict(slots)
+    if storage.frames is not None:
+        state["frames"] = storage.frames.state_dict(slots)
     return state
 
 
 def _layout(storage: RowMemory) -> dict[str, Any]:
     """What two storages must have in common for rows to mean the same in both."""
-    fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage._fields.values()]
+    fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage.fields.values()]
     streams = storage.ring.num_streams
     known = {
         "fields": sorted(fields),
         "num_streams": streams,
-        "flat": storage._flat,
-        "row_shape": list(storage._row_shape),
+        "flat": storage.flat,
+        "row_shape": list(storage.row_shape),
     }
     return {**known, **_options(storage, streams)}
 
@@ -59,7 +59,7 @@ def _options(storage: RowMemory, streams: int) -> dict[str, Any]:
         "capacity": storage.max_size // streams * streams,
         "compact": storage.compact,
         "split": storage.n_step > 1,
-        "final_rows": storage._final_rows(streams),
+        "final_rows": storage.final_rows(streams),
     }
 
 
@@ -84,8 +84,8 @@ def check_storage_state(storage: RowMemory, state: Any) -> None:
     if saved["num_streams"] < 1:
         raise state_error(_NAME, "num_streams of at least 1", f"{saved['num_streams']}")
     options = _layout(storage) if storage.initialized else _options(storage, saved["num_streams"])
-    if storage._num_streams is not None:
-        options["num_streams"] = storage._num_streams
+    if storage.num_streams is not None:
+        options["num_streams"] = storage.num_streams
     for name, expected in options.items():
         received = saved.get(name, [])
         if received != expected:
@@ -104,7 +104,7 @@ def _check_rows(storage: RowMemory, state: Mapping[str, Any]) -> None:
     length, fits = counters["length"], (counters["steps"], counters["num_streams"]) == (steps, streams)
     if not fits or not 0 <= length <= min(steps, counters["cursor"]):
         raise state_error(_NAME, f"counters of a ring of {steps} steps of {streams} streams", f"{dict(counters)}")
-    single, framed = storage._divide(_fields_of_state(saved))
+    single, framed = storage.divide(_fields_of_state(saved))
     sizes, rows = [RowLayout(fields).row_bytes for fields in single], length * streams
     if len(state["rows"]) != len(sizes):
         raise state_error(_NAME, f"{len(sizes)} tensors of rows", f"{len(state['rows'])}")
@@ -163,20 +163,19 @@ def load_storage_state(storage: RowMemory, state: dict[str, Any]) -> None:
     """
     check_storage_state(storage, state)
     if not state["initialized"]:
-        storage._empty()
+        storage.clear()
         return
     saved = state["layout"]
     if not storage.initialized:
-        storage._allocate(_fields_of_state(saved), (1,) if saved["flat"] else (saved["num_streams"], 1))
-        storage._row_shape = tuple(saved.get("row_shape", ()))
+        storage.allocate(_fields_of_state(saved), (1,) if saved["flat"] else (saved["num_streams"], 1))
+        storage.row_shape = tuple(saved.get("row_shape", ()))
     storage.ring.load_state_dict(state["ring"])
     slots = storage.ring.valid_slots()
-    storage._rows.load_state(state["rows"], slots)
-    if storage._frames is not None:
-        storage._frames.load_state_dict(state["frames"], slots)
-        storage.ring.may_forget = storage._frames.may_forget(0)
-    storage._bump_mutation_revision()
-    storage._known_version = storage._version()
+    storage.rows.load_state(state["rows"], slots)
+    if storage.frames is not None:
+        storage.frames.load_state_dict(state["frames"], slots)
+        storage.ring.may_forget = storage.frames.may_forget(0)
+    storage.count_own_write()
 
 
 class DeviceStorageCheckpointer(StorageCheckpointerBase):

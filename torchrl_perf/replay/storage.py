@@ -142,18 +142,18 @@ class DeviceStorage(RowMemory):
         window, last = self._window, slot
         if window is not None:
             reward, steps, gamma, last = window.read(slot)
-        leaves = self._rows.read(slot, last, shape)
-        if self._frames is not None:
-            leaves.update(self._frames.read(slot, leaves.pop(NEXT_FRAME).reshape(-1), shape))
+        leaves = self.rows.read(slot, last, shape)
+        if self.frames is not None:
+            leaves.update(self.frames.read(slot, leaves.pop(NEXT_FRAME).reshape(-1), shape))
         if window is not None:
             leaves["next", "reward"] = reward.view(*shape, *reward.shape[1:])
             leaves["steps_to_next_obs",] = steps.view(*shape, 1)
             leaves["gamma",] = gamma.view(*shape, 1)
-        return build(leaves, (*shape, *self._row_shape), self.device)
+        return build(leaves, (*shape, *self.row_shape), self.device)
 
     def _live(self, run: tuple[int, int], rows: slice) -> TensorDict:
         leaves = {key: view[run[0] : run[1]][rows] for key, view in self._views.items()}
-        return build(leaves, (len(range(run[1] - run[0])[rows]), *self._row_shape), self.device)
+        return build(leaves, (len(range(run[1] - run[0])[rows]), *self.row_shape), self.device)
 
     def _rand_given_ndim(self, batch_size: int) -> Tensor:
         return self.ring.random_slots(batch_size, self._rng)
@@ -239,7 +239,7 @@ class DeviceStorage(RowMemory):
                 "arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
-        options["num_streams"] = self._num_streams
+        options["num_streams"] = self.num_streams
         return {"options": options, "state": self.state_dict(), "buffers": self._attached_entities}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

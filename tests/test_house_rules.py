@@ -276,6 +276,87 @@ def test_no_forbidden_words():
     report("no path of one machine, no index host, no unfinished work", found)
 
 
+PUBLIC_UNDERSCORES = {"_asdict", "_replace", "_fields", "_make", "_version"}  # of named tuples; writes into a tensor
+TORCH = re.compile(r"torch\._foreach_\w+|torch\._C|torch\._dynamo|torch\._inductor|torch\._fused_adam_|sys\._\w+")
+REACHES: dict[str, set[str]] = {
+    # what TorchRL, tensordict, torch, VMAS and W&B give no public way to
+    "collectors/device_collector.py": {"_allow_done_after_reset", "_reset"},
+    "collectors/env_state.py": {"_buffers", "_reset"},
+    "collectors/host_collector.py": {"_maybe_fallback_update"},
+    "collectors/host_policy.py": {"_forward_hooks", "_forward_pre_hooks"},
+    "collectors/native_autoreset.py": {
+        "_complete_done",
+        "_envs",
+        "_native_autoreset_set_invalid_next_observation",
+        "_step",
+    },
+    "collectors/repeats.py": {"_step"},
+    "collectors/stepping.py": {"_reset", "_step_mdp"},
+    "collectors/validation.py": {"_has_dynamic_specs", "_reset"},
+    "envs/agent_streams.py": {"_reset", "_step_and_maybe_reset"},
+    "envs/auto_reset.py": {"_new_unsafe"},
+    "envs/repeated_steps.py": {"_step"},
+    "envs/vmas.py": {"_env", "_new_unsafe"},
+    "envs/vmas_world.py": {
+        "_apply_gravity",
+        "_c_noise",
+        "_collidable_pairs",
+        "_gravity",
+        "_set_action",
+        "_u_noise",
+    },
+    "metrics/wandb_sink.py": {"_cleanup", "_proc", "_process", "_unregister_telemetry_import_hooks"},
+    "modules/distributions.py": {"_num_events", "_validate_args"},
+    "modules/squashed_normal.py": {"_validate_args"},
+    "objectives/loss_module.py": {"_apply"},
+    "objectives/ppo.py": {
+        "_cached_critic_network_params_detached",
+        "_entropy_coeff_map",
+        "_has_critic",
+        "_loss_mask_keys",
+        "_out_keys",
+    },
+    "objectives/views.py": {"_modules", "_names", "_vmap_randomness"},
+    "replay/buffer.py": {"_tensordict"},
+    "replay/copied_rows.py": {"_tensordict"},
+    "replay/layout.py": {"_new_unsafe"},
+    "replay/torchrl_writers.py": {"_attached_entities", "_cursor", "_write_count"},
+    "replay/writer.py": {"_attached_entities"},
+    "runtime/_host_copies.py": {"_cdata"},
+    "bench/replay.py": {"_batch_size"},
+    # classes of the package
+    "envs/marine/recording.py": {"_acting", "_root", "_state", "_wrap", "_write"},
+    "replay/slices.py": {"_attach", "_empty", "_rng"},
+    "runtime/files.py": {"_file"},
+    "runtime/interception.py": {"_destroy", "_lazy_call"},
+    "trainers/config.py": {"_check"},
+}
+"""Private names of other objects that a file reads, each file for itself; shorten it, and leave it as short."""
+
+
+def reaches(tree: ast.Module) -> Iterator[tuple[ast.Attribute, str]]:
+    """Private attributes of anything but ``self``, ``cls`` and ``super()``."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not re.match(r"_[a-z]", node.attr) or node.attr in PUBLIC_UNDERSCORES:
+            continue
+        owner = dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
+        if owner not in {"self", "cls", "super"} and not TORCH.match(f"{owner}.{node.attr}"):
+            yield node, node.attr
+
+
+def test_no_file_reaches_into_anothers_privates():
+    found, kept = [], {}
+    for path in python_files(PACKAGE):
+        name = path.relative_to(PACKAGE).as_posix()
+        for node, attribute in reaches(parse(path)):
+            if attribute in REACHES.get(name, set()):
+                kept.setdefault(name, set()).add(attribute)
+            else:
+                found.append(f"{where(path, node)} .{attribute}")
+    report("give the class the method it lacks; where upstream lacks it, add the file to REACHES with the name", found)
+    assert kept == REACHES, "shorten REACHES: a file there no longer reads the name"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
 def test_ruff():
     command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise", "."]
@@ -301,6 +382,10 @@ class TestTheRulesThemselves:
     def test_undocumented_looks_into_public_classes_only(self):
         code = "class A:\n    '''.'''\n    def f(self): ...\n    def _g(self): ...\nclass _B:\n    def h(self): ...\n"
         assert [name for _, name in undocumented(ast.parse(code).body)] == ["A.f"]
+
+    def test_reaches_leave_out_ones_own_and_torchs(self):
+        code = "self._a\nself.b._c\nsuper()._d\nenv()._e\ntorch._C._f\nrow._asdict()\nx.__dict__\n"
+        assert [name for _, name in reaches(ast.parse(code))] == ["_c", "_e"]
 
     def test_docstring_is_not_counted_as_body(self):
         node = ast.parse("def f():\n    '''One.\n\n    Two.\n    '''\n    return 1\n").body[0]

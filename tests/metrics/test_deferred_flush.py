@@ -87,6 +87,16 @@ def test_errors_keep_the_interval(device):
     assert metrics.finish_flush() == {"a": 1.0}
 
 
+def test_a_summary_is_part_of_the_row_that_is_logged(device):
+    rows = Rows()
+    metrics = DeviceMetrics(device, logger=rows)
+    metrics.add("a", torch.tensor(2.0, device=device))
+    metrics.start_flush(7)
+    wanted = {"a": 2.0, "host": 1.0, "both": 3.0}
+    assert metrics.finish_flush({"host": 1.0}, summarise=lambda row: row | {"both": row["a"] + row["host"]}) == wanted
+    assert rows.rows == [(7, wanted)]
+
+
 def test_loading_a_state_drops_what_is_under_way(device):
     metrics = DeviceMetrics(device)
     metrics.add("a", torch.tensor(1.0, device=device))

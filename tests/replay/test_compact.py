@@ -30,13 +30,13 @@ class TestBitPatterns:
         storage = DeviceStorage(8, compact=True, final_fraction=1.0)
         index = storage.write(td)
         assert same_bits(storage.get(index)["next", "observation"], td["next", "observation"])
-        assert int(storage._frames.final_count) == 1  # -0.0 before 0.0
+        assert int(storage.frames.final_count) == 1  # -0.0 before 0.0
 
     def test_continuing_batches_share(self):
         storage = DeviceStorage(8, compact=True)
         for t in range(0, 20, 2):
             storage.write(rows([t + 0.0, t + 1.0], [t + 1.0, t + 2.0]))
-        assert int(storage._frames.final_count) == 0
+        assert int(storage.frames.final_count) == 0
         newest = storage.get(storage.ring.valid_slots())
         assert torch.equal(newest["next", "observation"], newest["observation"] + 1)
 
@@ -50,11 +50,11 @@ class TestBitPatterns:
             td = TensorDict({"x": x, "next": {"x": following}}, [1, 5])
             storage = DeviceStorage(6, compact=True)
             assert (storage.get(storage.write(td)) == td).all()
-            assert int(storage._frames.final_count) == 1
+            assert int(storage.frames.final_count) == 1
         storage = DeviceStorage(6, compact=True)
         x = torch.zeros(1, 5, width, dtype=dtype)
         storage.write(TensorDict({"x": x, "next": {"x": x}}, [1, 5]))
-        assert int(storage._frames.final_count) == 0
+        assert int(storage.frames.final_count) == 0
 
     def test_padding_is_not_compared(self):
         shape = (1, 6, 3)  # 3 bytes of a row of 16
@@ -62,7 +62,7 @@ class TestBitPatterns:
         td = TensorDict({"pixels": image, "next": {"pixels": image.roll(-1, 1)}}, [1, 6])
         storage = DeviceStorage(6, compact=True)
         storage.get(storage.write(td))
-        assert int(storage._frames.final_count) == 0
+        assert int(storage.frames.final_count) == 0
 
 
 class TestKeys:
@@ -86,7 +86,7 @@ class TestKeys:
         td = rows([0.0, 1, 2, 3], [1.0, 2, 3, 4], **flags, reward=torch.ones(1, 4, 1))
         storage = DeviceStorage(4, compact=True)
         storage.write(td)
-        assert storage._frames.keys == [("observation",)]
+        assert storage.frames.keys == [("observation",)]
 
     def test_a_next_entry_of_another_shape_is_no_copy(self):
         td = rows([0.0, 1], [1.0, 2], goal=torch.zeros(1, 2, 3)).set(("next", "goal"), torch.zeros(1, 2, 2))

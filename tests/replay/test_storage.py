@@ -58,7 +58,7 @@ def test_any_sequence_of_extends(seed, num_envs, steps, spare, lengths, n, compa
     max_size = num_envs * steps + min(spare, num_envs - 1)
     stream = Stream(num_envs, torch.Generator().manual_seed(seed), p_done)
     storage = DeviceStorage(max_size, compact=compact, n_step=n, gamma=0.9, final_fraction=final_fraction)
-    final_rows = storage._final_rows(num_envs) if compact else None
+    final_rows = storage.final_rows(num_envs) if compact else None
     oracle = ListRing(steps, num_envs, final_rows)
     for T in lengths:
         start = oracle.cursor

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchrl_perf.runtime import doctor, doctor_device, doctor_host, doctor_software
-from torchrl_perf.runtime.doctor import Check, Finding, check_machine, format_checks, run_checks, worst
+from torchrl_perf.runtime import doctor_checks, doctor_device, doctor_host, doctor_software
+from torchrl_perf.runtime.doctor import check_machine
+from torchrl_perf.runtime.doctor_checks import Check, Finding, format_checks, run_checks, worst
 
 GIB = 2**30
 NAMES = {
@@ -49,8 +50,8 @@ class TestReport:
         ]
 
     def test_long_errors_are_shortened(self):
-        assert len(doctor.short_error(ValueError("x" * 1000))) < 200
-        assert doctor.short_error(KeyError()) == "KeyError"
+        assert len(doctor_checks.short_error(ValueError("x" * 1000))) < 200
+        assert doctor_checks.short_error(KeyError()) == "KeyError"
 
 
 def test_this_machine_is_checked_whole(tmp_path):
@@ -320,5 +321,5 @@ def test_a_real_gpu_passes(name):
 
 
 def test_findings_have_four_verdicts():
-    assert set(doctor.SEVERITY) == {"ok", "warn", "fail", "n/a"}
+    assert set(doctor_checks.SEVERITY) == {"ok", "warn", "fail", "n/a"}
     assert Finding("ok", "x").remedy == ""

@@ -167,7 +167,7 @@ class TestUsage:
         with torch.no_grad():
             trainer.controller.selector[-1].bias.copy_(torch.tensor([0.0, 0.0, 100.0, 0.0, 0.0]))
         trainer.store(trainer.collect())
-        row = trainer.metrics.flush(1)
+        row = trainer.summarise(trainer.metrics.flush(1))
         collapsed = [entry for entry in recwarn if entry.category is OptionCollapseWarning]
         assert len(collapsed) == warned
         assert (row["option/max_usage"], row["option/num_used"]) == (1.0, 1.0)

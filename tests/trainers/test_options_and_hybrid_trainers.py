@@ -72,7 +72,8 @@ class TestOptions:
         for _ in range(5):
             trainer.store(trainer.collect())
         with pytest.warns(OptionCollapseWarning, match="the options have collapsed"):
-            trainer.metrics.flush(1)
+            row = trainer.summarise(trainer.metrics.flush(1))
+        assert (row["option/max_usage"], row["option/num_used"]) == (1.0, 1.0)
 
     def test_a_rollback_leaves_what_the_options_did(self):
         trainer = make("sac-options", {"on_nan": "rollback"})

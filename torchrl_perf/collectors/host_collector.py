@@ -294,7 +294,7 @@ class HostCollector(BaseCollector):
                 with suppress(Exception):  # a second fault adds nothing to the first
                     rows.store_outcome(other.receive())
         complete = min(self.num_steps, *(rows.slowest for rows in self._rows)) if self._started else 0
-        return HostEnvError.of(group, error, self._store.batch[:, :complete].clone())
+        return group.env_error(error, self._store.batch[:, :complete].clone())
 
     def _close(self, *, broken: bool) -> None:
         if self.closed:

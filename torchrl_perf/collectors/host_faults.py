@@ -5,12 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensordict import TensorDictBase
-
-if TYPE_CHECKING:
-    from torchrl_perf.collectors.host_groups import HostGroup
 
 
 class EnvTimeoutError(TimeoutError):
@@ -30,13 +27,6 @@ class EnvTimeoutError(TimeoutError):
         self.silent = list(silent)
         who = ", ".join(str(offset + i) for i in silent) or "which one the vector env does not tell"
         super().__init__(f"expected a {what} to take at most timeout={seconds:g} s, still waiting for env {who}")
-
-
-def _large_seed(seed: int | None) -> str:
-    """A word on seeds that some envs cannot take."""
-    if seed is None or seed < 2**31:
-        return ""
-    return "Its seed is beyond 31 bits; an env that takes no more wants the collector's seed below 46,341. "
 
 
 class HostEnvError(RuntimeError):
@@ -62,25 +52,6 @@ class HostEnvError(RuntimeError):
     ) -> None:
         super().__init__(message)
         self.group, self.env_index, self.seed, self.step, self.batch = group, env_index, seed, step, batch
-
-    @classmethod
-    def of(cls, group: HostGroup, error: BaseException, batch: TensorDictBase) -> HostEnvError:
-        """The error for what a group raised."""
-        local = group.failed_env(error)
-        env_index = None if local is None else group.offset + local
-        seed = None if group.seeds is None else group.seeds[local or 0]
-        who = "an env" if local is None else f"env {env_index} (number {local} of its group)"
-        return cls(
-            f"{who} in group {group.index}, a {type(group.envs.unwrapped).__name__}, seed {seed}, raised "
-            f"{type(error).__name__} at vector step {group.steps}: {error}. All envs are closed; {batch.shape[1]} "
-            f"complete steps are in this error's `batch`. {_large_seed(seed)}Remedy: mend the env, or go on from a "
-            "checkpoint with new vector envs.",
-            group=group.index,
-            env_index=env_index,
-            seed=seed,
-            step=group.steps,
-            batch=batch,
-        )
 
 
 def ignore_interrupts(make_env: Callable[[], Any]) -> Callable[[], Any]:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from tensordict import TensorDictBase
 
-from torchrl_perf.collectors.host_faults import EnvTimeoutError
+from torchrl_perf.collectors.host_faults import EnvTimeoutError, HostEnvError
 from torchrl_perf.collectors.host_finals import FinalWatch, protect_finals, unprotect_finals
 from torchrl_perf.collectors.host_info import read_info
 from torchrl_perf.collectors.host_spaces import Leaf
@@ -306,6 +307,29 @@ class HostGroup:
             trace = trace.tb_next
         return None
 
+    def env_error(self, error: BaseException, batch: TensorDictBase) -> HostEnvError:
+        """What a collector raises for the error of an env of this group.
+
+        Args:
+            error: what the step or reset has raised.
+            batch: ``[N, t]`` of the complete steps that were not yet returned.
+        """
+        local = self.failed_env(error)
+        env_index = None if local is None else self.offset + local
+        seed = None if self.seeds is None else self.seeds[local or 0]
+        who = "an env" if local is None else f"env {env_index} (number {local} of its group)"
+        return HostEnvError(
+            f"{who} in group {self.index}, a {type(self.envs.unwrapped).__name__}, seed {seed}, raised "
+            f"{type(error).__name__} at vector step {self.steps}: {error}. All envs are closed; {batch.shape[1]} "
+            f"complete steps are in this error's `batch`. {_large_seed(seed)}Remedy: mend the env, or go on from a "
+            "checkpoint with new vector envs.",
+            group=self.index,
+            env_index=env_index,
+            seed=seed,
+            step=self.steps,
+            batch=batch,
+        )
+
     def close(self, *, broken: bool = False) -> None:
         """Closes the vector env; with ``broken``, whatever state it is in and without a further error."""
         if self._thread is not None:
@@ -335,6 +359,13 @@ class HostGroup:
         if self._thread is not None:
             self._thread.stop()
         unprotect_finals(self.envs.unwrapped)
+
+
+def _large_seed(seed: int | None) -> str:
+    """A word on seeds that some envs cannot take."""
+    if seed is None or seed < 2**31:
+        return ""
+    return "Its seed is beyond 31 bits; an env that takes no more wants the collector's seed below 46,341. "
 
 
 def _env_at(frame: Any, inner: Any) -> int | None:

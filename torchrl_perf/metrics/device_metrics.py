@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,14 +180,20 @@ class DeviceMetrics:
         self._last_step = step
         self._started.append(step)
 
-    def finish_flush(self, extra: Mapping[str, float] | None = None) -> dict[str, float] | None:
+    def finish_flush(
+        self,
+        extra: Mapping[str, float] | None = None,
+        *,
+        summarise: Callable[[dict[str, float]], dict[str, float]] | None = None,
+    ) -> dict[str, float] | None:
         """Log the oldest interval that is under way as one row; waits for its copy only.
 
         Args:
             extra: host numbers that belong in the same row, for example steps per second.
+            summarise: gets the row before it is logged, and returns the one to log.
 
         Returns:
-            The row as ``flush`` returns it, or ``None`` when no interval is under way.
+            The row as it was logged, or ``None`` when no interval is under way.
 
         Raises:
             ValueError: if ``extra`` reuses a name; the interval stays under way.
@@ -198,6 +204,8 @@ class DeviceMetrics:
         row, self.last_histograms = self._layout.read(self._download.wait())
         step = self._started.popleft()
         row.update(extra or {})
+        if summarise is not None:
+            row = summarise(row)
         if self.logger is not None and (row or self.last_histograms):
             log_row(self.logger, row, self.last_histograms, step)
         return row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import netrc
 import os
 import secrets
 import subprocess
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlparse
 
 import numpy as np
 from torchrl.record.loggers import Logger
@@ -25,6 +23,7 @@ from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.redact import redact, redact_command
 from torchrl_perf.runtime.timing import Stopwatch
+from torchrl_perf.runtime.wandb_key import has_wandb_key
 
 STATE_FILE = "wandb.json"
 """File in the folder of a run with the identifier of its W&B run and the last step that was handed to it."""
@@ -188,18 +187,7 @@ class WandbSink(LoggerSink):
 
 def wandb_mode() -> str:
     """``WANDB_MODE`` if set, else "online" if W&B could log in without asking, else "offline"."""
-    return os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
-
-
-def _has_key() -> bool:
-    """Whether there is a key in the environment, or a netrc entry for W&B's host."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
 
 
 def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torchrl_perf.functional.coloured_noise import coloured_filter
 from torchrl_perf.functional.information import discounted_return
 from torchrl_perf.functional.wide import outside_autocast, wide_dtype, widened
 from torchrl_perf.modules.bounds import action_bounds
-from torchrl_perf.transforms.policy_state import PolicyState
+from torchrl_perf.modules.policy_state import PolicyState
 
 __all__ = ["Decision", "ICEMPlanner", "ICEMSettings"]
 

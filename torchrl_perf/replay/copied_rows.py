@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from torchrl_perf.replay.storage import DeviceStorage
+from torchrl_perf.replay.row_memory import RowMemory
 
 _HARMLESS = frozenset({"requires_grad_", "share_memory_", "detach_"})
 """Named as writes in place are, but leave the numbers."""
@@ -77,10 +76,10 @@ class CopiedRows(TensorDict):
     are refused. What is derived from these rows (``clone``, an index of many rows) is a copy like any other.
     """
 
-    _origin: tuple[DeviceStorage, Tensor] | None = None
+    _origin: tuple[RowMemory, Tensor] | None = None
 
     @classmethod
-    def of(cls, rows: TensorDict, storage: DeviceStorage, slots: Tensor) -> CopiedRows:
+    def of(cls, rows: TensorDict, storage: RowMemory, slots: Tensor) -> CopiedRows:
         """Rows that were read from ``slots`` of ``storage``."""
         _mark_leaves(rows)
         copied = cls._new_unsafe(dict(rows.items()), batch_size=rows.batch_size, device=rows.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +17,15 @@ from torchrl_perf.replay._checks import (
     state_error,
 )
 from torchrl_perf.replay.layout import Field, RowLayout
+from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
-
-if TYPE_CHECKING:
-    from torchrl_perf.replay.storage import DeviceStorage
 
 _FILE = "storage.pt"
 _NAME = "DeviceStorage"
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def storage_state(storage: DeviceStorage) -> dict[str, Any]:
+def storage_state(storage: RowMemory) -> dict[str, Any]:
     """State of a storage as tensors (copies) and plain values: filled rows only, in ascending order of slot."""
     state: dict[str, Any] = {"max_size": storage.max_size, "initialized": storage.initialized}
     if not storage.initialized:
@@ -36,36 +34,36 @@ def storage_state(storage: DeviceStorage) -> dict[str, Any]:
     state |= {
         "layout": _layout(storage),
         "ring": storage.ring.state_dict(),
-        "rows": storage._rows.state(slots),
+        "rows": storage.rows.state(slots),
     }
-    if storage._frames is not None:
-        state["frames"] = storage._frames.state_dict(slots)
+    if storage.frames is not None:
+        state["frames"] = storage.frames.state_dict(slots)
     return state
 
 
-def _layout(storage: DeviceStorage) -> dict[str, Any]:
+def _layout(storage: RowMemory) -> dict[str, Any]:
     """What two storages must have in common for rows to mean the same in both."""
-    fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage._fields.values()]
+    fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage.fields.values()]
     streams = storage.ring.num_streams
     known = {
         "fields": sorted(fields),
         "num_streams": streams,
-        "flat": storage._flat,
-        "row_shape": list(storage._row_shape),
+        "flat": storage.flat,
+        "row_shape": list(storage.row_shape),
     }
     return {**known, **_options(storage, streams)}
 
 
-def _options(storage: DeviceStorage, streams: int) -> dict[str, Any]:
+def _options(storage: RowMemory, streams: int) -> dict[str, Any]:
     return {
         "capacity": storage.max_size // streams * streams,
         "compact": storage.compact,
         "split": storage.n_step > 1,
-        "final_rows": storage._final_rows(streams),
+        "final_rows": storage.final_rows(streams),
     }
 
 
-def check_storage_state(storage: DeviceStorage, state: Any) -> None:
+def check_storage_state(storage: RowMemory, state: Any) -> None:
     """That a state fits the storage in every entry: what is loaded after this cannot fail half-way.
 
     Raises:
@@ -86,8 +84,8 @@ def check_storage_state(storage: DeviceStorage, state: Any) -> None:
     if saved["num_streams"] < 1:
         raise state_error(_NAME, "num_streams of at least 1", f"{saved['num_streams']}")
     options = _layout(storage) if storage.initialized else _options(storage, saved["num_streams"])
-    if storage._num_streams is not None:
-        options["num_streams"] = storage._num_streams
+    if storage.num_streams is not None:
+        options["num_streams"] = storage.num_streams
     for name, expected in options.items():
         received = saved.get(name, [])
         if received != expected:
@@ -95,7 +93,7 @@ def check_storage_state(storage: DeviceStorage, state: Any) -> None:
     _check_rows(storage, state)
 
 
-def _check_rows(storage: DeviceStorage, state: Mapping[str, Any]) -> None:
+def _check_rows(storage: RowMemory, state: Mapping[str, Any]) -> None:
     """That counters are possible and that the rows have their number and size."""
     counters, saved = state["ring"], state["layout"]
     kinds = dict.fromkeys(("steps", "num_streams", "cursor", "length"), int)
@@ -106,7 +104,7 @@ def _check_rows(storage: DeviceStorage, state: Mapping[str, Any]) -> None:
     length, fits = counters["length"], (counters["steps"], counters["num_streams"]) == (steps, streams)
     if not fits or not 0 <= length <= min(steps, counters["cursor"]):
         raise state_error(_NAME, f"counters of a ring of {steps} steps of {streams} streams", f"{dict(counters)}")
-    single, framed = storage._divide(_fields_of_state(saved))
+    single, framed = storage.divide(_fields_of_state(saved))
     sizes, rows = [RowLayout(fields).row_bytes for fields in single], length * streams
     if len(state["rows"]) != len(sizes):
         raise state_error(_NAME, f"{len(sizes)} tensors of rows", f"{len(state['rows'])}")
@@ -157,7 +155,7 @@ def _refuse(name: str, expected: object, received: object) -> None:
     )
 
 
-def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
+def load_storage_state(storage: RowMemory, state: dict[str, Any]) -> None:
     """Restores :func:`storage_state`.
 
     Raises:
@@ -165,30 +163,29 @@ def load_storage_state(storage: DeviceStorage, state: dict[str, Any]) -> None:
     """
     check_storage_state(storage, state)
     if not state["initialized"]:
-        storage._empty()
+        storage.clear()
         return
     saved = state["layout"]
     if not storage.initialized:
-        storage._allocate(_fields_of_state(saved), (1,) if saved["flat"] else (saved["num_streams"], 1))
-        storage._row_shape = tuple(saved.get("row_shape", ()))
+        storage.allocate(_fields_of_state(saved), (1,) if saved["flat"] else (saved["num_streams"], 1))
+        storage.row_shape = tuple(saved.get("row_shape", ()))
     storage.ring.load_state_dict(state["ring"])
     slots = storage.ring.valid_slots()
-    storage._rows.load_state(state["rows"], slots)
-    if storage._frames is not None:
-        storage._frames.load_state_dict(state["frames"], slots)
-        storage.ring.may_forget = storage._frames.may_forget(0)
-    storage._bump_mutation_revision()
-    storage._known_version = storage._version()
+    storage.rows.load_state(state["rows"], slots)
+    if storage.frames is not None:
+        storage.frames.load_state_dict(state["frames"], slots)
+        storage.ring.may_forget = storage.frames.may_forget(0)
+    storage.count_own_write()
 
 
 class DeviceStorageCheckpointer(StorageCheckpointerBase):
     """What TorchRL's buffers save a :class:`~torchrl_perf.replay.DeviceStorage` with: one file, aside and renamed."""
 
-    def dumps(self, storage: DeviceStorage, path: str | Path) -> None:
+    def dumps(self, storage: RowMemory, path: str | Path) -> None:
         """Writes :func:`storage_state` into the folder ``path``."""
         save_checkpoint(storage_state(storage), Path(path) / _FILE)
 
-    def loads(self, storage: DeviceStorage, path: str | Path) -> None:
+    def loads(self, storage: RowMemory, path: str | Path) -> None:
         """Restores :meth:`dumps`.
 
         Raises:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.utils import unravel_key
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import TensorStorage
 
 from torchrl_perf.replay import _checks as checks
-from torchrl_perf.replay.compact import NEXT_FRAME, FrameStore, observation_keys
+from torchrl_perf.replay.compact import NEXT_FRAME
 from torchrl_perf.replay.copied_rows import CopiedRows
-from torchrl_perf.replay.layout import OWN_KEYS, Field, Key, Leaves, build, describe, fields_of, leaves_of, readable_key
-from torchrl_perf.replay.memory import logger, reserve
-from torchrl_perf.replay.ring import Ring, capturing, slots_of
-from torchrl_perf.replay.rows import PackedRows
+from torchrl_perf.replay.layout import build
+from torchrl_perf.replay.ring import slots_of
+from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
 from torchrl_perf.replay.torchrl_writers import set_rows
-from torchrl_perf.replay.windows import NStepWindow
 
 LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
     "ndim": (1, "rows have slots, and a batch [N, T] is N streams of time rows by itself"),
@@ -36,7 +31,7 @@ LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
 OPTIONS = ("max_size", "device", "compact", "n_step", "gamma", "final_fraction")
 
 
-class DeviceStorage(TensorStorage):
+class DeviceStorage(RowMemory):
     """Ring of rows on the device for TorchRL's replay buffers: no host wait in writes and reads, capturable.
 
     The layout is taken from the first batch. A batch ``[N, T]`` (envs, time) adds T time rows of N streams; a batch
@@ -68,7 +63,6 @@ class DeviceStorage(TensorStorage):
     """
 
     supports_conditional_update = False
-    _ring: Ring | None = None  # made with the first batch; TorchRL asks for `_len` before
     _default_checkpointer = DeviceStorageCheckpointer
 
     def __init__(
@@ -85,192 +79,7 @@ class DeviceStorage(TensorStorage):
     ) -> None:
         checks.refuse_options("DeviceStorage", options, LAZY_TENSOR_STORAGE)
         max_size, num_streams = checks.check_options(max_size, num_streams, n_step, gamma, final_fraction)
-        super().__init__(None, max_size, device=checks.check_device(device), compilable=True)
-        self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
-        self._num_streams = num_streams
-        self._revision = self._known_version = self._outside_writes = 0
-        self._forget_layout()
-
-    def _forget_layout(self) -> None:
-        self.initialized, self._flat = False, False
-        self._row_shape: tuple[
-            int, ...
-        ] = ()  # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
-        self._ring = None
-        self._fields: dict[Key, Field] = {}
-        self._rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
-        self._views: dict[Key, Tensor] = {}  # live, [capacity, *shape], of all that is stored
-        self._frames: FrameStore | None = None
-        self._memories: list[Tensor] = []  # all that rows lie in
-        self._window: NStepWindow | None = None
-
-    # --- what it is made of
-
-    @property
-    def ring(self) -> Ring:
-        """Counters of the ring.
-
-        Raises:
-            RuntimeError: before the first batch, which says how many streams there are.
-        """
-        if self._ring is None:
-            raise RuntimeError("DeviceStorage: the ring is made by the first extend, which has not come yet.")
-        return self._ring
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, 0 before the first batch."""
-        if not self.initialized:
-            return 0
-        frames = self._frames
-        extra = 0 if frames is None else frames.frames.nbytes + frames.final_time.nbytes + 8
-        return self._rows.nbytes + extra
-
-    def field(self, key: NestedKey) -> Tensor:
-        """Live strided view ``[steps, N, *shape]`` of a stored entry, in its dtype.
-
-        Raises:
-            KeyError: for an entry that is not stored; next observations are not with ``compact``.
-        """
-        name = (key,) if isinstance(key, str) else tuple(key)
-        view = self._views.get(name)
-        if view is None or name == NEXT_FRAME:
-            stored = ", ".join(sorted(readable_key(known) for known in self._views if known != NEXT_FRAME))
-            raise KeyError(
-                f"DeviceStorage: no entry {readable_key(name)} is stored; there are {stored}. With compact=True next "
-                "observations are not stored: read rows with storage.get(index)."
-            )
-        return view.unflatten(0, (self.ring.steps, self.ring.num_streams))
-
-    def _allocate(self, fields: list[Field], batch_size: tuple[int, ...]) -> None:
-        """Takes the layout of the first batch, checks that it fits and allocates."""
-        if capturing():
-            raise RuntimeError(
-                "DeviceStorage: the first extend allocates the rows and cannot be recorded in a CUDA graph. Remedy: "
-                "extend once before capturing."
-            )
-        streams, flat = checks.check_streams(batch_size, self.max_size, self._num_streams), len(batch_size) == 1
-        # In inference mode these would be inference tensors, which nobody may write outside of it.
-        with torch.inference_mode(False):
-            ring = Ring(self.max_size // streams, streams, self.device)
-        single, framed = self._divide(fields)
-        final_rows = self._final_rows(streams)
-        needed = ring.capacity * PackedRows.row_bytes(single)
-        needed += FrameStore.nbytes(framed, ring, final_rows) if framed else 0
-        remedy = "a smaller max_size, compact=True (observations stored once), smaller dtypes (uint8 images)"
-        reserve(needed, self.device, f"DeviceStorage: {ring.capacity} rows", remedy)
-        if ring.capacity != self.max_size:
-            logger.info("DeviceStorage: %d rows, not %d: a multiple of %d envs", ring.capacity, self.max_size, streams)
-        with torch.inference_mode(False):
-            self._rows = PackedRows(single, ring, flat)
-            self._views = dict(self._rows.views)
-            if framed:
-                self._frames = FrameStore(framed, ring, final_rows)
-                self._views |= self._frames.rows.views
-                self._memories = [self._frames.frames]
-            self._memories += [rows for _, rows in self._rows.parts]
-            if self.n_step > 1:
-                reward, done = self._views["next", "reward"], self._views["next", "done"]
-                self._window = NStepWindow(self.n_step, self.gamma, ring, reward, done)
-        self._ring, self._flat, self.max_size = ring, flat, ring.capacity
-        self._fields = {field.key: field for field in fields}
-        self.initialized = True
-
-    def _final_rows(self, streams: int) -> int:
-        """Rows of the side ring: at least one for each stream, so that a time row at which all end is kept."""
-        capacity = self.max_size // streams * streams
-        return max(streams, math.ceil(self.final_fraction * capacity)) if self.compact else 0
-
-    def _divide(self, fields: list[Field]) -> tuple[list[list[Field]], list[Field]]:
-        """Fields by buffer: those of the rows (root and next apart where n-step reads them apart), and the frames."""
-        checks.check_fields(fields)
-        framed: list[Field] = []
-        if self.compact:
-            keys = observation_keys({field.key: field for field in fields})
-            if not keys:
-                raise ValueError(
-                    "DeviceStorage: compact=True stores entries once that are at the root and under 'next', but the "
-                    f"batch has none: {describe(fields)}. Remedy: compact=False."
-                )
-            framed = [field for field in fields if field.key in keys]
-            dropped = {*keys, *(("next", *key) for key in keys)}
-            fields = [field for field in fields if field.key not in dropped]
-            fields.append(Field(NEXT_FRAME, torch.int64, ()))
-        if self.n_step == 1:
-            return [fields], framed
-        checks.check_n_step_fields(fields)
-        root = [field for field in fields if field.key[0] != "next"]
-        return [root, [field for field in fields if field.key[0] == "next"]], framed
-
-    # --- writing
-
-    def write(self, data: TensorDictBase) -> Tensor:
-        """Adds a batch behind the newest rows. No host wait; may be recorded in a CUDA graph after a first call.
-
-        Args:
-            data: ``[N, T]`` or ``[B]``; root keys of samples ("index", ...) are left out.
-
-        Returns:
-            Slots of the rows, int64, in the shape of the batch.
-
-        Raises:
-            ValueError: for another layout than that of the first batch; nothing is written then.
-            RuntimeError: for the first batch inside a CUDA graph capture.
-        """
-        return self._append(leaves_of(data, OWN_KEYS), tuple(data.batch_size))
-
-    def _append(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> Tensor:
-        """Adds leaves ``[*batch_size, *row_shape, ...]`` behind the newest rows; their slots."""
-        self._agree(leaves, batch_size, row_shape)
-        ring, time_rows = self.ring, batch_size[-1]
-        self.count_outside_writes()  # before this write hides those so far
-        with torch.no_grad():
-            index = ring.slots(time_rows, self._flat)
-            if time_rows:
-                self._write_rows(leaves, index, time_rows)
-        self._revision += 1
-        self._known_version = self._version()
-        return index
-
-    def _agree(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> None:
-        """Checks a batch against the layout, or takes its layout if it is the first; moves leaves to the device."""
-        dims = len(batch_size)
-        if not self.initialized:
-            streams = checks.check_streams(batch_size, self.max_size, self._num_streams)
-            checks.check_streams_known(dims == 1, self.n_step, self.compact)
-            for buffer in self._attached_entities:
-                checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
-            self._allocate(fields_of(leaves, dims), batch_size)
-            self._row_shape = row_shape
-        if row_shape != self._row_shape:
-            raise checks.row_shape_error(row_shape, self._row_shape)
-        checks.check_batch(batch_size, self.ring.num_streams, self._flat)
-        fields = self._fields
-        if len(leaves) != len(fields):
-            raise checks.layout_error(fields.values(), fields_of(leaves, dims))
-        for key, leaf in leaves.items():
-            field = fields.get(key)
-            if field is None or leaf.dtype != field.dtype or leaf.shape[dims:] != field.shape:
-                raise checks.layout_error(fields.values(), fields_of(leaves, dims))
-            if leaf.device != self.device:
-                leaves[key] = leaf.to(self.device)
-
-    def _write_rows(self, leaves: Leaves, index: Tensor, time_rows: int) -> None:
-        ring, frames = self.ring, self._frames
-        skipped = max(time_rows - ring.steps, 0)
-        if skipped:
-            index, dim = index[..., skipped:], index.dim() - 1
-            leaves = {key: leaf.narrow(dim, skipped, ring.steps) for key, leaf in leaves.items()}
-        forgotten = None
-        if frames is not None:
-            owner, frame, forgotten = frames.write(leaves, index, skipped, ring)
-            self._views[NEXT_FRAME].index_put_((owner,), frame)
-        self._rows.write(leaves, index, skipped)
-        ring.advance(time_rows)
-        if frames is not None and forgotten is not None:
-            ring.forget_until(forgotten)
-            ring.may_forget = frames.may_forget(index.numel())
-            ring.recorded |= ring.may_forget
+        super().__init__(max_size, checks.check_device(device), num_streams, compact, n_step, gamma, final_fraction)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows where a writer of TorchRL's wants them; see :mod:`torchrl_perf.replay.torchrl_writers`.
@@ -290,83 +99,6 @@ class DeviceStorage(TensorStorage):
     def __setitem__(self, index: Any, value: TensorDictBase) -> None:
         """Writes stored rows in place; see :meth:`put`."""
         self.put(index, value)
-
-    def put(self, index: Any, data: TensorDictBase) -> None:
-        """Writes stored rows in place, and tells the samplers of every buffer that reads them.
-
-        Args:
-            index: slots: an int, a slice of the valid rows, a list or an int64 tensor of the shape of ``data``.
-            data: the entries to write, any of those stored; with ``compact`` no observations, which rows share.
-
-        Raises:
-            IndexError: for a row that is not filled, where the host knows the index.
-            RuntimeError: before the first extend.
-            ValueError: for entries that are not stored, or of another dtype or shape.
-        """
-        slots = slots_of(index, self.ring)
-        leaves = leaves_of(data, OWN_KEYS)
-        own = {key: field for key, field in self._fields.items() if key in self._rows.views}
-        checks.check_entries(leaves, slots.shape, own)
-        self._put_leaves(slots, leaves)
-
-    def put_entry(self, key: NestedKey, value: Any, index: Any) -> None:
-        """Writes one entry of stored rows in place; a number or a smaller tensor is repeated as torch does it.
-
-        Raises:
-            IndexError, ValueError: see :meth:`put`.
-        """
-        slots = slots_of(index, self.ring)
-        name = (key,) if isinstance(key, str) else tuple(unravel_key(key))
-        field = self._fields.get(name)
-        if field is not None:
-            if isinstance(value, bool | int | float):
-                value = torch.full((), value, dtype=field.dtype, device=self.device)  # no copy from the host
-            value = torch.as_tensor(value)
-            whole = (*slots.shape, *field.shape)
-            if value.shape != whole and checks.broadcasts(value.shape, whole):
-                value = value.expand(whole)
-        own = {key: field for key, field in self._fields.items() if key in self._rows.views}
-        leaves = {name: value}
-        checks.check_entries(leaves, slots.shape, own)
-        self._put_leaves(slots, leaves)
-
-    def _put_leaves(self, slots: Tensor, leaves: Leaves) -> None:
-        self.count_outside_writes()  # before this write hides those so far
-        with torch.no_grad():
-            for key, leaf in leaves.items():
-                self._views[key].index_put_((slots,), leaf.to(self.device))
-        self._revision += 1
-        self._known_version = self._version()
-        for buffer in self._attached_entities:
-            refresh = getattr(getattr(buffer, "_sampler", None), "refresh", None)
-            if refresh is not None:
-                refresh(self, slots, leaves.keys())
-
-    # --- writes through views
-
-    def count_outside_writes(self) -> int:
-        """How often somebody wrote into the rows through a view (``buffer[:]``, :meth:`field`), as far as was noticed.
-
-        Views share torch's count of writes in place with the rows, and the host knows it: samplers that keep something
-        of the rows ask here before each draw, without a host wait. Not seen are writes that torch does not count:
-        through ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the
-        sampler's ``refresh(storage)``.
-        """
-        version = self._version()
-        if version != self._known_version:
-            self._known_version = version
-            self._outside_writes += 1
-            self._revision += 1
-        return self._outside_writes
-
-    def _version(self) -> int:
-        """What torch counts up with each write into the rows through any view of them; the host knows it."""
-        if torch.compiler.is_compiling():
-            return self._known_version
-        version = 0
-        for memory in self._memories:
-            version += memory._version
-        return version
 
     # --- reading
 
@@ -410,18 +142,18 @@ class DeviceStorage(TensorStorage):
         window, last = self._window, slot
         if window is not None:
             reward, steps, gamma, last = window.read(slot)
-        leaves = self._rows.read(slot, last, shape)
-        if self._frames is not None:
-            leaves.update(self._frames.read(slot, leaves.pop(NEXT_FRAME).reshape(-1), shape))
+        leaves = self.rows.read(slot, last, shape)
+        if self.frames is not None:
+            leaves.update(self.frames.read(slot, leaves.pop(NEXT_FRAME).reshape(-1), shape))
         if window is not None:
             leaves["next", "reward"] = reward.view(*shape, *reward.shape[1:])
             leaves["steps_to_next_obs",] = steps.view(*shape, 1)
             leaves["gamma",] = gamma.view(*shape, 1)
-        return build(leaves, (*shape, *self._row_shape), self.device)
+        return build(leaves, (*shape, *self.row_shape), self.device)
 
     def _live(self, run: tuple[int, int], rows: slice) -> TensorDict:
         leaves = {key: view[run[0] : run[1]][rows] for key, view in self._views.items()}
-        return build(leaves, (len(range(run[1] - run[0])[rows]), *self._row_shape), self.device)
+        return build(leaves, (len(range(run[1] - run[0])[rows]), *self.row_shape), self.device)
 
     def _rand_given_ndim(self, batch_size: int) -> Tensor:
         return self.ring.random_slots(batch_size, self._rng)
@@ -434,17 +166,6 @@ class DeviceStorage(TensorStorage):
         for first, last in self.ring.runs() if self.initialized else ():
             for slot in range(first, last):
                 yield self.get(torch.tensor(slot, device=self.device))
-
-    def __len__(self) -> int:
-        """Number of valid rows."""
-        return 0 if self._ring is None else self._ring.read()[1] * self._ring.num_streams
-
-    def _empty(self) -> None:
-        if self._ring is not None:
-            self._ring.clear()
-        if self._frames is not None:
-            self._frames.clear()
-        self._revision += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the valid rows, counters and a description of the layout; loads with ``weights_only=True``."""
@@ -507,9 +228,6 @@ class DeviceStorage(TensorStorage):
         self.count_outside_writes()
         return self._revision
 
-    def _bump_mutation_revision(self) -> None:
-        self._revision += 1
-
     @property
     def _last_cursor_index(self) -> int | None:
         return self.ring.last_slot() if self.initialized else None
@@ -521,7 +239,7 @@ class DeviceStorage(TensorStorage):
                 "arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
-        options["num_streams"] = self._num_streams
+        options["num_streams"] = self.num_streams
         return {"options": options, "state": self.state_dict(), "buffers": self._attached_entities}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

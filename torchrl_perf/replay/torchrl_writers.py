@@ -7,7 +7,7 @@ the ring is told: slices and windows of steps are refused from then on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from torch import Tensor
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
-
-if TYPE_CHECKING:
-    from torchrl_perf.replay.storage import DeviceStorage
+from torchrl_perf.replay.row_memory import RowMemory
 
 _WRITERS = (RoundRobinWriter, TensorDictMaxValueWriter)
 
 
-def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool) -> None:
+def set_rows(storage: RowMemory, cursor: Any, data: Any, *, set_cursor: bool) -> None:
     """Writes rows to slots.
 
     Args:
@@ -44,7 +42,7 @@ def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool
     leaves = leaves_of(rows, OWN_KEYS)
     writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
     by_user = all(not isinstance(writer, _WRITERS) for writer in writers)
-    if by_user and storage.initialized and (not storage._flat or leaves.keys() != storage._fields.keys()):
+    if by_user and storage.initialized and (not storage.flat or leaves.keys() != storage.fields.keys()):
         return storage.put(cursor, data)  # rows that are there, some of their entries perhaps
     writer = writers[0] if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) else None
     next_slot = 0 if not storage.initialized else storage.ring.read()[0] % storage.max_size
@@ -58,7 +56,7 @@ def set_rows(storage: DeviceStorage, cursor: Any, data: Any, *, set_cursor: bool
 
 
 def _write(
-    storage: DeviceStorage, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
+    storage: RowMemory, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
     set_cursor: bool, writer: RoundRobinWriter | None,
 ) -> None:  # fmt: skip
     """Writes whole rows ``[B, *row_shape]``: behind the newest ones where they are next, else where they belong."""
@@ -71,13 +69,13 @@ def _write(
         )
     _require_plain(storage)
     if set_cursor and np.array_equal(slots, (next_slot + np.arange(count)) % storage.max_size):
-        storage._append(leaves, (count,), row_shape)
+        storage.append(leaves, (count,), row_shape)
     else:
         _scatter(storage, slots, leaves, row_shape, len(storage), set_cursor)
 
 
 def _scatter(
-    storage: DeviceStorage, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
+    storage: RowMemory, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
 ) -> None:
     """Writes rows to slots that are filled, or that follow them without a gap."""
     last = {int(slot): row for row, slot in enumerate(slots)}  # of several rows for one slot the last stays
@@ -92,12 +90,12 @@ def _scatter(
             f"{storage.max_size}, received {slots[:8]}{'...' if slots.size > 8 else ''}. Nothing was written. Remedy: "
             "fill the slots in their order."
         )
-    storage._agree(leaves, (len(slots),), row_shape)
+    storage.agree(leaves, (len(slots),), row_shape)
     if new or set_cursor:
         storage.ring.fill(length + len(new))
     kept = torch.tensor(list(last.values()), dtype=torch.int64, device=storage.device)
     where = torch.tensor(list(last), dtype=torch.int64, device=storage.device)
-    storage._put_leaves(where, {key: leaf.index_select(0, kept) for key, leaf in leaves.items()})
+    storage.put_leaves(where, {key: leaf.index_select(0, kept) for key, leaf in leaves.items()})
 
 
 def _as_rows(data: Any) -> TensorDictBase:
@@ -127,8 +125,8 @@ def _known_slots(cursor: Any, count: int, next_slot: int, size: int, writer: Rou
     return np.asarray(cursor).reshape(-1).astype(np.int64)
 
 
-def _require_plain(storage: DeviceStorage) -> None:
-    if storage.compact or storage.n_step > 1 or (storage.initialized and not storage._flat):
+def _require_plain(storage: RowMemory) -> None:
+    if storage.compact or storage.n_step > 1 or (storage.initialized and not storage.flat):
         option = "a storage of several streams"
         if storage.compact or storage.n_step > 1:
             option = "compact=True" if storage.compact else f"n_step={storage.n_step}"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from torchrl_perf.runtime.doctor import Finding, short_error
+from torchrl_perf.runtime.doctor_checks import Finding, short_error
 from torchrl_perf.runtime.nvml import GpuReader
 
 __all__ = ["device_probes"]

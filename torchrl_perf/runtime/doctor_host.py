@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from torchrl_perf.runtime.cgroup import cpu_quota, memory_left
-from torchrl_perf.runtime.doctor import Finding
+from torchrl_perf.runtime.doctor_checks import Finding
+from torchrl_perf.runtime.wandb_key import has_wandb_key
 
 __all__ = ["host_probes"]
 
@@ -91,9 +92,7 @@ def _wandb() -> Finding:
 
     if importlib.util.find_spec("wandb") is None:
         return Finding("warn", "wandb is not installed; --logger csv and tensorboard work.", "pip install wandb")
-    from torchrl_perf.metrics.wandb_sink import _has_key
-
-    mode, has_key = os.environ.get("WANDB_MODE"), _has_key()
+    mode, has_key = os.environ.get("WANDB_MODE"), has_wandb_key()
     key = "a key is set" if has_key else "no key"
     if mode is None:
         return Finding("ok", f"online, {key}." if has_key else f"offline, {key}; `wandb sync` can send runs later.")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from torchrl_perf.runtime.doctor import Finding, short_error
+from torchrl_perf.runtime.doctor_checks import Finding, short_error
 
 __all__ = ["software_probes"]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchrl.envs import Compose, TensorDictPrimer, Transform, TransformedEnv
 from torchrl.modules import DTActor, GRUModule, LSTMModule, OnlineDTActor
 
-from torchrl_perf.transforms.policy_state import PolicyState
+from torchrl_perf.modules.policy_state import PolicyState
 
 __all__ = ["recurrence_of", "refuse_recurrent", "refuse_recurrent_rows"]
 

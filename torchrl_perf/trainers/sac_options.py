@@ -1,6 +1,5 @@
 """Soft actor-critic below a policy over options, with every step of the loop on the device."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from tensordict import TensorDictBase
@@ -12,7 +11,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf import envs
 from torchrl_perf.functional.pullback import Differentiable
-from torchrl_perf.metrics import DeviceMetrics, OptionUsage
+from torchrl_perf.metrics import OptionUsage
 from torchrl_perf.modules import EnsembleQ, MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned, OptionNormalHead, OptionPolicy
 from torchrl_perf.modules.option_set import (
@@ -37,19 +36,6 @@ from torchrl_perf.trainers.spaces import vector_observation
 from torchrl_perf.transforms import OptionSegments, OptionState
 
 CHOICES = "choices"  # below it an update's sample holds the choices of options to learn from
-
-
-class _WatchedMetrics(DeviceMetrics):
-    """Metrics whose flushed rows are looked at for options that have collapsed."""
-
-    usage: OptionUsage | None = None
-
-    def finish_flush(self, extra: Mapping[str, float] | None = None) -> dict[str, float] | None:
-        """See the parent."""
-        row = super().finish_flush(extra)
-        if row and self.usage is not None:
-            self.usage.check(row)
-        return row
 
 
 class SACOptionsTrainer(SACTrainer):
@@ -212,8 +198,7 @@ class SACOptionsTrainer(SACTrainer):
 
     def _make_state(self) -> None:
         super()._make_state()
-        self.metrics = _WatchedMetrics(self.device)
-        self.usage = self.metrics.usage = OptionUsage(self.metrics, self.options.names)
+        self.usage = OptionUsage(self.metrics, self.options.names)
 
     def _make_buffer(self) -> DeviceReplayBuffer:
         config, example = self.config, self.collector.batch
@@ -235,6 +220,10 @@ class SACOptionsTrainer(SACTrainer):
         self.choices.extend(self.segments(batch))
         self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
         super().store(batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY))
+
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """Adds how the options are used to a row, and warns where they have collapsed; see :class:`OptionUsage`."""
+        return row | self.usage.check(row)
 
     def update(self, sample: TensorDictBase) -> None:
         """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""

@@ -4,7 +4,7 @@ import torch
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_perf.modules.option_set import AGE_KEY, OPTION_KEY
-from torchrl_perf.transforms.policy_state import PolicyState
+from torchrl_perf.modules.policy_state import PolicyState
 
 
 class OptionState(PolicyState):

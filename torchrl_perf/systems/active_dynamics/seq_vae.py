@@ -15,9 +15,9 @@ from torchrl.data import TensorSpec, Unbounded
 from torchrl_perf.functional.wide import wide_dtype, widened
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.icem import ICEMPlanner
+from torchrl_perf.modules.policy_state import PolicyState
 from torchrl_perf.systems.active_dynamics.latent_dynamics import LatentDynamics
 from torchrl_perf.systems.active_dynamics.latent_maps import Belief, LatentDecoder, ObservationEncoder
-from torchrl_perf.transforms.policy_state import PolicyState
 
 __all__ = ["BeliefFilter", "FilteredPolicy", "SeqVAE", "UniformInputs"]
 

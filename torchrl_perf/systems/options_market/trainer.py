@@ -3,7 +3,6 @@
 Dimension key: ``N`` envs, ``T`` steps, ``O`` options.
 """
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from tensordict import TensorDictBase
@@ -13,8 +12,7 @@ from torchrl.data import TensorSpec
 from torchrl.envs import TransformedEnv
 
 from torchrl_perf.envs.market import reading
-from torchrl_perf.metrics import DeviceMetrics, OptionUsage
-from torchrl_perf.metrics.log_row import log_row
+from torchrl_perf.metrics import OptionUsage
 from torchrl_perf.modules import MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor
 from torchrl_perf.modules.option_set import OptionSet
@@ -33,28 +31,6 @@ from torchrl_perf.trainers.sac_options import SACOptionsTrainer
 __all__ = ["OptionsMarketTrainer"]
 
 MIN_SHARE = 0.05
-
-
-class _MarketMetrics(DeviceMetrics):
-    """Metrics whose rows say besides how the options are used, and warn where these have collapsed."""
-
-    usage: OptionUsage | None = None
-
-    def finish_flush(self, extra: Mapping[str, float] | None = None) -> dict[str, float] | None:
-        """See the parent; the row has ``option/max_usage``, ``option/num_used`` and ``option/duration`` besides."""
-        if not self._started:
-            return None
-        logger, step = self.logger, self._started[0]
-        self.logger = None
-        try:
-            row = super().finish_flush(extra) or {}
-        finally:
-            self.logger = logger
-        if self.usage is not None:
-            row |= self.usage.check(row)
-        if logger is not None and (row or self.last_histograms):
-            log_row(logger, row, self.last_histograms, step)
-        return row
 
 
 class OptionsMarketTrainer(SACOptionsTrainer):
@@ -125,9 +101,8 @@ class OptionsMarketTrainer(SACOptionsTrainer):
     def _make_state(self) -> None:
         market_of(self.env)
         super()._make_state()
-        self.metrics = _MarketMetrics(self.device)
         names = self.options.names
-        self.usage = self.metrics.usage = OptionUsage(
+        self.usage = OptionUsage(
             self.metrics,
             names,
             max_share=self.config.max_option_share,

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, MACHINE, STATUS, RunState, read_json
 from torchrl_perf.runtime.files import FolderLock, remove_partial_files, write_text
@@ -73,17 +73,86 @@ def write_config(run_dir: Path, config: RunConfig, env: str = "") -> None:
     write_text(run_dir / CONFIG, json.dumps(card(config, env), indent=2) + "\n")
 
 
-def open_run(run_dir: Path, config: RunConfig, env: str = "") -> FolderLock:
-    """Makes the folder of a run this process's own: lock, settings, machine card, no partial files.
+class RunFolder:
+    """The folder of a run, which is this process's own from construction to :meth:`release`.
+
+    It is locked, gets settings and machine card, and loses the partial files of a process that was killed. A folder
+    that is deleted while the run goes on is made again in the same way, so that what comes later can be resumed from.
 
     Args:
-        run_dir: the folder; made if missing.
+        path: the folder; made if missing.
         config: settings of the run.
-        env: true name of its env; by default the config's.
+        env: true name of its env.
+
+    Attributes:
+        path: as given.
+        checkpoints: the newest few, and the best.
+        lost: whether the folder is another run's now, and nothing may be written to it.
 
     Raises:
         RunFolderError: if another process has it, it is that of another algorithm or env, or it cannot be written to.
     """
+
+    def __init__(self, path: Path, config: RunConfig, env: str) -> None:
+        self.path, self._config, self._env = path, config, env
+        self.checkpoints = CheckpointFolder(path / CHECKPOINTS, keep=config.keep_checkpoints)
+        self.lost = False
+        self._status = StatusFile(path)
+        self._lock = _take(path, config, env)
+        self._identity = self._look()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets other processes have the folder; more calls do nothing."""
+        self._lock.release()
+
+    def write_status(self, state: RunState, step: int) -> None:
+        """Says in ``status.json`` where the run stands; see :meth:`StatusFile.write`."""
+        if not self.lost:
+            self._status.write(state, step)
+
+    def check(self) -> None:
+        """Look whether the folder is the one that the run began with.
+
+        Raises:
+            RunFolderError: if another folder is in its place that belongs to another run.
+        """
+        now = self._look()
+        if now == self._identity:
+            return
+        self._lock.release()
+        what = "was deleted" if now is None else "was replaced by another"
+        logger.warning(
+            "the folder of the run %s %s while the run goes on; rows and checkpoints up to here are lost, later ones "
+            "go to a new folder there. Remedy: end a run before its folder is moved.",
+            *(self.path, what),
+        )
+        try:
+            held = _take(self.path, self._config, self._env)
+        except RunFolderError as error:
+            if now is not None:
+                self.lost = True
+                raise
+            logger.warning("%s", error)  # the disk may come back; the last save says if not
+        else:
+            self._lock.take_over(held)
+        self._identity = self._look()
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return None
+        return stat.st_dev, stat.st_ino
+
+
+def _take(run_dir: Path, config: RunConfig, env: str) -> FolderLock:
+    """Makes a folder this process's own: lock, settings, machine card, no partial files."""
     lock = FolderLock(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -115,61 +184,6 @@ def _check_same_run(run_dir: Path, wanted: dict[str, Any]) -> None:
                 f"run: expected the folder of a run with {name} {wanted[name]}, received {run_dir}, which is one of "
                 f"{stored[name]}. Nothing was changed. Remedy: the trainer of that run, or a new folder."
             )
-
-
-class FolderWatch:
-    """Notices that the folder of a run was deleted or replaced while the run goes on, and says so.
-
-    A folder that is gone is made again, with settings and machine card, so that what comes later can be resumed from.
-
-    Args:
-        run_dir: the folder.
-        config: settings of the run.
-        env: true name of its env.
-        lock: what keeps other processes out; taken anew in a folder that is made again.
-
-    Attributes:
-        lost: whether the folder is another run's now, and nothing may be written to it.
-    """
-
-    def __init__(self, run_dir: Path, config: RunConfig, env: str, lock: FolderLock) -> None:
-        self._run_dir, self._config, self._env, self._lock = run_dir, config, env, lock
-        self._identity = self._look()
-        self.lost = False
-
-    def check(self) -> None:
-        """Look whether the folder is the one that the run began with.
-
-        Raises:
-            RunFolderError: if another folder is in its place that belongs to another run.
-        """
-        now = self._look()
-        if now == self._identity:
-            return
-        self._lock.release()
-        what = "was deleted" if now is None else "was replaced by another"
-        logger.warning(
-            "the folder of the run %s %s while the run goes on; rows and checkpoints up to here are lost, later ones "
-            "go to a new folder there. Remedy: end a run before its folder is moved.",
-            *(self._run_dir, what),
-        )
-        try:
-            held = open_run(self._run_dir, self._config, self._env)
-        except RunFolderError as error:
-            if now is not None:
-                self.lost = True
-                raise
-            logger.warning("%s", error)  # the disk may come back; the last save says if not
-        else:
-            self._lock.take_over(held)
-        self._identity = self._look()
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            stat = self._run_dir.stat()
-        except OSError:
-            return None
-        return stat.st_dev, stat.st_ino
 
 
 class StatusFile:

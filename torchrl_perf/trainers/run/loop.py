@@ -8,14 +8,13 @@ from typing import Any, Protocol
 from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine
-from torchrl_perf.run_layout import CHECKPOINTS, RunState
+from torchrl_perf.run_layout import RunState
 from torchrl_perf.runtime.files import CheckpointError
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.runtime.nvml import GpuSampler
 from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
-from torchrl_perf.trainers.run.files import FolderWatch, StatusFile
+from torchrl_perf.trainers.run.files import RunFolder
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import TrainState
@@ -49,6 +48,10 @@ class Trainer(Protocol):
         """Runs one iteration."""
         ...
 
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """Gets a row of metrics before it is logged, and returns the one to log; most trainers return it as it is."""
+        ...
+
 
 class TrainingDivergedError(RuntimeError):
     """A number was not finite, and the run may or can not go on. The last good checkpoint is kept."""
@@ -64,31 +67,19 @@ class RunLoop:
 
     Args:
         trainer: what to run.
-        run_dir: folder of the run.
+        folder: of the run.
         row_logger: where rows go.
         line: shows the progress, or None.
-        watch: notices when the folder is deleted, or None.
 
     Attributes:
         problem: why the last checkpoint that was due is missing, or an empty text.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        run_dir: Path,
-        row_logger: Logger,
-        line: ProgressLine | None,
-        *,
-        watch: FolderWatch | None = None,
-    ) -> None:
+    def __init__(self, trainer: Trainer, folder: RunFolder, row_logger: Logger, line: ProgressLine | None) -> None:
         config = trainer.config
-        self.trainer, self.run_dir, self.line = trainer, run_dir, line
+        self.trainer, self.folder, self.line = trainer, folder, line
         self.problem = ""
         self._logger = row_logger
-        self._folder = CheckpointFolder(run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
-        self._status = StatusFile(run_dir)
-        self._watch_folder = watch
         device = trainer.metrics.device
         self._memory = MemoryGuard(device, rule=config.memory_rule, gc_interval=config.gc_interval)
         self._gpu = GpuSampler(device).start() if device.type == "cuda" else None
@@ -102,8 +93,11 @@ class RunLoop:
         self._skips = 0
         self._told = False
         self._watch = Stopwatch("cpu").start()
+
+    def start(self) -> None:
+        """Before the first iteration: the best checkpoint as the state has it, a state to roll back to, the status."""
         self._restore_best()
-        trainer.guard.snapshot()
+        self.trainer.guard.snapshot()
         self.write_status("running")
 
     # -- where the run stands -----------------------------------------------------------------------------------------
@@ -141,15 +135,15 @@ class RunLoop:
     @property
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint in the folder of the run."""
-        return next(iter(self._folder.files()), None)
+        return next(iter(self.folder.checkpoints.files()), None)
 
     @property
     def way_on(self) -> str:
         """How to go on after an error, in words."""
         newest = self.newest_checkpoint
         if newest is None:
-            return f"The run in {self.run_dir} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
-        command = f"torchrl-perf train {self.trainer.config.algorithm} --resume {self.run_dir}"
+            return f"The run in {self.folder.path} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
+        command = f"torchrl-perf train {self.trainer.config.algorithm} --resume {self.folder.path}"
         return f"The last checkpoint is {newest}. To go on from it: {command}"
 
     # -- an iteration -------------------------------------------------------------------------------------------------
@@ -206,8 +200,7 @@ class RunLoop:
 
     def write_status(self, state: RunState) -> None:
         """Say where the run stands."""
-        if self._watch_folder is None or not self._watch_folder.lost:
-            self._status.write(state, self.steps)
+        self.folder.write_status(state, self.steps)
 
     def close(self) -> None:
         """End the threads of the loop."""
@@ -227,7 +220,7 @@ class RunLoop:
         assert self._row is not None
         trainer, config = self.trainer, self.trainer.config
         (done, now), self._row = self._row, None
-        self._look_at_folder()
+        self.folder.check()
         before, then = self._logged
         self._logged = (done, now)
         seconds = max(now - then, 1e-9)
@@ -239,7 +232,7 @@ class RunLoop:
             **self._memory.row(),
             **(self._gpu.latest() if self._gpu is not None else {}),
         }
-        row = trainer.metrics.finish_flush(extra) or {}
+        row = trainer.metrics.finish_flush(extra, summarise=trainer.summarise) or {}
         self._mean_return = row.get("episode/mean_return", math.nan)
         if lasting:
             value = row.get(config.best_metric.removeprefix("-"), math.nan)
@@ -249,11 +242,6 @@ class RunLoop:
             self.line.update(done * config.batch_size, mean_return=self._mean_return, steps_per_second=speed)
         self.write_status("running")
         self._judge(row)
-
-    def _look_at_folder(self) -> None:
-        """Nothing is written into a folder that has become another run's; one that is gone is made again."""
-        if self._watch_folder is not None:
-            self._watch_folder.check()
 
     def _experiences(self, first: int, last: int) -> float:
         config = self.trainer.config
@@ -272,7 +260,7 @@ class RunLoop:
                 logger.warning("%s The columns nonfinite/... count what follows.", verdict.message)
             self._skips += 1
             return
-        self._snapshot = None  # of a state that is not good
+        self._snapshot = None  # it holds the numbers that are not finite
         if verdict.action == "stop":
             raise TrainingDivergedError(f"{verdict.message} {self.way_on}")
         logger.warning("%s", verdict.message)
@@ -287,23 +275,23 @@ class RunLoop:
     def _write_snapshot(self) -> None:
         """Write the checkpoint that is due; training goes on without it if the disk refuses, and says so once."""
         assert self._snapshot is not None
-        self._look_at_folder()
+        self.folder.check()
         (iteration, state), self._snapshot = self._snapshot, None
         self._logger.flush()  # a row that a checkpoint counts as written has to be on disk
         best = self._best_of(iteration)
         try:
-            self._folder.write({**state, "notes": {**self._notes, **best}}, iteration)
+            self.folder.checkpoints.write({**state, "notes": {**self._notes, **best}}, iteration)
             self._saved = iteration
             if best:
                 self._notes.update(best)
-                self._folder.mark_best(iteration)
+                self.folder.checkpoints.mark_best(iteration)
         except (OSError, CheckpointError) as error:
             if not self.problem:
                 last = "none yet" if self._saved is None else f"{self._saved:09d}.pt"
                 logger.warning(
                     "the checkpoint of iteration %d cannot be written: %s. Training goes on; the last one is %s. "
                     "Remedy: free space or the permission to write in %s.",
-                    *(iteration, error, last, self._folder.path),
+                    *(iteration, error, last, self.folder.checkpoints.path),
                 )
             self.problem = f"the last checkpoint could not be written: {error}"
             return
@@ -339,6 +327,6 @@ class RunLoop:
         best = self._notes.get("best", {})
         if best.get("iteration") == self.trainer.iterations_done:
             try:
-                self._folder.mark_best(best["iteration"])
+                self.folder.checkpoints.mark_best(best["iteration"])
             except OSError as error:
                 logger.warning("best.pt cannot be written: %s.", error)

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
-from torchrl_perf.trainers.run.files import FolderWatch, RunFolderError, card, make_run_dir, open_run
+from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.run.files import RunFolder, RunFolderError, card, make_run_dir
 from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run.made_of import env_name
 from torchrl_perf.trainers.run.schedules import go_on
@@ -67,37 +69,22 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
         Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
     """
     config = trainer.config
-    resumes = run_dir is not None
     env = env_name(config, _env_of(trainer))
-    run_dir = make_run_dir(config, env) if run_dir is None else Path(run_dir)
+    resumes = run_dir is not None
+    path = Path(run_dir) if resumes else make_run_dir(config, env)
     if resumes:
-        go_on(trainer, run_dir)
-    lock = open_run(run_dir, config, env)
-    try:
-        rows = make_loggers(config.logger, run_dir, "torchrl_perf", run_dir.name, card(config, env), resume=resumes)
-        if resumes:
-            rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
-        trainer.metrics.logger = rows
-        line = ProgressLine(config.iterations * config.batch_size) if progress else None
-        try:
-            watch = FolderWatch(run_dir, config, env, lock)
-            loop = RunLoop(trainer, run_dir, rows, line, watch=watch)
+        go_on(trainer, path)  # compares the settings with those in the folder, which are written anew below
+    with RunFolder(path, config, env) as folder:
+        rows = make_loggers(config.logger, path, "torchrl_perf", path.name, card(config, env), resume=resumes)
+        with closing(rows), _progress_line(config, progress) as line:
+            if resumes:
+                rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
+            trainer.metrics.logger = rows
+            loop = RunLoop(trainer, folder, rows, line)
+            loop.start()
             result = _run(loop)
-        finally:
-            if line is not None:
-                line.close()
-            rows.close()
-        _draw(run_dir, f"{config.algorithm.upper()} on {env}", loop.mean_return)
-    finally:
-        lock.release()
+        _draw(path, f"{config.algorithm.upper()} on {env}", result.mean_return)
     return result
-
-
-def _env_of(trainer: Trainer) -> Any:
-    """The env that a trainer was given, or its collector where it has none; None for one that its config names."""
-    if not getattr(trainer, "own_env", False):
-        return None
-    return getattr(trainer, "env", None) or getattr(trainer, "collector", None)
 
 
 def _run(loop: RunLoop) -> RunResult:
@@ -122,7 +109,7 @@ def _run(loop: RunLoop) -> RunResult:
         loop.close()
     seconds = loop.seconds
     return RunResult(
-        run_dir=loop.run_dir,
+        run_dir=loop.folder.path,
         steps=loop.steps,
         mean_return=loop.mean_return,
         seconds=seconds,
@@ -148,6 +135,17 @@ def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
         loop.rescue()
         return False
     return True
+
+
+def _env_of(trainer: Trainer) -> Any:
+    """The env that a trainer was given, or its collector where it has none; None for one that its config names."""
+    if not getattr(trainer, "own_env", False):
+        return None
+    return getattr(trainer, "env", None) or getattr(trainer, "collector", None)
+
+
+def _progress_line(config: RunConfig, shown: bool) -> AbstractContextManager[ProgressLine | None]:
+    return closing(ProgressLine(config.iterations * config.batch_size)) if shown else nullcontext()
 
 
 def _last_step(trainer: Trainer) -> int:

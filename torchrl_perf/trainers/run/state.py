@@ -246,13 +246,21 @@ class TrainState:
 
 
 class Checkpointed:
-    """Gives a trainer that has a :class:`TrainState` the methods that save and restore it.
+    """Gives a trainer that has a :class:`TrainState` the methods that a run needs beside its loop.
 
     Attributes:
         train_state: everything that changes between two iterations.
     """
 
     train_state: TrainState
+
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """A row of metrics as it is logged; here as it is, a trainer may add what sums it up.
+
+        Args:
+            row: name to value, as :meth:`~torchrl_perf.metrics.DeviceMetrics.finish_flush` reads it.
+        """
+        return row
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that changes between iterations; see :meth:`TrainState.state_dict`."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Transform
 
-# Nothing of the package is imported here: policies import this file, and other transforms import policies' parts.
+# A transform that lives with the policies, which make it for the env they act in; users find it in `transforms`.
 __all__ = ["PolicyState"]
 
 

@@ -160,6 +160,7 @@ class TestFrameSkip:
         begun = data["observation"][:, 1:, 1][column(data["next", "done"])[:, :-1]]
         assert (begun == 0).all()
 
+    @pytest.mark.slow
     def test_compiled(self, fresh_dynamo):
         batch = DeviceCollector(self.make(2, limit=3), None, frames_per_batch=12, mode="compile").collect()
         assert column(batch["next", "reward"]).tolist() == [[2.0, 1.0] * 2] * 3

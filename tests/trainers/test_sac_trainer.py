@@ -326,6 +326,7 @@ def test_graph_equals_compiled(name, fresh_dynamo):
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
+@pytest.mark.slow
 def test_it_learns_pendulum():
     """The preset at twice the updates to data, for 1,600 updates: a random policy gets -1,200."""
     preset = SAC_PRESETS["Pendulum"]

@@ -77,6 +77,7 @@ class TestConvention:
         assert env.resets == 1
 
     @pytest.mark.parametrize(("mode", "marked"), [("eager", "both"), ("compile", "base alone")])
+    @pytest.mark.slow_compiled
     def test_below_transforms(self, mode, marked, fresh_dynamo):
         base = NativeEnv(2)
         norm = ObservationNorm(loc=0.0, scale=2.0, in_keys=["obs"])

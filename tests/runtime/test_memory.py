@@ -333,7 +333,6 @@ class TestOnCuda:
         weight, kept = torch.randn(64, 64, device="cuda", requires_grad=True), []
         assert self.slope(lambda: kept.append((weight @ weight).tanh()), 400).leaks
 
-    @pytest.mark.slow
     def test_the_packages_loop_is_flat(self):
         trainer = PPOTrainer(PPOConfig(num_envs=64, num_steps=8, epochs=1, minibatches=1, device="cuda", logger="none"))
         for _ in range(5):

@@ -305,6 +305,7 @@ def backend(request, monkeypatch, fresh_dynamo):
 
 
 @pytest.mark.parametrize("options", [{"sampler": "prioritized"}, {"n_step": 2, "target_interval": 2}])
+@pytest.mark.slow
 def test_compiled_iterations_equal_eager(backend, options):
     states = []
     for mode in ("eager", "compile"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 VARIANTS = ["eager", "compiled", pytest.param("graph", marks=pytest.mark.gpu)]
+SLOW_TIMEOUT = 1_200  # seconds for a test marked slow or long that names no limit of its own
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,19 +25,45 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no CUDA, and drop the graph variant on a CPU, which has no graphs."""
-    impossible = [item for item in items if _is_graph_on_cpu(item)]
-    if impossible:
-        dropped = set(impossible)
-        config.hook.pytest_deselected(items=impossible)
+    """Leave out what cannot run here, and give the tests marked slow or long time on a loaded machine.
+
+    Tests of CUDA where there is none, and graphs of a CPU, are deselected, not skipped: two thousand skips would hide
+    the one that says something. A test marked long is not also in the part marked slow.
+    """
+    with_cuda = torch.cuda.is_available()
+    only_slow = config.option.markexpr == "slow"
+    left_out = [
+        item
+        for item in items
+        if _is_graph_on_cpu(item) or (_has(item, "gpu") and not with_cuda) or (only_slow and _has(item, "long"))
+    ]
+    if left_out:
+        dropped = set(left_out)
+        config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in dropped]
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(skip)
+        if _has(item, "slow_compiled") and _is_compiled_on_cpu(item):
+            item.add_marker(pytest.mark.slow)
+        if (_has(item, "slow") or _has(item, "long")) and not _has(item, "timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that the tests of CUDA did not run; `pytest -m gpu` then also exits with 5, since no test is left."""
+    if not torch.cuda.is_available():
+        terminalreporter.write_line("No CUDA device here: the tests marked gpu were left out.")
+
+
+def _is_compiled_on_cpu(item: pytest.Item) -> bool:
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    values = list(params.values())
+    return any(value in ("compiled", "compile") for value in values if isinstance(value, str)) and "cuda" not in values
+
+
+def _has(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
 
 
 def _is_graph_on_cpu(item: pytest.Item) -> bool:

@@ -92,12 +92,18 @@ def test_version_is_the_top_entry_of_the_changelog():
     assert entries == sorted(entries, key=lambda entry: tuple(map(int, entry.split("."))), reverse=True)
 
 
-def test_readme_holds_the_test_command():
+def test_readme_holds_the_test_commands():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"<!-- test-command -->\n```\w*\n(.+?)```\n<!-- /test-command -->", readme, re.DOTALL)
     assert block is not None, "README.md: fence the test command between <!-- test-command --> and its closing marker"
-    assert "pip install -e '.[test]'" in block.group(1)
-    assert "pytest" in block.group(1)
+    commands = [part.strip() for part in block.group(1).split("&&")]
+    assert commands == ["pip install -e '.[test]'", "pytest -q -n auto", "pytest -q -n auto -m slow"]
+
+
+def test_the_first_command_leaves_to_the_second_what_is_slow():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert "-m 'not long and not slow'" in settings["addopts"]
+    assert ".ci/run" in (ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
 
 
 def test_the_wheel_holds_the_package_alone():

@@ -260,6 +260,7 @@ class TestCompile:
                     torch.testing.assert_close(batch[key], expected[key], rtol=1e-5, atol=1e-6, msg=str(key))
 
     @pytest.mark.parametrize(("norm", "compiles_any_step"), [(True, True), (False, True), (True, False)])
+    @pytest.mark.slow
     def test_compiled_counting_with_transforms(self, norm, compiles_any_step, fresh_dynamo, monkeypatch):
         if compiles_any_step and not device_collector.COMPILES_ANY_STEP:
             pytest.skip("the compiler of this torch does not trace TorchRL's own step")

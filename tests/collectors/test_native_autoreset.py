@@ -77,6 +77,7 @@ class TestConvention:
         assert env.resets == 1
 
     @pytest.mark.parametrize(("mode", "marked"), [("eager", "both"), ("compile", "base alone")])
+    @pytest.mark.slow_compiled
     def test_below_transforms(self, mode, marked, fresh_dynamo):
         base = NativeEnv(2)
         norm = ObservationNorm(loc=0.0, scale=2.0, in_keys=["obs"])
@@ -160,6 +161,7 @@ class TestFrameSkip:
         begun = data["observation"][:, 1:, 1][column(data["next", "done"])[:, :-1]]
         assert (begun == 0).all()
 
+    @pytest.mark.slow
     def test_compiled(self, fresh_dynamo):
         batch = DeviceCollector(self.make(2, limit=3), None, frames_per_batch=12, mode="compile").collect()
         assert column(batch["next", "reward"]).tolist() == [[2.0, 1.0] * 2] * 3

@@ -145,6 +145,7 @@ def test_n_step_returns_stay_within_an_agent(device):
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile", pytest.param("graph", marks=pytest.mark.gpu)])
+@pytest.mark.slow_compiled
 def test_modes_agree(mode, device, fresh_dynamo):
     if mode == "graph" and device.type == "cpu":
         pytest.skip("graphs need CUDA")

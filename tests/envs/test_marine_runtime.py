@@ -104,6 +104,7 @@ def test_traced_whole_equals_eager_and_compiles_once():
     assert eager.frames == traced.frames == 32
 
 
+@pytest.mark.slow_compiled
 def test_parts_agree_in_all_forms(variant):
     """Motion, perception and rules compiled by themselves: the whole step takes the compiler a minute."""
     device, (rows, robots, blocks) = variant.device, (5, 2, 2)

@@ -42,6 +42,7 @@ def test_captured_iteration_learns(capsys):
 
 
 @pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.slow
 def test_drop_in_learns_before_and_after(capsys, ours):
     example = load("drop_in")
     mean_return = example.main(example.Config(ours=ours, total_frames=102_400, device="cpu"))

@@ -35,6 +35,7 @@ def test_it_learns_compares_and_draws(example, tmp_path, capsys):
     assert Path(file.removeprefix("picture: ")).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_same_seed_same_result(example, tmp_path, capsys):
     found = []
     for seed in (1, 1, 2):

@@ -25,6 +25,7 @@ def config_of(example, tmp_path, **options):
     return example.Config(**{**small, **options})
 
 
+@pytest.mark.slow
 def test_it_trains_compares_and_draws(example, tmp_path, capsys):
     figures = example.main(config_of(example, tmp_path))
     *_, scripted, learnt, files = capsys.readouterr().out.splitlines()

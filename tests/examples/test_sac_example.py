@@ -27,6 +27,7 @@ def test_it_gets_better_than_200(example, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"mean return of the last 100 episodes: {mean_return:.1f}"
 
 
+@pytest.mark.slow
 def test_same_seed_same_result(example):
     settings = {"num_envs": 4, "total_steps": 1_000, "random_steps": 100, "minibatch_size": 32, "hidden_size": 8}
     results = [example.main(example.Config(**settings, seed=seed, device="cpu")) for seed in (0, 0, 1)]

@@ -302,6 +302,7 @@ def test_no_host_wait(device):
         agent(td)
 
 
+@pytest.mark.slow_compiled
 def test_agrees_in_all_forms(variant):
     agent = planner(device=variant.device, iterations=2, horizon=3)
     given = inputs(agent, 5)

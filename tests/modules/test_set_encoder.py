@@ -95,6 +95,7 @@ def test_as_a_trunk():
 
 
 @pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.slow_compiled
 def test_compiled_equals_eager(pool, variant):
     net = make(pool, device=variant.device)
     inputs = [value.to(variant.device) for value in batch(6)]

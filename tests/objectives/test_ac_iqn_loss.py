@@ -108,6 +108,7 @@ def test_solves_a_continuous_bandit():
     assert actor.action(torch.ones(1)).item() == pytest.approx(0.3, abs=0.1)
 
 
+@pytest.mark.slow_compiled
 def test_parts_compiled_as_one_update(variant, device):
     loss, td = make_loss(device=device), make_batch(ROWS, device=device)
     critic = Differentiable(loss, lambda td: ((loss.critic_losses(td)[0],), ()), list(loss.critic.parameters()))

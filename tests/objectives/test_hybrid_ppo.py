@@ -223,6 +223,7 @@ def test_no_host_read_forward_and_backward(cls, functional):
 
 
 @pytest.mark.parametrize("cls", [DeviceClipPPOLoss, DeviceKLPENPPOLoss])
+@pytest.mark.slow_compiled
 def test_variants_agree(cls, variant):
     actor, critic = make_modules()
     batch = make_batch(actor, critic).to(variant.device)
@@ -276,6 +277,7 @@ def test_errors_name_the_remedy():
         DeviceKLPENPPOLoss(actor, critic, delay_actor=True)
 
 
+@pytest.mark.slow
 def test_learns_to_choose_and_to_measure():
     """A policy that only ever moves along one axis gets about -4.5, one that does not move -8; the best is -0.79."""
     torch.manual_seed(0)

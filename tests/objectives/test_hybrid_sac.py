@@ -291,6 +291,7 @@ def test_no_host_read(device):
         loss.update_targets_(0.1)
 
 
+@pytest.mark.slow_compiled
 def test_variants_agree(variant):
     loss, td = make_loss(KIND, PUSH, mask=True, device=variant.device), make_batch(device=variant.device)
     with torch.no_grad():

@@ -258,6 +258,7 @@ class TestHostAndVariants:
             total(loss(td)).backward()
             loss.update_targets_(0.1)
 
+    @pytest.mark.slow_compiled
     def test_variants_agree(self, variant):
         loss = make_loss(device=variant.device, dtype=torch.float32)
         td = make_batch(dtype=torch.float32, device=variant.device)

@@ -203,6 +203,7 @@ def test_learns_the_quantiles_of_a_known_distribution(implicit):
 
 
 @pytest.mark.parametrize("network_class", [QuantileMLP, ImplicitQuantileMLP])
+@pytest.mark.slow_compiled
 def test_compiled_and_without_waits(network_class, variant, device):
     options = {"taus": "midpoints"} if network_class is ImplicitQuantileMLP else {}
     loss = make_loss(network_class(OBS, ACTIONS, dueling=True, device=device, **options), double=True)

@@ -168,6 +168,7 @@ def test_the_targets_follow():
         assert all(map(torch.equal, module.parameters(), target.parameters()))
 
 
+@pytest.mark.slow_compiled
 def test_parts_compiled_as_one_update(variant, device):
     loss, td = make_loss(device=device), make_batch(ROWS, device=device)
     noise = torch.randn(ROWS, ACT, device=device)

@@ -299,6 +299,7 @@ class TestRealLoops:
         report = self.slope(lambda: kept.extend(float(k) for k in range(10)), 2_000)
         assert report.leaks and report.low > 0.1
 
+    @pytest.mark.slow
     def test_the_packages_loop_is_flat(self):
         config = PPOConfig(num_envs=4, num_steps=2, epochs=1, minibatches=1, device="cpu", mode="eager", logger="none")
         trainer, done = PPOTrainer(config), 0

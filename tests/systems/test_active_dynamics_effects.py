@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from config_runs import RUN_KEYS
+from declared import repeated, unread
 from dynamics_runs import SMALL, learnt, make
 from states import run
 
@@ -70,7 +71,13 @@ def learned(options):
     return learnt(trainer).double().numpy().tobytes()
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ActiveDynamicsConfig)])
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(field.name, marks=repeated(ActiveDynamicsConfig, field.name))
+        for field in dataclasses.fields(ActiveDynamicsConfig)
+    ],
+)
 def test_key_has_an_effect(field):
     if field in ALONE or (field in RUN_KEYS and field not in CASES):
         return
@@ -89,3 +96,14 @@ def test_the_horizon_of_the_report():
         trainer.close()
     assert rows[0]["prediction/r2"] != rows[1]["prediction/r2"]
     assert rows[0]["train/loss_kl"] == rows[1]["train/loss_kl"]
+
+
+def test_every_inherited_key_is_read(monkeypatch):
+    trainer = make()
+    trainer.close()
+
+    def iterate(config):
+        run(type(trainer)(config), 5).close()
+
+    left = unread(trainer.config, iterate, monkeypatch) - set(RUN_KEYS) - set(ALONE)
+    assert not [field for field in left if repeated(ActiveDynamicsConfig, field)]

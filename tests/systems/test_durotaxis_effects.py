@@ -10,6 +10,7 @@ import pytest
 import torch
 from colony_runs import SMALL, make, parameters
 from config_runs import RUN_KEYS
+from declared import repeated, unread
 from states import run
 
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
@@ -77,7 +78,13 @@ def learnt(options):
     return torch.cat([value.flatten().double() for value in parameters(trainer).values()]).numpy().tobytes()
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(DurotaxisConfig)])
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(field.name, marks=repeated(DurotaxisConfig, field.name))
+        for field in dataclasses.fields(DurotaxisConfig)
+    ],
+)
 def test_key_has_an_effect(field):
     if field in RUN_KEYS or field in ALONE:
         assert field not in CASES
@@ -92,3 +99,14 @@ def test_the_same_settings_learn_the_same():
     first = learnt(())
     learnt.cache_clear()
     assert learnt(()) == first
+
+
+def test_every_inherited_key_is_read(monkeypatch):
+    trainer = make(entropy_coeff_final=0.5)
+    trainer.close()
+
+    def iterate(config):
+        run(type(trainer)(config), 5).close()
+
+    left = unread(trainer.config, iterate, monkeypatch) - set(RUN_KEYS) - set(ALONE)
+    assert not [field for field in left if repeated(DurotaxisConfig, field)]

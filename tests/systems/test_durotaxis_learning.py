@@ -34,6 +34,7 @@ def trained(config):
     return trainer, before
 
 
+@pytest.mark.slow
 def test_a_small_colony_learns_to_reach_the_goal():
     trainer, before = trained(dataclasses.replace(SMALL, total_steps=25_000))
     assert before == 0.0

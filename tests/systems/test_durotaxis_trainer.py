@@ -251,6 +251,7 @@ def quick_backend(monkeypatch, fresh_dynamo):
 
 
 @pytest.mark.parametrize("actions", ["global", pytest.param("per_node", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_compiled_iterations_equal_eager(quick_backend, actions):
     options = {"actions": actions, "epochs": 1, "minibatches": 1, "target_kl": None}
     eager, other = (parameters(run(make(mode=mode, **options), 2)) for mode in ("eager", "compile"))

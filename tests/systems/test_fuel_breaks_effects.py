@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
+from declared import repeated, unread
 from fire_runs import SMALL, make, parameters
 from states import run
 
@@ -82,7 +83,13 @@ def learnt(options):
     return torch.cat([value.flatten().double() for value in parameters(trainer).values()]).numpy().tobytes()
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(FuelBreaksConfig)])
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(field.name, marks=repeated(FuelBreaksConfig, field.name))
+        for field in dataclasses.fields(FuelBreaksConfig)
+    ],
+)
 def test_key_has_an_effect(field):
     if field in ALONE or (field in RUN_KEYS and field not in CASES):
         return
@@ -134,3 +141,14 @@ def test_no_tensor_more_after_more_episodes():
     run(trainer, 50)  # 200 episodes
     trainer.metrics.flush(2)
     assert alive() <= before
+
+
+def test_every_inherited_key_is_read(monkeypatch):
+    trainer = make(sampler="prioritized", beta_final=1.0)
+    trainer.close()
+
+    def iterate(config):
+        run(type(trainer)(config), 5).close()
+
+    left = unread(trainer.config, iterate, monkeypatch) - set(RUN_KEYS) - set(ALONE)
+    assert not [field for field in left if repeated(FuelBreaksConfig, field)]

@@ -24,6 +24,7 @@ def trained(config):
     return compare(trainer.policy, trainer.env, fires=512).burned
 
 
+@pytest.mark.slow
 def test_a_small_landscape_burns_less():
     burned = trained(SMALL)  # .42 to .45; random .55, DomiRank .50, column .32
     assert burned["policy"] < min(burned["random"] - 0.08, burned["domirank"] - 0.03)

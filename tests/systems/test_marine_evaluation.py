@@ -133,6 +133,7 @@ def figures_of(policy, agent):
     return evaluate(policy, scenarios, env)
 
 
+@pytest.mark.slow
 def test_a_short_run_finds_the_goal():
     small = {"total_steps": 12_800, "minibatch_size": 64, "hidden_size": 32, "self_size": 16}
     figures = figures_of(trained("sac", **small), "sac")

@@ -63,7 +63,6 @@ def backend(request, monkeypatch, fresh_dynamo):
 @pytest.mark.parametrize(
     "agent", [pytest.param(agent, marks=[pytest.mark.slow if agent == "dqn" else pytest.mark.long]) for agent in AGENTS]
 )
-@pytest.mark.timeout(600)
 def test_compiled_iterations_equal_eager(backend, agent):
     options = {"updates_per_iteration": 1, "num_steps": 1, "learning_starts": 9}
     eager, other = (parameters(run(make(agent, **options, mode=mode), 4)) for mode in ("eager", "compile"))

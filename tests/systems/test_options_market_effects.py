@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
+from declared import repeated, unread
 from states import run
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
@@ -106,7 +107,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("prices")
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(OptionsMarketConfig)])
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(field.name, marks=repeated(OptionsMarketConfig, field.name))
+        for field in dataclasses.fields(OptionsMarketConfig)
+    ],
+)
 def test_key_has_an_effect(field, folder):
     if field in RUN_KEYS or field in ALONE or field in OTHERS:
         assert field not in CASES
@@ -133,3 +140,14 @@ def test_the_same_settings_learn_the_same(folder):
     first = learnt((), folder)
     learnt.cache_clear()
     assert learnt((), folder) == first
+
+
+def test_every_inherited_key_is_read(monkeypatch):
+    trainer = make(sampler="prioritized", beta_final=1.0)
+    trainer.close()
+
+    def iterate(config):
+        run(type(trainer)(config), 5).close()
+
+    left = unread(trainer.config, iterate, monkeypatch) - set(RUN_KEYS) - set(ALONE)
+    assert not [field for field in left if repeated(OptionsMarketConfig, field)]

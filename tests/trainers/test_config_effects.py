@@ -2,6 +2,9 @@
 
 A key is tried against a usual run, both with what the key needs to matter (a weight of the draw needs prioritised
 replay). A key without a case fails.
+
+A key is tried where it is declared: once for all algorithms that inherit it, of which another test shows that they
+read it. The second part of the tests tries it with each of them.
 """
 
 import dataclasses
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from config_runs import KINDS, RUN_KEYS, SMALL, TRAINERS, WHOLE_RUNS, observe
+from declared import declaring, unread
 
 LEARNING = {
     # (what both runs have, the value that is tried)
@@ -207,15 +211,25 @@ def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
     return torch.cat([tensor.detach().flatten().to(torch.float64) for tensor in tensors]).numpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        (name, field.name)
-        for name, kind in KINDS.items()
-        for field in dataclasses.fields(kind)
-        if (name in WHOLE_RUNS or field.name not in RUN_KEYS) and (name, field.name) not in ALONE
-    ],
-)
+# each algorithm has its own code for these, though the base class declares them
+OF_EACH = ("mode", "compile_mode", "on_nan", "split_on_oom")
+
+
+def _tries() -> list[Any]:
+    """Each key of each algorithm; slow where an algorithm before tries the same declaration."""
+    tries, declared = [], set()
+    for name, kind in KINDS.items():
+        for field in [field.name for field in dataclasses.fields(kind)]:
+            if (field in RUN_KEYS and name not in WHOLE_RUNS) or (name, field) in ALONE:
+                continue
+            declaration = (declaring(kind, field), field)
+            again = declaration in declared and field not in OF_EACH
+            tries.append(pytest.param(name, field, marks=pytest.mark.slow if again else (), id=f"{name}-{field}"))
+            declared.add(declaration)
+    return tries
+
+
+@pytest.mark.parametrize(("name", "field"), _tries())
 def test_key_has_an_effect(name, field, tmp_path, monkeypatch):
     assert field in CASES[name] or field in OTHERS[name] or field in RUN_KEYS, (
         f"{KINDS[name].__name__}.{field} has no case here: add one that shows what the key does"
@@ -236,6 +250,25 @@ def test_key_has_an_effect(name, field, tmp_path, monkeypatch):
     else:
         usual, changed = observe(name, field, tmp_path, monkeypatch)
     assert usual != changed
+
+
+# what a key needs to be looked at
+ASKING = {"sampler": "prioritized", "beta_final": 1.0, "entropy_coeff_final": 0.5, "risk": "cvar"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_key_is_read(name, monkeypatch):
+    def iterate(config):
+        trainer = TRAINERS[name](config)
+        for _ in range(3):
+            trainer.step()
+            trainer.iterations_done += 1
+        trainer.close()
+
+    fields = {field.name for field in dataclasses.fields(KINDS[name])}
+    asking = {key: value for key, value in ASKING.items() if key in fields}
+    config = KINDS[name].without_task(**{**SMALL[name], **asking})
+    assert unread(config, iterate, monkeypatch) - set(RUN_KEYS) == set()
 
 
 @pytest.mark.parametrize("name", KINDS)

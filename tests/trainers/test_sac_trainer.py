@@ -305,6 +305,7 @@ def backend(request, monkeypatch, fresh_dynamo):
 
 
 @pytest.mark.parametrize("options", [{"sampler": "prioritized"}, {"n_step": 2, "target_interval": 2}])
+@pytest.mark.slow
 def test_compiled_iterations_equal_eager(backend, options):
     states = []
     for mode in ("eager", "compile"):
@@ -326,6 +327,7 @@ def test_graph_equals_compiled(name, fresh_dynamo):
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
+@pytest.mark.slow
 def test_it_learns_pendulum():
     """The preset at twice the updates to data, for 1,600 updates: a random policy gets -1,200."""
     preset = SAC_PRESETS["Pendulum"]

@@ -222,6 +222,7 @@ class TestSAC:
         with pytest.raises(torch.OutOfMemoryError, match="Remedy: go on from the last checkpoint"):
             trainer.step()
 
+    @pytest.mark.slow
     def test_micro_batches_are_compiled_too(self):
         options = {"updates_per_iteration": 1, "sampler": "prioritized"}
         whole, ours = make_sac(**options), make_sac(**options)

@@ -142,6 +142,7 @@ class TestSegments:
         assert found.shape == batch.shape
         assert sample.shape == (8,)
 
+    @pytest.mark.slow_compiled
     def test_variants_agree(self, variant):
         collector = make(variant.device)
         batches = [collector.collect().clone() for _ in range(3)]
@@ -252,6 +253,7 @@ class TestOptionState:
     @pytest.mark.parametrize(
         ("mode", "device"), [("compile", "cpu"), pytest.param("graph", "cuda", marks=pytest.mark.gpu)]
     )
+    @pytest.mark.slow_compiled
     def test_the_state_goes_in_and_out_of_a_compiled_or_captured_rollout(self, mode, device, fresh_dynamo):
         torch.manual_seed(0)
         collector = make(device, steps=5, max_episode_steps=7, mode=mode)

@@ -1,17 +1,13 @@
 """docs/architecture.md is true: imports go down the rows of its picture, and the paths that documents name exist."""
 
-import ast
 import importlib.util
 import re
-from collections.abc import Iterator
 
 import pytest
-from test_house_rules import PACKAGE, ROOT, parse, python_files
+from test_house_rules import PACKAGE, ROOT
+from test_layers import LAYERS, all_imports
 
 DRAWING = ROOT / "docs" / "pictures" / "architecture.py"
-# (who imports, what): each is one name, and docs/architecture.md says which
-UPWARD = {("modules/icem.py", "transforms"), ("runtime/doctor_host.py", "metrics")}
-SISTERS = {"functional", "kernels"}
 FILES = {path.stem for path in PACKAGE.glob("*.py")}
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "examples" / "README.md"]
@@ -31,27 +27,6 @@ def load_drawing():
 ROWS = {folder: number for number, (_, folders) in enumerate(load_drawing().LAYERS) for folder in folders}
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Parts of the package that a file imports, anywhere in it, as ``folder.module``, and the line."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "torchrl_perf":
-            names = [f"torchrl_perf.{alias.name}" for alias in node.names]
-        else:
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for name in names:
-            if name.startswith("torchrl_perf."):
-                yield name.removeprefix("torchrl_perf."), node.lineno
-
-
-def climbs(own: str, other: str) -> bool:
-    """Whether a folder that imports another one looks up or beside itself."""
-    if own == other or other in FILES or other == "__version__" or {own, other} == SISTERS:
-        return False
-    return ROWS[other] <= ROWS[own]
-
-
 def test_every_folder_is_in_the_picture():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert set(ROWS) == folders, f"{DRAWING.relative_to(ROOT)}: a row for {sorted(folders ^ set(ROWS))}"
@@ -60,35 +35,21 @@ def test_every_folder_is_in_the_picture():
     assert not unnamed, f"docs/architecture.md: a line in the table for {unnamed}"
 
 
-def test_imports_go_down():
-    found = []
-    for path in python_files(PACKAGE):
-        place = path.relative_to(PACKAGE)
-        if len(place.parts) == 1:
-            continue
-        for module, line in imported(parse(path)):
-            other = module.partition(".")[0]
-            if climbs(place.parts[0], other) and (place.as_posix(), other) not in UPWARD:
-                found.append(f"{place}:{line} imports {other}")
-    assert not found, "a folder imports from lower rows of docs/pictures/architecture.png alone:\n" + "\n".join(found)
+def test_the_picture_has_the_layers_that_imports_keep_to():
+    drawn = [set(folders) for _, folders in load_drawing().LAYERS]
+    assert drawn[::-1] == [set(layer) for layer in LAYERS], f"{DRAWING.relative_to(ROOT)}, or LAYERS in test_layers.py"
 
 
 def test_no_system_imports_another():
-    found = []
-    for path in python_files(PACKAGE / "systems"):
-        place = path.relative_to(PACKAGE / "systems")
-        for module, line in imported(parse(path)):
-            folder, _, rest = module.partition(".")
-            if folder == "systems" and len(place.parts) > 1 and rest.partition(".")[0] != place.parts[0]:
-                found.append(f"{place}:{line} imports {module}")
+    systems = [each for each in all_imports() if each.importer.startswith("torchrl_perf.systems.")]
+    found = [
+        str(each)
+        for each in systems
+        if each.imported.startswith("torchrl_perf.systems.")
+        and each.importer.split(".")[2] != each.imported.split(".")[2]
+    ]
+    assert systems
     assert not found, f"what two systems need belongs to the library: {found}"
-
-
-def test_climbing_is_seen():
-    assert climbs("metrics", "envs") and climbs("trainers", "systems") and climbs("modules", "replay")
-    assert not climbs("systems", "trainers") and not climbs("functional", "kernels") and not climbs("bench", "registry")
-    tree = ast.parse("def f():\n    from torchrl_perf import envs\n    import torchrl_perf.systems.marine\n")
-    assert list(imported(tree)) == [("envs", 2), ("systems.marine", 3)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

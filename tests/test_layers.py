@@ -9,8 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "torchrl_perf"
 
 LAYERS = (
-    ("functional", "kernels"),  # one layer: a kernel lies beside the function that defines it
-    ("runtime",),
+    ("functional", "kernels", "runtime"),
     ("metrics", "modules", "replay"),
     ("envs", "objectives", "transforms"),
     ("collectors",),
@@ -20,7 +19,7 @@ LAYERS = (
 )
 """Folders from the lowest up. A folder imports lower ones; those of one layer leave each other alone."""
 
-TOGETHER = {"functional", "kernels"}
+TOGETHER = {"functional", "kernels"}  # a kernel is the other form of a function
 ENTRY = {"__main__"}  # starts the command line; the other files at the top are imported from everywhere
 
 

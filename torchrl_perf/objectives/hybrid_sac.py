@@ -176,21 +176,6 @@ class HybridSACLoss(OffPolicyLoss):
             self.log_alpha = nn.Parameter(log_alpha)
 
     @property
-    def actor(self) -> Any:
-        """The actor."""
-        return self.actor_network
-
-    @property
-    def critic(self) -> Any:
-        """The critics as one network."""
-        return self.qvalue_network
-
-    @property
-    def target_critic(self) -> Any:
-        """The network that the targets are made of."""
-        return self.target_of("qvalue_network")
-
-    @property
     def value_key(self) -> NestedKey:
         """What the critics write."""
         return self.tensor_keys.action_value

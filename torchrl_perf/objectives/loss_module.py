@@ -95,6 +95,8 @@ class OffPolicyLoss(LossModule):
 
     default_keys = _AcceptedKeys
     tensor_keys: _AcceptedKeys
+    actor_network: Any
+    qvalue_network: Any
     default_value_estimator = ValueEstimators.TD0
     SUPPORTED_VALUE_ESTIMATORS: tuple[ValueEstimators, ...] = tuple(LAMBDAS)
     constants: tuple[str, ...] = ()
@@ -306,6 +308,21 @@ class OffPolicyLoss(LossModule):
         target = self._modules.get(f"target_{name}")
         return cast("nn.Module", self._modules[name] if target is None else target)
 
+    @property
+    def actor(self) -> Any:
+        """The actor, of losses that have one."""
+        return self.actor_network
+
+    @property
+    def critic(self) -> Any:
+        """The critic, or all K of them as one network that writes ``[*, K]``; of losses that have an actor."""
+        return self.qvalue_network
+
+    @property
+    def target_critic(self) -> Any:
+        """The critic that the targets are made of; no gradient reaches it."""
+        return self.target_of("qvalue_network")
+
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -314,8 +331,9 @@ class OffPolicyLoss(LossModule):
         return self.tensor_keys.action
 
     def read_keys(self) -> list[NestedKey]:
-        """What the networks read of a state."""
-        raise NotImplementedError
+        """What actor and critics read of a state; losses of other networks say what theirs read."""
+        keys = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
+        return [key for key in dict.fromkeys(keys) if key != self.action_key]
 
     def action_keys(self) -> list[NestedKey]:
         """The action taken, or its parts."""

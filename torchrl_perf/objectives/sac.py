@@ -210,21 +210,6 @@ class DeviceSACLoss(OffPolicyLoss):
     # -- attributes ---------------------------------------------------------------------------------------------------
 
     @property
-    def actor(self) -> Any:
-        """The actor."""
-        return self.actor_network
-
-    @property
-    def critic(self) -> Any:
-        """The critics as one network, which writes ``[*, K]``."""
-        return self.qvalue_network
-
-    @property
-    def target_critic(self) -> Any:
-        """The network that the targets are made of."""
-        return self.target_of("qvalue_network")
-
-    @property
     def value_key(self) -> NestedKey:
         """What the critics write."""
         return self.tensor_keys.state_action_value
@@ -244,11 +229,6 @@ class DeviceSACLoss(OffPolicyLoss):
         losses: list[NestedKey] = ["loss_actor", "loss_qvalue", "loss_alpha"]
         left_out = self.reduction == "none" and self.scalar_output_mode != "non_tensor"
         return losses if left_out else [*losses, "alpha", "entropy"]
-
-    def read_keys(self) -> list[NestedKey]:
-        """What actor and critics read of a state."""
-        keys = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
-        return [key for key in dict.fromkeys(keys) if key != self.action_key]
 
     @property
     def alpha(self) -> Tensor:

@@ -82,24 +82,9 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         self.add_network("actor_network", actor, delay=delay_actor)
 
     @property
-    def actor(self) -> Any:
-        """The actor."""
-        return self.actor_network
-
-    @property
-    def critic(self) -> Any:
-        """The critic, or all of them as one network."""
-        return self.qvalue_network
-
-    @property
     def target_actor(self) -> Any:
         """The actor that the targets are made of."""
         return self.target_of("actor_network")
-
-    @property
-    def target_critic(self) -> Any:
-        """The critic that the targets are made of."""
-        return self.target_of("qvalue_network")
 
     @property
     def value_key(self) -> NestedKey:
@@ -110,11 +95,6 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         """What :meth:`forward` returns."""
         losses: list[NestedKey] = ["loss_actor", "loss_qvalue"]
         return losses if self.reduction == "none" else [*losses, "pred_value"]
-
-    def read_keys(self) -> list[NestedKey]:
-        """What actor and critics read of a state."""
-        keys = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
-        return [key for key in dict.fromkeys(keys) if key != self.action_key]
 
     def online_critic(self) -> Any:
         """The critic, whose gradient reaches what it shares with the actor only where losses are not separate."""

@@ -1,15 +1,15 @@
 """Learn an unknown vector field from spike counts, while choosing the inputs that say most about it.
 
-Run it with `python examples/active_dynamics.py`; `--help` lists the settings. Two runs, one with inputs that are
+Run it with ``python examples/active_dynamics.py``; ``--help`` lists the settings. Two runs, one with inputs that are
 planned for D-optimal information and one with random ones, take a few minutes on two CPU cores. Expected last lines,
 where the R^2 of both is near .95 on this field (a field on which the inputs matter is duffing):
 
     limit_cycle, embedding: R^2 10 steps ahead 0.9.. (persistence 0.1..)
     pictures: phase_portrait.png, prediction_error.png
 
-`torchrl-perf train active-dynamics` runs one of them with checkpoints, curves and a resume. This file shows what it is
-made of: a config, a trainer whose `step` is one iteration (filter, plan, act, fit the model to windows, measure), and
-an evaluation on data of its own. The latent state is learned up to a linear map, which is fitted for it alone.
+``torchrl-perf train active-dynamics`` runs one of them with checkpoints, curves and a resume. This file shows what it
+is made of: a config, a trainer whose ``step`` is one iteration (filter, plan, act, fit the model to windows, measure),
+and an evaluation on data of its own. The latent state is learned up to a linear map, which is fitted for it alone.
 
 Read it from top to bottom: Config, make_trainer, learn, main.
 """
@@ -46,7 +46,7 @@ class Config:
     log_interval: int = 20
     """Iterations between two evaluations."""
     folder: Path = Path()
-    """Where the pictures go; they need matplotlib."""
+    """Where the pictures go."""
     seed: int = 0
     """Seed of model, envs and sampling."""
     device: str = "auto"

@@ -1,6 +1,6 @@
 """DQN on CartPole with every step of the loop on one device, in one file.
 
-Run it with `python examples/dqn.py`; `--help` lists the settings. It takes about three quarters of a minute on
+Run it with ``python examples/dqn.py``; ``--help`` lists the settings. It takes about three quarters of a minute on
 one CPU core. Expected last line:
 
     mean return of the last 100 episodes: 500.0

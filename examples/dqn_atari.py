@@ -1,9 +1,9 @@
 """DQN on an Atari game: the emulator steps on the CPU, everything else is on the device, in one file.
 
-Run it with `python examples/dqn_atari.py`; `--help` lists the settings. It needs `pip install torchrl_perf[atari]`:
-ale-py is GPL, and its emulator runs on the CPU, in threads of its own: this loop is not on the device from end to end,
-and is as fast as the CPU emulates. A random player of Pong loses by 20 or 21. Last line, with a figure that depends on
-the number of steps:
+Run it with ``python examples/dqn_atari.py``; ``--help`` lists the settings. It needs
+``pip install torchrl_perf[atari]``: ale-py is GPL, and its emulator runs on the CPU, in threads of its own: this loop
+is not on the device from end to end, and is as fast as the CPU emulates. A random player of Pong loses by 20 or 21.
+Last line, with a figure that depends on the number of steps:
 
     mean return of the last 100 episodes: -20.0
 

@@ -1,15 +1,15 @@
 """A colony learns to climb a stiffness gradient: PPO, with every step of the loop on one device.
 
-Run it with `python examples/durotaxis.py`; `--help` lists the settings. A small colony on a small substrate takes about
-a quarter of a minute on two CPU cores. Expected last lines:
+Run it with ``python examples/durotaxis.py``; ``--help`` lists the settings. A small colony on a small substrate takes
+about a quarter of a minute on two CPU cores. Expected last lines:
 
     success of the last 100 episodes: 99%
     picture: colony.png
 
-`torchrl-perf train durotaxis` learns the whole task, with checkpoints, curves and a resume; on a GPU use
-`--env Durotaxis4096`. This file shows what it is made of: a config, a trainer whose `step` is one iteration (collect,
-advantages of each reward component, minibatches until the divergence is reached, metrics), and one row of metrics at a
-time that comes to the host.
+``torchrl-perf train durotaxis`` learns the whole task, with checkpoints, curves and a resume; on a GPU use
+``--env Durotaxis4096``. This file shows what it is made of: a config, a trainer whose ``step`` is one iteration
+(collect, advantages of each reward component, minibatches until the divergence is reached, metrics), and one row of
+metrics at a time that comes to the host.
 
 What is to be learnt: delete almost half of the nodes each time, since the colony over-grows otherwise, and let the
 children be born far ahead. Read it from top to bottom: Config, make_trainer, learn, draw, main.
@@ -45,7 +45,7 @@ class Config:
     log_interval: int = 10
     """Iterations between two rows."""
     picture: Path = Path("colony.png")
-    """Where the picture of a colony goes; needs matplotlib."""
+    """Where the picture of a colony goes."""
     seed: int = 0
     """Seed of networks, colonies and sampling."""
     device: str = "auto"

@@ -1,14 +1,14 @@
 """A network learns where to break the fuel so that wildfires burn less: DQN, with every step of the loop on one device.
 
-Run it with `python examples/fuel_breaks.py`; `--help` lists the settings. On 10 x 10 cells with 10 breaks it takes
+Run it with ``python examples/fuel_breaks.py``; ``--help`` lists the settings. On 10 x 10 cells with 10 breaks it takes
 two or three minutes on a CPU core. Expected last lines, give or take:
 
     burned: policy 0.395 ± 0.006, random 0.668 ± 0.008, column 0.362 ± 0.004, domirank 0.620 ± 0.008, none 0.873 ± ...
     picture: fuel_breaks.png
 
-`torchrl-perf train fuel-breaks` learns 20 x 20 cells with checkpoints, curves and a resume. This file shows what it is
-made of: settings, a trainer whose `step` is one iteration (place breaks, store them, learn, measure), and one row of
-metrics at a time that comes to the host. In a landscape that is the same everywhere a straight line is hard to beat.
+``torchrl-perf train fuel-breaks`` learns 20 x 20 cells with checkpoints, curves and a resume. This file shows what it
+is made of: settings, a trainer whose ``step`` is one iteration (place breaks, store them, learn, measure), and one row
+of metrics at a time that comes to the host. In a landscape that is the same everywhere a straight line is hard to beat.
 
 Read it from top to bottom: Config, make_trainer, learn, main.
 """
@@ -38,7 +38,7 @@ class Config:
     log_interval: int = 20
     """Iterations between two rows."""
     picture: Path = Path("fuel_breaks.png")
-    """Where the picture of breaks and burn probability goes; needs matplotlib."""
+    """Where the picture of breaks and burn probability goes."""
     seed: int = 0
     """Seed of networks, fires and sampling."""
     device: str = "auto"

@@ -1,15 +1,15 @@
 """Vessels that learn to navigate with one policy for all of them: train, evaluate on fixed scenarios, draw their ways.
 
-Run it with `python examples/marine_navigation.py`; `--help` lists the settings. It trains one vessel in an empty world
-for two minutes on two CPU cores and compares it with a scripted controller. Expected last lines, give or take:
+Run it with ``python examples/marine_navigation.py``; ``--help`` lists the settings. It trains one vessel in an empty
+world for two minutes on two CPU cores and compares it with a scripted controller. Expected last lines, give or take:
 
     scripted: 100 vessels: 100.0% arrived, 0.0% collided, 0.0% late; 16.9 s to the goal, return 45.1; ...
     sac: 100 vessels: 100.0% arrived, 0.0% collided, 0.0% late; 16.0 s to the goal, return 45.1; ...
     marine/trajectories.png marine/trajectories.gif
 
 On a GPU the whole iteration (every vessel's step, replay buffer, updates, metrics) is one CUDA graph. The curriculum of
-six million steps with up to five vessels and four obstacles is `--env MarineNavigation`, or, with checkpoints and logs,
-`torchrl-perf train marine --agent sac`.
+six million steps with up to five vessels and four obstacles is ``--env MarineNavigation``, or, with checkpoints and
+logs, ``torchrl-perf train marine --agent sac``.
 
 Read it from top to bottom: Config, make_trainer, train, compare, draw, main.
 """

@@ -1,15 +1,15 @@
 """A trader with options learns: SAC below a policy over options, with every step of the loop on one device.
 
-Run it with `python examples/options_trading.py`; `--help` lists the settings. Without costs and with a known drift the
-best position is known too (Kelly, 1956): the first lines to look at. With `--task OptionMarketZeroEdge` there is
-nothing to be earned and trading costs: what is to be learnt is to do nothing. With `--prices FILE` (a gzipped CSV of
-dates and closes, or `sp500` for the series of the package skfolio) it learns on one window of the past and trades the
+Run it with ``python examples/options_trading.py``; ``--help`` lists the settings. Without costs and with a known drift
+the best position is known too (Kelly, 1956): the first lines to look at. With ``--task OptionMarketZeroEdge`` there is
+nothing to be earned and trading costs: what is to be learnt is to do nothing. With ``--prices FILE`` (a gzipped CSV of
+dates and closes, or ``sp500`` for the series of the package skfolio) it learns on one window of the past and trades the
 next, again and again. The last lines say what such a result means, and what not.
 
-`torchrl-perf train options-market` learns the tasks with checkpoints, curves and a resume. This file shows what it is
-made of: a config, a trainer whose `step` is one iteration (collect, store steps and finished options, update, metrics),
-and one row of metrics at a time that comes to the host. Read it from top to bottom: Config, settings_of, learn, walk,
-main.
+``torchrl-perf train options-market`` learns the tasks with checkpoints, curves and a resume. This file shows what it is
+made of: a config, a trainer whose ``step`` is one iteration (collect, store steps and finished options, update,
+metrics), and one row of metrics at a time that comes to the host. Read it from top to bottom: Config, settings_of,
+learn, walk, main.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Config:
     log_interval: int = 10
     """Iterations between two rows."""
     picture: Path = Path("equity.png")
-    """Where the picture goes, or the pictures of the tests as a folder without the suffix; needs matplotlib."""
+    """Where the picture goes, or the pictures of the tests as a folder without the suffix."""
     seed: int = 0
     """Seed of networks, market and sampling."""
     device: str = "auto"

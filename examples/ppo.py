@@ -1,7 +1,7 @@
 """PPO on CartPole with every step of the loop on one device, in one file.
 
-Run it with `python examples/ppo.py`; `--help` lists the settings. It takes about ten seconds on two CPU cores. Expected
-last line:
+Run it with ``python examples/ppo.py``; ``--help`` lists the settings. It takes about ten seconds on two CPU cores.
+Expected last line:
 
     mean return of the last 100 episodes: 500.0
 

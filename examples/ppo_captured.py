@@ -1,11 +1,11 @@
 """The shortest whole PPO: a ten-line iteration, captured once and replayed.
 
-Run it with `python examples/ppo_captured.py`; a few seconds on two CPU cores. Expected last line, the number within a
+Run it with ``python examples/ppo_captured.py``; a few seconds on two CPU cores. Expected last line, the number within a
 few per cent:
 
     mean return of the last 100 episodes: 500.0
 
-`examples/ppo.py` is the same with settings, metrics and a schedule, and says more about each part.
+``examples/ppo.py`` is the same with settings, metrics and a schedule, and says more about each part.
 """
 
 import torch

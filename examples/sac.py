@@ -1,6 +1,6 @@
 """SAC on Pendulum with every step of the loop on one device, in one file.
 
-Run it with `python examples/sac.py`; `--help` lists the settings. It takes about half a minute on two CPU cores.
+Run it with ``python examples/sac.py``; ``--help`` lists the settings. It takes about half a minute on two CPU cores.
 Expected last line, give or take fifteen:
 
     mean return of the last 100 episodes: -160.0

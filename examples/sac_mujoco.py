@@ -1,12 +1,13 @@
 """SAC on HalfCheetah-v5: MuJoCo steps on the CPU, everything else is on the device, in one file.
 
-Run it with `python examples/sac_mujoco.py`; `--help` lists the settings. It needs `pip install torchrl_perf[mujoco]`.
-Expected last line (300,000 steps at one update a step, on an H100 with `--processes`; the curve is in
-`torchrl_perf/bench/results/sac_halfcheetah.json`; other machines come close, not to the digit):
+Run it with ``python examples/sac_mujoco.py``; ``--help`` lists the settings. It needs
+``pip install torchrl_perf[mujoco]``. Expected last line (300,000 steps at one update a step, on an H100 with
+``--processes``; the curve is in ``torchrl_perf/bench/results/sac_halfcheetah.json``; other machines come close, not to
+the digit):
 
     mean return of the last 100 episodes: 7152.9
 
-The `HostCollector` acts for 16 envs at once, with one packed copy each way a step; ends of episodes by the time limit
+The ``HostCollector`` acts for 16 envs at once, with one packed copy each way a step; ends of episodes by the time limit
 are stored as truncations with their true final observation. On a GPU the policy is one CUDA graph, and storing the
 batch with its 16 updates another.
 

@@ -5,7 +5,7 @@
     python examples/torchrl_trainer.py --algorithm sac    # SAC on Pendulum
 
 Networks, losses and trainers are TorchRL's; collector, advantage, replay buffer, optimiser step and logging are this
-package's, installed by one call, `use_device_parts`. Each runs for less than a minute on a CPU. Expected last line,
+package's, installed by one call, ``use_device_parts``. Each runs for less than a minute on a CPU. Expected last line,
 with a mean return above 300 (PPO), 100 (DQN) or -400 (SAC, where a random policy gets -1200):
 
     ppo: 0.0 host reads a batch, mean return of the last 20 episodes 500.0

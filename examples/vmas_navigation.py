@@ -1,14 +1,14 @@
 """PPO with one policy for all agents, on the navigation task of VMAS, in one file.
 
-Run it with `pip install 'torchrl_perf[marl]'` and `python examples/vmas_navigation.py`; `--help` lists the settings. It
-takes about a minute on two CPU cores. Each of three agents goes to its own goal and sees the others with a lidar; all
-are paid for the way that they make good together, and for collisions. Agents that go nowhere have a return of 0. The
-last line is like
+Run it with ``pip install 'torchrl_perf[marl]'`` and ``python examples/vmas_navigation.py``; ``--help`` lists the
+settings. It takes about a minute on two CPU cores. Each of three agents goes to its own goal and sees the others with a
+lidar; all are paid for the way that they make good together, and for collisions. Agents that go nowhere have a return
+of 0. The last line is like
 
     mean return of the last 100 episodes: 2.8
 
-`DeviceVmasEnv` resets finished rows by mask inside the step, where TorchRL's `VmasEnv` resets them one by one on the
-host; `AgentStreams` makes each agent a row of its own. What follows is PPO for a single agent.
+``DeviceVmasEnv`` resets finished rows by mask inside the step, where TorchRL's ``VmasEnv`` resets them one by one on
+the host; ``AgentStreams`` makes each agent a row of its own. What follows is PPO for a single agent.
 
 Read it from top to bottom: Config, make_env, make_actor_critic, main. VMAS: arXiv:2207.03530, PPO with shared weights
 for several agents: arXiv:2103.01955.

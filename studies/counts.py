@@ -21,12 +21,12 @@ READS = {
     Tensor.__float__: "float",
     Tensor.__index__: "index",
 }
-"""What brings a value to the host. `.numpy()` is left out: it follows a `.cpu()` that is counted."""
+"""What brings a value to the host. ``.numpy()`` is left out: it follows a ``.cpu()`` that is counted."""
 MAKERS = {torch.tensor, torch.as_tensor}
 
 
 class _Calls(TorchFunctionMode):
-    """Counts by what is called, so that on a CPU, where `.cpu()` does nothing, the same is counted as on CUDA."""
+    """Counts by what is called, so that on a CPU, where ``.cpu()`` does nothing, the same is counted as on CUDA."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a function: `variant(fn)` returns it as it is, compiled, or captured into a CUDA graph.
+    """One way to run a function: ``variant(fn)`` returns it as it is, compiled, or captured into a CUDA graph.
 
     Attributes:
         name: "eager", "compiled" or "graph".
@@ -115,7 +115,7 @@ class Variant:
     device: torch.device
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `fn` in this variant. A graph owns its outputs: read them before the next call."""
+        """Return ``fn`` in this variant. A graph owns its outputs: read them before the next call."""
         if self.name == "eager":
             return fn
         # Imported here, so that the runtime is loaded only by the tests that use it.

@@ -1,4 +1,4 @@
-"""`torchrl-perf syncs`: other people's scripts run as they are, with a report, limits and exit codes."""
+"""``torchrl-perf syncs``: other people's scripts run as they are, with a report, limits and exit codes."""
 
 import json
 import os

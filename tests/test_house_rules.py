@@ -51,7 +51,7 @@ def python_files(*folders: Path) -> list[Path]:
 
 
 def where(path: Path, node: ast.AST) -> str:
-    """`file:line` as an editor opens it."""
+    """``file:line`` as an editor opens it."""
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
@@ -66,7 +66,7 @@ def functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def dotted(node: ast.AST) -> str:
-    """`torch.cuda.graph` for the attribute chain of that name, "" for anything else."""
+    """``torch.cuda.graph`` for the attribute chain of that name, "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -84,7 +84,7 @@ def docstring_lines(node: Function) -> int:
 
 
 def nesting(node: ast.AST) -> int:
-    """Depth of compound statements in a body; `elif` adds none, a nested function is counted for itself."""
+    """Depth of compound statements in a body; ``elif`` adds none, a nested function is counted for itself."""
     deepest = 0
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.ClassDef):
@@ -96,7 +96,7 @@ def nesting(node: ast.AST) -> int:
 
 
 def parameters(node: Function) -> int:
-    """Number of named parameters, `self` and `cls` left out."""
+    """Number of named parameters, ``self`` and ``cls`` left out."""
     named = [*node.args.posonlyargs, *node.args.args]
     bound = 1 if named and named[0].arg in {"self", "cls"} else 0
     return len(named) + len(node.args.kwonlyargs) - bound

@@ -77,7 +77,7 @@ class Entry:
     Attributes:
         make: the transform, for an env.
         refused: kind of env -> why; "*" for every kind.
-        compared: whether the collector's data is compared with that of TorchRL's `Collector`.
+        compared: whether the collector's data is compared with that of TorchRL's ``Collector``.
         why_not: the reason where it is not.
     """
 
@@ -159,7 +159,7 @@ def _reason(entry: Entry, kind: str) -> str:
 
 
 def run_env_cell(name: str, kind: str) -> None:
-    """`check_env_specs`, which rolls out over ends of episodes, of the env below the transform."""
+    """``check_env_specs``, which rolls out over ends of episodes, of the env below the transform."""
     env = ENVS[kind](dtype=_dtype(name))
     env = TransformedEnv(env, TRANSFORMS[name].make(env))
     check_env_specs(env, break_when_any_done=False)
@@ -176,7 +176,7 @@ def _steps(name: str, device: str = "cpu") -> EnvBase:
 
 
 def run_collector_cell(name: str, mode: str) -> None:
-    """Three episodes of data of `DeviceCollector`, equal to that of TorchRL's `Collector` where that is compared."""
+    """Three episodes of ``DeviceCollector``, equal to those of TorchRL's ``Collector`` where they are compared."""
     options = {"frames_per_batch": N * 7, "total_frames": N * 14}
     env = _steps(name, "cuda" if mode == "graph" else "cpu")
     ours = DeviceCollector(env, _policy(env), mode=mode, **options)

@@ -1,6 +1,6 @@
 """Scripts in TorchRL's own style, and the same with one line of ours: the same numbers, or what each row has to be.
 
-The rows are those of README's table; `tests/examples/test_one_line_on_policy.py` has its on-policy part.
+The rows are those of README's table; ``tests/examples/test_one_line_on_policy.py`` has its on-policy part.
 """
 
 import pytest

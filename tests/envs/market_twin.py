@@ -60,7 +60,7 @@ def plain_row(closes, clock, bars_per_week):
 
 
 class Twin:
-    """One env. `closes` are all closes up to the present one, `clock` that of the present one."""
+    """One env. ``closes`` are all closes up to the present one, ``clock`` that of the present one."""
 
     def __init__(self, closes, clock, score=0.0, *, semantics="target", reward="log_wealth", limit=672, **settings):
         self.settings = MarketSettings(**settings)

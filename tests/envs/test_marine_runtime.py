@@ -78,7 +78,7 @@ def test_one_env_equals_its_row_of_a_thousand(device):
 
 
 def episodes(step, env, steps=8):
-    """The log of a run under one seed; `step` is the env's, in any form."""
+    """The log of a run under one seed; ``step`` is the env's, in any form."""
     env.set_seed(0)
     td, log = env._reset(None), []
     actions = torch.linspace(-1, 1, steps * env.num_envs * env.max_robots * 2).view(steps, env.num_envs, -1, 2)

@@ -15,7 +15,7 @@ F64 = torch.float64
 
 
 def normal_series(count, mean, sigma, rows=1):
-    """Prices [rows, ...] of `count` log returns that have exactly the mean and the deviation asked for."""
+    """Prices [rows, ...] of ``count`` log returns that have exactly the mean and the deviation asked for."""
     scores = torch.special.ndtri((torch.arange(count, dtype=F64) + 0.5) / count)
     scores = (scores / scores.std(correction=0)).repeat(rows, 1)
     order = torch.rand(rows, count, dtype=F64).argsort(-1)

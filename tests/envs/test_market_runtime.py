@@ -94,7 +94,7 @@ def test_one_env_equals_its_row_of_many(kind, device):
 
 
 def episodes(step, env, steps=9):
-    """The log of a run under one seed; `step` is the env's, in any form."""
+    """The log of a run under one seed; ``step`` is the env's, in any form."""
     env.set_seed(0)
     td, log = env._reset(None), []
     actions = torch.linspace(-1, 1, steps * env.num_envs).view(steps, env.num_envs, 1).to(env.device)

@@ -22,7 +22,6 @@ def example():
 
 @pytest.mark.parametrize("inputs", ["embedding", "disagreement"])
 def test_it_trains_and_draws(example, tmp_path, capsys, inputs):
-    pytest.importorskip("matplotlib")
     r2 = example.main(example.Config(**TINY, inputs=inputs, compare=inputs == "embedding", folder=tmp_path))
     *rows, said, drawn = capsys.readouterr().out.splitlines()
     assert len(rows) == (5 if inputs == "embedding" else 2)

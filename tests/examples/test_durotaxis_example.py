@@ -22,7 +22,6 @@ def example():
 
 @pytest.mark.parametrize("per_node", [False, True])
 def test_it_trains_and_draws(example, tmp_path, capsys, per_node):
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "colony.png"
     success = example.main(example.Config(**TINY, per_node=per_node, picture=picture))
     *rows, said, drawn = capsys.readouterr().out.splitlines()
@@ -54,5 +53,4 @@ def test_reading_order_and_settings():
 
 @pytest.mark.slow
 def test_it_reaches_nine_of_ten(example, tmp_path):
-    pytest.importorskip("matplotlib")
     assert example.main(example.Config(device="cpu", picture=tmp_path / "colony.png")) >= 0.9

@@ -25,7 +25,6 @@ def example():
 
 @pytest.mark.parametrize("task", ["OptionMarketKelly", "OptionMarketZeroEdge"])
 def test_it_trains_and_draws(example, tmp_path, capsys, task):
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "equity.png"
     example.main(example.Config(task=task, total_steps=8192, log_interval=100, picture=picture, device="cpu"))
     lines = capsys.readouterr().out.splitlines()
@@ -38,7 +37,6 @@ def test_it_trains_and_draws(example, tmp_path, capsys, task):
 
 
 def test_it_walks_forward(example, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     closes = (0.01 * torch.randn(520, generator=torch.Generator().manual_seed(0))).cumsum(0).exp()
     days = [f"{2000 + i // 336}-{1 + i % 336 // 28:02d}-{1 + i % 28:02d}" for i in range(520)]
     rows = [f"{day},{float(close)}" for day, close in zip(days, closes, strict=True)]

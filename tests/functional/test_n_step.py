@@ -10,7 +10,7 @@ from torchrl_perf.runtime import no_host_sync
 
 
 def loop(rewards, dones, n, gamma):
-    """`(returns, steps)` of one stream, step by step."""
+    """``(returns, steps)`` of one stream, step by step."""
     returns, steps = [], []
     for t in range(len(rewards)):
         total, used = 0.0, 0

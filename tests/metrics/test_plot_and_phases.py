@@ -20,7 +20,6 @@ def write_run(folder, rows):
 
 
 def test_picture_is_written(tmp_path):
-    pytest.importorskip("matplotlib")
     path = write_run(
         tmp_path, [(0, {"a": 1.0}), (10, {"episode/mean_return": 5.0}), (20, {"episode/mean_return": 9.0})]
     )
@@ -30,7 +29,6 @@ def test_picture_is_written(tmp_path):
 
 @pytest.mark.parametrize("values", [[], [3.0]])
 def test_picture_of_a_very_short_run(tmp_path, values):
-    pytest.importorskip("matplotlib")
     rows = [
         (0, {"episode/mean_return": float("nan")}),
         *((i + 1, {"episode/mean_return": v}) for i, v in enumerate(values)),

@@ -5,7 +5,7 @@ from tensordict import TensorDict
 
 
 class Stream:
-    """Makes `[N, T]` batches of identifiable rows: observation = (env, step, episode), final ones negative."""
+    """Makes ``[N, T]`` batches of identifiable rows: observation = (env, step, episode), final ones negative."""
 
     def __init__(self, num_envs: int, generator: torch.Generator, p_done: float = 0.2, p_gap: float = 0.3):
         self.num_envs, self.generator, self.p_done, self.p_gap = num_envs, generator, p_done, p_gap
@@ -70,7 +70,7 @@ class Stream:
 
 
 class ListRing:
-    """Rows by time and stream; with `final_rows`, also which of them have lost their final observation."""
+    """Rows by time and stream; with ``final_rows``, also which of them have lost their final observation."""
 
     def __init__(self, steps: int, num_streams: int, final_rows: int | None = None):
         self.steps, self.num_streams, self.final_rows = steps, num_streams, final_rows
@@ -113,7 +113,7 @@ class ListRing:
         return [(time, stream) for time in range(self.first, self.cursor) for stream in range(self.num_streams)]
 
     def n_step(self, time: int, stream: int, n: int, gamma: float) -> dict:
-        """The row at `time` with its window's discounted reward and the next entries of the window's last row."""
+        """The row at ``time`` with its window's discounted reward and the next entries of the window's last row."""
         rows = self.streams[stream]
         total, last = 0.0, time
         for k in range(n):

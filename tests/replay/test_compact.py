@@ -11,7 +11,7 @@ NAN = float("nan")
 
 
 def rows(observation, following, **more):
-    """One stream: `[1, T]` rows of scalar observations."""
+    """One stream: ``[1, T]`` rows of scalar observations."""
     observation, following = torch.tensor([observation]), torch.tensor([following])
     zero = torch.zeros(1, observation.shape[1], 1)
     td = {"observation": observation, "next": {"observation": following, "reward": zero, "done": zero > 0}, **more}

@@ -1,7 +1,7 @@
 """A device in software whose copies come late: streams are queues, and any order that they allow may happen.
 
 A copy is made in two halves, so that what is written or read in between is torn; the random order in which the queues
-advance finds such an order soon. `SlowLane` takes the place of the lane that `torchrl_perf.runtime.transfer` uses.
+advance finds such an order soon. ``SlowLane`` takes the place of the lane that ``torchrl_perf.runtime.transfer`` uses.
 """
 
 import random
@@ -90,7 +90,7 @@ class SlowDevice:
 
 
 class SlowLane(Lane):
-    """A lane to a `SlowDevice`, whose memory is host memory."""
+    """A lane to a ``SlowDevice``, whose memory is host memory."""
 
     def __init__(self, device: torch.device, *, side_stream: bool = False, slow: SlowDevice):
         self.device, self.is_cuda, self.slow = device, True, slow

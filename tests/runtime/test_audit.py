@@ -17,7 +17,7 @@ from torchrl_perf.runtime import HostSyncError, host_syncs, no_host_sync
 
 
 def line_of(fn, fragment):
-    """Return the line number of the line of `fn` that contains `fragment`."""
+    """Return the line number of the line of ``fn`` that contains ``fragment``."""
     lines, start = inspect.getsourcelines(fn)
     return start + next(i for i, line in enumerate(lines) if fragment in line)
 

@@ -1,4 +1,4 @@
-"""`compiled` asks for one static graph and refuses implicit CUDA graphs."""
+"""``compiled`` asks for one static graph and refuses implicit CUDA graphs."""
 
 import functools
 

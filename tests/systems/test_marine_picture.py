@@ -1,7 +1,5 @@
 """What is recorded of robots, that it leaves the env as it was, and pictures of it."""
 
-import sys
-
 import pytest
 import torch
 
@@ -120,7 +118,6 @@ def test_bad_arguments():
 
 
 def test_picture(recording, tmp_path):
-    pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 
     path = draw_trajectories(recording, tmp_path / "ways.png", title="scripted")
@@ -134,7 +131,6 @@ def test_picture(recording, tmp_path):
 
 
 def test_empty_worlds_and_a_robot_that_never_was(tmp_path):
-    pytest.importorskip("matplotlib")
     env = marine(worlds=1, robots=1, obstacles=0, cores=0, max_robots=2)
     seen = record(env, scripted(env), 2)
     assert seen.active[:, 0, 1].sum() == 0
@@ -142,7 +138,6 @@ def test_empty_worlds_and_a_robot_that_never_was(tmp_path):
 
 
 def test_animation(recording, tmp_path):
-    pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
     short = Recording(
         **{name: getattr(recording, name)[:4] for name in ("position", "heading", "velocity", "active")},
@@ -157,7 +152,6 @@ def test_animation(recording, tmp_path):
 
 
 def test_refused_pictures(recording, tmp_path):
-    pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match=r"ends in \.gif"):
         animate(recording, tmp_path / "ways.mp4")
     with pytest.raises(IndexError, match="expected scenarios of 0 to 1"):
@@ -166,14 +160,7 @@ def test_refused_pictures(recording, tmp_path):
         draw_trajectories(recording, tmp_path / "ways.png", scenarios=[])
 
 
-def test_without_matplotlib(recording, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        draw_trajectories(recording, tmp_path / "ways.png")
-
-
 def test_the_map_shows_the_way_of_the_water():
-    pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

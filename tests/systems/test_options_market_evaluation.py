@@ -104,7 +104,6 @@ def config(**options):
 
 
 def test_walk_forward_learns_on_a_window_and_trades_the_next(tmp_path):
-    pytest.importorskip("matplotlib")
     data = series()
     folds = walk_forward(config(), **WALK, series=data, folder=tmp_path / "pictures")
     assert [fold.trained_on for fold in folds] == [("day 000", "day 079"), ("day 020", "day 099")]

@@ -17,13 +17,11 @@ def portrait(visited=None):
 
 @pytest.mark.parametrize("visited", [None, torch.randn(9_000, 2)])
 def test_a_portrait_is_saved(tmp_path, visited):
-    pytest.importorskip("matplotlib")
     path = draw_phase_portrait(portrait(visited), tmp_path / "new" / "phase.png")
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 
 
 def test_curves_are_saved(tmp_path):
-    pytest.importorskip("matplotlib")
     curves = {"active": [(100, 0.2), (200, 0.9)], "random": [(100, math.nan), (200, 0.7)]}
     path = draw_prediction_curves(curves, tmp_path / "error.png", horizon=10, title="limit cycle")
     assert path.stat().st_size > 5_000

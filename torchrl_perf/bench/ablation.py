@@ -42,7 +42,7 @@ class BenchAblation:
     loops: tuple[str, ...] = ("matmul", "conv", "dqn", "ppo", "sac")
     """What to run: matmul, conv (a small convolutional net), dqn, ppo, sac, sac-4096 (large batches)."""
     rounds: int = 12
-    """Turns of each variant, of `calls` iterations; fewer for those above 50 ms."""
+    """Turns of each variant, of ``calls`` iterations; fewer for those above 50 ms."""
     calls: int = 4
     """Iterations of a turn; one for those above 50 ms."""
     budget: float | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchrl_perf.bench.curves_studies import STUDIES, Study
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
+from torchrl_perf.metrics.figure import new_figure, save_figure
 from torchrl_perf.metrics.plot import read_progress
 from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime import Stopwatch
@@ -103,12 +104,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """A panel for each column: the mean over the seeds of each run, and the range from the least to the greatest."""
     import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(4.6 * len(study.columns), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.6 * len(study.columns), 3.6)
     panels = figure.subplots(1, len(study.columns), squeeze=False)[0]
     for axes, (column, words) in zip(panels, study.columns.items(), strict=True):
         for name in dict.fromkeys(row["run"] for row in rows):
@@ -124,9 +122,7 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
     axes.legend(fontsize=8)
     seeds = len({row["seed"] for row in rows})
     figure.suptitle(f"{study.title}: mean and range of {seeds} seeds", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path, dpi=110)
 
 
 def main(argv: list[str] | None = None) -> int:

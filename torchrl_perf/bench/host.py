@@ -53,7 +53,7 @@ class BenchHost:
     num_steps: int = 32
     """Steps of a batch."""
     variants: tuple[str, ...] = tuple(VARIANTS)
-    """Rows; `torchrl-parallel` takes up to minutes to start its processes."""
+    """Rows; ``torchrl-parallel`` takes up to minutes to start its processes."""
     rounds: int = 20
     """Timed batches of each variant."""
     threads: int = 1

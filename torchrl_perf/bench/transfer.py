@@ -1,7 +1,7 @@
 """Copies between host and device, pageable, page-locked and none; tensors from arrays; metrics, one by one or packed.
 
 Each part measures a claim that is often made and ends in a verdict. Times are those of the wall clock from the call to
-the end of the work on the device; `host_us` is what the call itself takes of the host's time.
+the end of the work on the device; ``host_us`` is what the call itself takes of the host's time.
 """
 
 import statistics

@@ -56,7 +56,7 @@ class Monitor:
             experiences_per_second, mean_return, phases (name to share of the time), gpu (utilization, memory_used_mib,
             memory_total_mib, temperature_c, power_w), memory (as the run has logged it), checkpoint (name),
             checkpoint_age (s), row_age (s), nonfinite (key to count of the last interval), first_bad_iteration, curves
-            (values of the latest rows). Ready for `json.dumps`.
+            (values of the latest rows). Ready for ``json.dumps``.
         """
         status = read_status(self.run)  # before the rows: a run that is over has written its last one
         self._tail.poll()

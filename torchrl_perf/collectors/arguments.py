@@ -18,6 +18,7 @@ from torchrl.modules.tensordict_module.exploration import set_exploration_module
 
 from torchrl_perf.collectors.delivery import under_next
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.seeds import seeded
 
 Device = torch.device | str | int | None
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -265,7 +266,7 @@ def _wrapped(policy: Any, env: EnvBase) -> Any:
             f"{sorted(map(str, observations.keys()))}, received {type(policy).__name__} with {names}. Remedy: "
             "TensorDictModule(policy, in_keys=[…], out_keys=[…]), or trust_policy=True where it takes a TensorDict."
         )
-    with torch.no_grad(), torch.random.fork_rng([]):
+    with torch.no_grad(), seeded(None):
         outputs = policy(**{name: observations.get(name) for name in names})
     more = len(outputs) - len(env.action_keys) if isinstance(outputs, tuple) else 0
     out_keys = [*env.action_keys, *(f"output{i + 1}" for i in range(more))]

@@ -1,4 +1,4 @@
-"""Random actions without a host read: what `EnvBase.rand_action` draws, which for bounded and masked actions asks."""
+"""Random actions without a host read: what ``EnvBase.rand_action`` draws, which for bounded and masked actions asks."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -27,9 +27,10 @@ __all__ = ["RandomActions", "draw"]
 
 
 class RandomActions:
-    """Policy that acts at random, uniformly over the action spec, as `EnvBase.rand_action` does.
+    """Policy that acts at random, uniformly over the action spec, as ``EnvBase.rand_action`` does.
 
-    Under one seed both draw the same numbers, see `draw`. Where an env has a `rand_action` of its own, that one acts.
+    Under one seed both draw the same numbers, see ``draw``. Where an env has a ``rand_action`` of its own, that one
+    acts.
 
     Args:
         env: the env to act in. Its action spec is looked up at each call: masks that change take effect.
@@ -63,7 +64,7 @@ def draw(spec: TensorSpec) -> Any:
 
     Returns:
         Tensor or TensorDict as ``spec.rand()`` returns it, with the same numbers under the same seed, but for
-        `MultiCategorical`. Kinds of specs that are not known here draw by their own ``rand``.
+        ``MultiCategorical``. Kinds of specs that are not known here draw by their own ``rand``.
     """
     if isinstance(spec, StackedComposite):
         return LazyStackedTensorDict.maybe_dense_stack(
@@ -123,15 +124,15 @@ def _multi_one_hot(spec: Any) -> Tensor:
 
 
 def _hot(index: Tensor, n: int) -> Tensor:
-    """One-hot as bool ``[..., n]``; `torch.nn.functional.one_hot` checks its range on the host."""
+    """One-hot as bool ``[..., n]``; ``torch.nn.functional.one_hot`` checks its range on the host."""
     return index.unsqueeze(-1) == torch.arange(n, device=index.device)
 
 
 def _allowed(mask: Tensor) -> Tensor:
     """An index, uniform over what a mask ``[..., n]`` allows, as int64 ``[...]``.
 
-    The smallest of independent exponential times is equally likely to be any; `torch.multinomial` does the same, after
-    a check of its weights on the host.
+    The smallest of independent exponential times is equally likely to be any; ``torch.multinomial`` does the same,
+    after a check of its weights on the host.
     """
     weights = mask.float()
     return (weights / torch.empty_like(weights).exponential_()).argmax(-1)

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_perf.collectors.arguments import CastPolicy
 from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
 from torchrl_perf.runtime import HostSyncError, HostSyncReport, no_host_sync
+from torchrl_perf.runtime.seeds import seeded
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 MODES = ("auto", "eager", "compile", "graph")
@@ -136,7 +136,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
     inner -= set(env.observation_keys) if inner else set()
     root = with_open_masks(fake.exclude("next", *actions, *inner), env.done_keys)
-    with _spared_generators(env), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+    with seeded(None, device_of(env)), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
         except HostSyncError:
@@ -193,7 +193,7 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
             "Remedy: set its in_keys, or the env's transforms."
         )
     try:
-        with no_host_sync(device_of(env)) if sync_free else _spared_generators(env):
+        with no_host_sync(device_of(env)) if sync_free else seeded(None, device_of(env)):
             _, out = probe_keys(policy, env)
     except HostSyncError as error:
         raise ValueError(
@@ -224,7 +224,7 @@ def check_masked_reset(env: EnvBase, mode: str) -> bool:
     Raises:
         ValueError: where step or reset wait for the host, or, under ``"graph"``, a reset disregards its mask.
     """
-    with _spared_generators(env), torch.no_grad():
+    with seeded(None, device_of(env)), torch.no_grad():
         td = env.rand_action(env.reset())  # TorchRL draws bounded actions with a host read
         try:
             with no_host_sync(device_of(env)):
@@ -280,12 +280,6 @@ def warn_not_compiled(env: EnvBase, error: Exception, may_go_on: bool) -> None:
         "without what is named here.",
         stacklevel=5,
     )
-
-
-def _spared_generators(env: EnvBase) -> AbstractContextManager[None]:
-    """The default generators go on after the block as if it had drawn nothing."""
-    device = device_of(env)
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _described(td: TensorDictBase) -> str:

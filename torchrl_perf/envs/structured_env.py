@@ -16,6 +16,7 @@ from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_perf.envs.arguments import read_action
 from torchrl_perf.envs.auto_reset import AutoResetEnv, Entries, State, Transition
+from torchrl_perf.runtime.seeds import seeded
 
 __all__ = ["EnvSpecs", "StructuredEnv", "Transition"]
 
@@ -186,7 +187,7 @@ class StructuredEnv(AutoResetEnv):
         if type(self).redraw_state is StructuredEnv.redraw_state:
             return
         nobody = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with seeded(None, self.device):
             unknown = sorted(self.redraw_state(nobody).keys() - self._buffer_of.keys())
         if unknown:
             raise ValueError(

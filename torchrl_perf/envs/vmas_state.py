@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.envs.vmas_slots import Found, MovingSlot, Slot, scan
+from torchrl_perf.runtime.seeds import seeded
 
 if TYPE_CHECKING:
     from torchrl_perf.envs.vmas_world import VmasWorld
@@ -150,8 +151,7 @@ class StateSlots:
                 value.copy_(other)  # in place, so that other names of it see it as well
             else:
                 slots[path].set(other)
-        with torch.random.fork_rng(devices=[self._probe.device] if self._probe.device.type == "cuda" else []):
-            torch.manual_seed(0)
+        with seeded(0, self._probe.device):
             self._probe.reset()
         return {path: slots[path].get().clone() for path in self.drawn}
 

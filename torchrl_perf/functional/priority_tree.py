@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = [
     "FAN_OUT",
     "LARGEST_PRIORITY",
+    "LEAST_PRIORITY",
     "draw_leaves",
     "importance_weight",
     "leaf_weights",
@@ -30,6 +31,9 @@ FAN_OUT = 64
 
 LARGEST_PRIORITY = 2.0**64
 """Priorities above are this one, and so is infinity."""
+
+LEAST_PRIORITY = 1e-6
+"""Of a row without an error, which is then still drawn now and then; trainers add it to the error."""
 
 _TINY = torch.finfo(torch.float32).tiny
 _HUGE = torch.finfo(torch.float32).max

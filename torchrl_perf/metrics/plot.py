@@ -7,6 +7,8 @@ import math
 import os
 from pathlib import Path
 
+from torchrl_perf.metrics.figure import new_figure, save_figure
+
 RETURN_COLUMN = "episode/mean_return"
 """Column that the learning curve shows by default."""
 
@@ -56,20 +58,12 @@ def save_learning_curve(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         KeyError: if the file has no such column.
     """
-    try:
-        # The figure is built without pyplot: no global state, and no window system is asked for.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError as error:
-        raise ImportError("save_learning_curve: expected matplotlib. Install it: pip install matplotlib") from error
+    from matplotlib.ticker import EngFormatter
 
     data = read_progress(progress_csv, column)
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 3.6)
     by_step, by_time = figure.subplots(1, 2, sharey=True)
     marker = "o" if len(data["step"]) < 2 else None  # a line needs two points to be seen
     for axes, name, label in ((by_step, "step", "environment steps"), (by_time, "wall_time", "wall time (s)")):
@@ -81,6 +75,4 @@ def save_learning_curve(
     by_step.set_ylabel("mean return of finished episodes" if column == RETURN_COLUMN else column)
     if title is not None:
         figure.suptitle(title)
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Replay on the device: a ring of packed rows, samplers and the buffer around them, for TorchRL's `ReplayBuffer`."""
+"""Replay on the device: a ring of packed rows, samplers and the buffer around them, for TorchRL's ``ReplayBuffer``."""
 
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
 from torchrl_perf.replay.epoch import DeviceSamplerWithoutReplacement

@@ -278,7 +278,7 @@ def check_streams_known(flat: bool, n_step: int, compact: bool) -> None:
     """That rows come with their streams where something needs them.
 
     Raises:
-        ValueError: for flat rows with n-step returns or with `compact`.
+        ValueError: for flat rows with n-step returns or with ``compact``.
     """
     if flat and (n_step > 1 or compact):
         option = f"n_step={n_step}" if n_step > 1 else "compact=True"

@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def observation_keys(fields: Mapping[Key, Field]) -> list[Key]:
-    """Keys that occur at the root and under "next" with one dtype and shape: what `compact` stores once."""
+    """Keys that occur at the root and under "next" with one dtype and shape: what ``compact`` stores once."""
     found = []
     for key, field in fields.items():
         other = fields.get(("next", *key))

@@ -1,6 +1,6 @@
 """Running things: CUDA graph capture, compilation, the host-wait audit, clocks and the machine card.
 
-The only home of `torch.compile`, CUDA graphs, device synchronisation, streams and clocks in the package.
+The only home of ``torch.compile``, CUDA graphs, device synchronisation, streams and clocks in the package.
 """
 
 from torchrl_perf.runtime.audit import HostSync, HostSyncError, HostSyncReport, host_syncs, no_host_sync

@@ -50,7 +50,7 @@ class Site:
     library_line: int
 
     def __str__(self) -> str:
-        """Return `file:line`, the source line, and the library line where that is another one."""
+        """Return ``file:line``, the source line, and the library line where that is another one."""
         text = f"{self.file}:{self.line}"
         if self.source:
             text += f": `{self.source}`"
@@ -73,7 +73,7 @@ def owner(file: str) -> str:
     """Return whose a source file is: "runtime", "torch", "library", "stdlib" or "user".
 
     Args:
-        file: `co_filename` of a frame.
+        file: ``co_filename`` of a frame.
 
     Returns:
         "library" stands for torchrl and tensordict; any other installed package counts as "user".
@@ -99,7 +99,7 @@ def call_chain(frame: FrameType | None, thread: int | None = None) -> list[Call]
     Args:
         frame: innermost frame to report.
         thread: identifier of the thread that started the work. The backward engine runs CUDA nodes in threads of its
-            own, whose stack ends at the engine; the frames of `thread` (waiting in `backward`) are then appended.
+            own, whose stack ends at the engine; the frames of ``thread`` (waiting in ``backward``) are then appended.
     """
     chain = []
     if thread is not None and thread != threading.get_ident():
@@ -145,7 +145,7 @@ def locate(chain: list[Call]) -> Site:
     """Return the user's line and the library's line of a call chain.
 
     Args:
-        chain: frames from the innermost outwards, as from `call_chain` or `traceback_chain`.
+        chain: frames from the innermost outwards, as from ``call_chain`` or ``traceback_chain``.
 
     Returns:
         The site. Where no frame is the user's (a library's own thread), the library's line stands for it.

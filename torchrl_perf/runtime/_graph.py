@@ -60,7 +60,7 @@ def warming_up(device: torch.device) -> Iterator[None]:
 def record(
     fn: Callable[[], Any], device: torch.device, pool: Any, generators: Sequence[torch.Generator]
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Record what `fn` does into a CUDA graph without running it, and leave CUDA usable if that fails.
+    """Record what ``fn`` does into a CUDA graph without running it, and leave CUDA usable if that fails.
 
     The sync debug mode stops a host wait before the driver sees it: a wait that reaches the driver invalidates the
     capture and leaves allocator and random state half switched.
@@ -69,13 +69,13 @@ def record(
         fn: function without arguments, warm: nothing left to compile, allocate lazily or tune.
         device: CUDA device with an index.
         pool: memory pool handle.
-        generators: CUDA generators besides the default one that `fn` draws from.
+        generators: CUDA generators besides the default one that ``fn`` draws from.
 
     Returns:
-        The graph, and the detached result of `fn`: static tensors that each replay overwrites.
+        The graph, and the detached result of ``fn``: static tensors that each replay overwrites.
 
     Raises:
-        Exception: whatever `fn` or the capture raises.
+        Exception: whatever ``fn`` or the capture raises.
     """
     graph = torch.cuda.CUDAGraph()
     for generator in generators:

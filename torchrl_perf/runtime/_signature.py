@@ -15,10 +15,10 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
     Args:
         value: tensor, TensorDict or tensorclass, or a nested tuple, list or dict of them; anything else is a leaf.
-        path: path of `value` itself.
+        path: path of ``value`` itself.
 
     Yields:
-        `(path, leaf)`, TensorDict keys in their stored order.
+        ``(path, leaf)``, TensorDict keys in their stored order.
     """
     if isinstance(value, Tensor):
         yield path, value

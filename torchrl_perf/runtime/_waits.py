@@ -120,7 +120,7 @@ def host_wait(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda:
     """Return the name of the operation if it makes the host wait, else None.
 
     Args:
-        func: the dispatched `OpOverload`.
+        func: the dispatched ``OpOverload``.
         args: its positional arguments.
         kwargs: its keyword arguments.
         cuda: True counts operations on CUDA tensors only, False those on CPU tensors.
@@ -189,7 +189,7 @@ def copy_waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def is_artefact(chain: list[Call]) -> bool:
-    """Return whether the read at the end of a call chain is one of `ARTEFACTS`."""
+    """Return whether the read at the end of a call chain is one of ``ARTEFACTS``."""
     call = innermost(chain)
     if call is None:
         return False

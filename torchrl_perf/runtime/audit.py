@@ -1,24 +1,25 @@
 """Host waits: where a program makes the host wait for the device, counted or refused.
 
-An operation is a host wait when Python needs a value, or a size, that the device has yet to compute: `.item()`,
-`bool(tensor)`, `nonzero`, a boolean mask as index, `unique`, `equal`, a blocking copy. `host_syncs` counts them by
-line, `no_host_sync` raises at the first. Both look at dispatched operations, those of the backward pass included, so
-they work on CPU tensors as a stand-in for CUDA; on CUDA, `torch.cuda.set_sync_debug_mode` adds what no dispatched
-operation shows.
+An operation is a host wait when Python needs a value, or a size, that the device has yet to compute: ``.item()``,
+``bool(tensor)``, ``nonzero``, a boolean mask as index, ``unique``, ``equal``, a blocking copy. ``host_syncs`` counts
+them by line, ``no_host_sync`` raises at the first. Both look at dispatched operations, those of the backward pass
+included, so they work on CPU tensors as a stand-in for CUDA; on CUDA, ``torch.cuda.set_sync_debug_mode`` adds what no
+dispatched operation shows.
 
-Reads that only the CPU stand-in has are not reported, see `ARTEFACTS` in `_waits.py`:
+Reads that only the CPU stand-in has are not reported, see ``ARTEFACTS`` in ``_waits.py``:
 
-* `torch.optim` keeps `step` (and what follows from it) on the CPU unless `capturable` or `fused` is set, and these need
-  an accelerator. Recognised by the innermost frame lying in `torch/optim/` (schedulers and LBFGS excepted).
-* `torch.nn.functional.one_hot` with an explicit `num_classes` checks the range of its input on the CPU only.
+* ``torch.optim`` keeps ``step`` (and what follows from it) on the CPU unless ``capturable`` or ``fused`` is set, and
+  these need an accelerator. Recognised by the innermost frame lying in ``torch/optim/`` (schedulers and LBFGS
+  excepted).
+* ``torch.nn.functional.one_hot`` with an explicit ``num_classes`` checks the range of its input on the CPU only.
 * Counters that TorchRL always keeps in CPU tensors: revision and cursor of a storage, the next trajectory id.
 
-Not seen: `torch.cuda.synchronize()` and `Event.synchronize()` (a CUDA graph capture refuses them), and on CPU tensors
-copies between devices other than `cpu()`, which returns a copy inside an audit as it does on CUDA: what is read of
-that copy, or computed from it alone, waits for nothing more.
+Not seen: ``torch.cuda.synchronize()`` and ``Event.synchronize()`` (a CUDA graph capture refuses them), and on CPU
+tensors copies between devices other than ``cpu()``, which returns a copy inside an audit as it does on CUDA: what is
+read of that copy, or computed from it alone, waits for nothing more.
 
-For a whole script that is to run as it is, compiled functions and other threads included, there is `ScriptAudit` in
-`script_audit.py` (`torchrl-perf syncs`), which wraps the kernels of the waiting operations instead.
+For a whole script that is to run as it is, compiled functions and other threads included, there is ``ScriptAudit`` in
+``script_audit.py`` (``torchrl-perf syncs``), which wraps the kernels of the waiting operations instead.
 """
 
 import copy
@@ -59,7 +60,8 @@ class HostSync:
     """One line of code that made the host wait.
 
     Attributes:
-        op: name of the operation (`_local_scalar_dense` is what `.item()`, `bool`, `int` and `float` dispatch to).
+        op: name of the operation (``_local_scalar_dense`` is what ``.item()``, ``bool``, ``int`` and ``float`` dispatch
+        to).
         file: file of the innermost frame outside torch, tensordict, torchrl and the runtime package.
         line: its line number.
         count: how often it waited.
@@ -99,14 +101,14 @@ class HostSyncError(RuntimeError):
 
 
 class HostSyncReport:
-    """Host waits by line, filled while `host_syncs` is open and readable at any time."""
+    """Host waits by line, filled while ``host_syncs`` is open and readable at any time."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, Site]] = Counter()
         self._lock = threading.Lock()
 
     def add(self, op: str, site: Site) -> None:
-        """Count one wait of operation `op` at `site`. Safe to call from the threads of the backward engine."""
+        """Count one wait of operation ``op`` at ``site``. Safe to call from the threads of the backward engine."""
         with self._lock:
             self._counts[op, site] += 1
 
@@ -149,7 +151,7 @@ class _Audit:
         self._thread = threading.get_ident()
 
     def wait(self, op: str) -> None:
-        """Count a wait, or raise `HostSyncError` where there is no report to count in."""
+        """Count a wait, or raise ``HostSyncError`` where there is no report to count in."""
         chain = call_chain(sys._getframe(1), self._thread)
         if self.quiet or (not self.cuda and is_artefact(chain)):
             return
@@ -242,12 +244,12 @@ def _is_free(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _is_pickling(frame: Any) -> bool:
-    """Whether a tensor is asked for its storage in order to be written; `__reduce_ex__` itself passes no mode."""
+    """Whether a tensor is asked for its storage in order to be written; ``__reduce_ex__`` itself passes no mode."""
     return frame.f_code.co_name == "_typed_storage" and frame.f_back.f_code.co_name == "_reduce_ex_internal"
 
 
 def _is_shallow_copy() -> bool:
-    """Whether a tensor is asked for its parts by `copy.copy`, which shares its memory."""
+    """Whether a tensor is asked for its parts by ``copy.copy``, which shares its memory."""
     frame = sys._getframe(2)
     for _ in range(6):
         if frame is None:
@@ -300,7 +302,7 @@ def _is_cuda(device: torch.device | str | None) -> bool:
 
 @contextmanager
 def sync_debug_mode(mode: int | str) -> Iterator[None]:
-    """Set `torch.cuda.set_sync_debug_mode` inside the context and restore the previous mode after it.
+    """Set ``torch.cuda.set_sync_debug_mode`` inside the context and restore the previous mode after it.
 
     Args:
         mode: "default", "warn" or "error" (0, 1, 2). Needs CUDA.
@@ -342,7 +344,8 @@ def _heard(audit: _Audit) -> Iterator[None]:
 def host_syncs(device: torch.device | str | None = None) -> Iterator[HostSyncReport]:
     """Count the host waits of the code inside, by operation and line.
 
-    Functions made with `torch.compile` run eagerly inside, since Dynamo does not trace under a dispatch mode. Contexts
+    Functions made with ``torch.compile`` run eagerly inside, since Dynamo does not trace under a dispatch mode.
+    Contexts
     nest: each counts what happens inside it. One context belongs to one thread and its backward passes.
 
     Args:
@@ -350,7 +353,7 @@ def host_syncs(device: torch.device | str | None = None) -> Iterator[HostSyncRep
             choose. On CUDA, reads of CPU tensors are not waits; CPU tensors show no device transfers.
 
     Yields:
-        The report: `rows`, `total`, and `str(report)` as a table.
+        The report: ``rows``, ``total``, and ``str(report)`` as a table.
 
     Raises:
         RuntimeError: if "cuda" is asked for where there is none.
@@ -369,14 +372,14 @@ def host_syncs(device: torch.device | str | None = None) -> Iterator[HostSyncRep
 
 @contextmanager
 def no_host_sync(device: torch.device | str | None = None, *, trace: bool = True) -> Iterator[None]:
-    """Raise `HostSyncError` at the first host wait of the code inside, naming operation, file, line and remedy.
+    """Raise ``HostSyncError`` at the first host wait of the code inside, naming operation, file, line and remedy.
 
-    On CUDA, `torch.cuda.set_sync_debug_mode("error")` is set too, and the previous mode restored at the end; that mode
-    belongs to the process, so other threads must not wait meanwhile either. An error that the code inside swallowed is
-    raised when the context ends.
+    On CUDA, ``torch.cuda.set_sync_debug_mode("error")`` is set too, and the previous mode restored at the end; that
+    mode belongs to the process, so other threads must not wait meanwhile either. An error that the code inside
+    swallowed is raised when the context ends.
 
     Args:
-        device: as for `host_syncs`.
+        device: as for ``host_syncs``.
         trace: False sets only CUDA's sync debug mode, so that compiled functions run compiled; nothing is checked on
             a CPU then.
 

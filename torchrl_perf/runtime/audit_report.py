@@ -11,7 +11,7 @@ from torchrl_perf.runtime.sites import Place
 __all__ = ["SCHEMA_VERSION", "AuditReport", "WaitRow", "to_json", "to_text"]
 
 SCHEMA_VERSION = 1
-"""Version of what `to_json` returns; rises when a key changes its meaning or goes."""
+"""Version of what ``to_json`` returns; rises when a key changes its meaning or goes."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AuditReport:
 
 
 def to_json(report: AuditReport) -> dict[str, Any]:
-    """The report as plain data, see `SCHEMA_VERSION`.
+    """The report as plain data, see ``SCHEMA_VERSION``.
 
     Returns:
         ``version``, ``device``, ``stand_in``, ``seconds``, ``processes``, ``step`` and ``iteration`` (unit and

@@ -41,7 +41,7 @@ def _running() -> Iterator[None]:
 
 
 class Captured:
-    """A function as `capture` returns it. See there for what a call does.
+    """A function as ``capture`` returns it. See there for what a call does.
 
     Attributes:
         device: device that the function runs on.
@@ -89,7 +89,7 @@ class Captured:
 
     @property
     def pool(self) -> Any:
-        """Handle of the graph's memory pool, to pass as `capture(..., pool=...)`; None on a CPU."""
+        """Handle of the graph's memory pool, to pass as ``capture(..., pool=...)``; None on a CPU."""
         if self.device.type != "cuda":
             return None
         if self._shared_pool is not None:
@@ -100,7 +100,7 @@ class Captured:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Static inputs by path, `args[0]` for a tensor and `args[0]['key']` in a TensorDict; empty before recording.
+        """Static inputs by path, ``args[0]`` for a tensor and ``args[0]['key']`` in a TensorDict, once it is recorded.
 
         What is written there in place needs no copy: pass the tensor itself to the next call.
         """
@@ -155,7 +155,7 @@ class Captured:
         torch.cuda.empty_cache()
 
     def restart(self) -> None:
-        """`release`, and warm up again: for a function that runs other code from here on, which has to compile."""
+        """``release``, and warm up again: for a function that runs other code from here on, which has to compile."""
         self.release()
         self._warm = 0
 
@@ -296,42 +296,43 @@ def capture(
 ) -> Captured:
     """Make a function a CUDA graph that replays with no host work; on a CPU, the function or its compiled form.
 
-    **Every call counts.** The k-th call of the result has the effect of the k-th call of `fn`: the first `warmup` calls
-    run `fn` itself, call `warmup + 1` records the graph and replays it once, later calls replay. Call 1 is audited: it
-    runs eagerly (`torch.compile` inside is off) and a host wait raises with operation, file and line, before anything
-    is recorded but after what `fn` did up to there. From call 2 on compiled functions compile. On a CPU, call 1 is
-    audited in the same way and later calls run `fn`, compiled if asked.
+    **Every call counts.** The k-th call of the result has the effect of the k-th call of ``fn``: the first ``warmup``
+    calls run ``fn`` itself, call ``warmup + 1`` records the graph and replays it once, later calls replay. Call 1 is
+    audited: it runs eagerly (``torch.compile`` inside is off) and a host wait raises with operation, file and line,
+    before anything is recorded but after what ``fn`` did up to there. From call 2 on compiled functions compile. On a
+    CPU, call 1 is audited in the same way and later calls run ``fn``, compiled if asked.
 
     What a graph can and cannot repeat:
 
     * **Inputs** are positional tensors and TensorDicts whose shapes, dtypes, devices and keys never change. Each call
-      copies them into static inputs (skipped for what is there already, see `Captured.inputs`). `fn` must not write to
-      them; keys that it adds to a TensorDict are in what it returns alone.
+      copies them into static inputs (skipped for what is there already, see ``Captured.inputs``). ``fn`` must not write
+      to them; keys that it adds to a TensorDict are in what it returns alone.
     * **Outputs** are static: the same objects on each call, overwritten by the next one. Clone what must last. They
-      are detached; call `backward` inside `fn`. Numbers that `fn` returns must be constants.
-    * **State** that `fn` closes over is read and written in place, at one address. A tensor that `fn` replaces
-      (`self.x = self.x + 1`) is frozen as recorded; write `self.x.add_(1)`. Python code runs while recording alone.
-    * **Random numbers** are fresh on each replay for the default CUDA generator and for `generators`.
-    * **Optimisers** need `capturable=True` and a learning rate in a tensor if it changes.
+      are detached; call ``backward`` inside ``fn``. Numbers that ``fn`` returns must be constants.
+    * **State** that ``fn`` closes over is read and written in place, at one address. A tensor that ``fn`` replaces
+      (``self.x = self.x + 1``) is frozen as recorded; write ``self.x.add_(1)``. Python code runs while recording alone.
+    * **Random numbers** are fresh on each replay for the default CUDA generator and for ``generators``.
+    * **Optimisers** need ``capturable=True`` and a learning rate in a tensor if it changes.
     * **Streams**: warm-up and recording run on one side stream that waits for the current one and is waited for; a
       replay runs on the current stream. Only recording synchronises the device. Do not replay on two streams at once.
-    * **Nesting**: called inside another captured function, it runs its `fn` inline as part of that one.
+    * **Nesting**: called inside another captured function, it runs its ``fn`` inline as part of that one.
 
     Args:
         fn: the function.
-        warmup: calls before recording, at least 1, and 2 where call 1 is audited and `fn` compiles.
-        compile: True compiles `fn` as one graph, a dict gives options of `torchrl_perf.runtime.compile.compiled`.
+        warmup: calls before recording, at least 1, and 2 where call 1 is audited and ``fn`` compiles.
+        compile: True compiles ``fn`` as one graph, a dict gives options of ``torchrl_perf.runtime.compile.compiled``.
         device: device of the function; None is CUDA where it is available, else the CPU.
-        pool: memory pool to share, as `other.pool`. Sharing saves memory, but graphs of one pool must replay in the
+        pool: memory pool to share, as ``other.pool``. Sharing saves memory, but graphs of one pool must replay in the
             order in which they were recorded, and a replay may overwrite the outputs of the others. None: a pool alone.
-        generators: CUDA generators besides the default one that `fn` draws from.
+        generators: CUDA generators besides the default one that ``fn`` draws from.
         audit: False skips the audit of call 1.
 
     Returns:
-        The captured function, with `calls`, `captured`, `mode`, `warmup_seconds`, `capture_seconds` and `release()`.
+        The captured function, with ``calls``, ``captured``, ``mode``, ``warmup_seconds``, ``capture_seconds`` and
+        ``release()``.
 
     Raises:
-        CaptureError: if CUDA is asked for where there is none, or `warmup` is too small.
+        CaptureError: if CUDA is asked for where there is none, or ``warmup`` is too small.
     """
     least = 2 if compile is not False and audit else 1
     if warmup < least:

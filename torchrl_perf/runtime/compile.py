@@ -1,4 +1,4 @@
-"""The one place of the package that calls `torch.compile`."""
+"""The one place of the package that calls ``torch.compile``."""
 
 import functools
 import types
@@ -14,10 +14,10 @@ CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
 DEFAULTS = {"fallback_random": True, "combo_kernels": True, "online_softmax": False}
 """Options of Inductor that the package relies on.
 
-`fallback_random`: random numbers are those of the eager function, so that the two can be compared bit for bit.
-`combo_kernels`: independent small kernels become one launch; on an H100 an iteration of PPO with 4 envs took 3.11 ms
-instead of 3.33, one with 4,096 envs 6.42 instead of 6.80. `online_softmax` pays for long rows only, and warns for each
-short one (the logits of a few actions) that it turns itself off.
+``fallback_random``: random numbers are those of the eager function, so that the two can be compared bit for bit.
+``combo_kernels``: independent small kernels become one launch; on an H100 an iteration of PPO with 4 envs took 3.11 ms
+instead of 3.33, one with 4,096 envs 6.42 instead of 6.80. ``online_softmax`` pays for long rows only, and warns for
+each short one (the logits of a few actions) that it turns itself off.
 """
 
 FUSES_PAST_WRITES = TorchVersion(torch.__version__) < "2.12"
@@ -31,22 +31,23 @@ of the next step. Fused loops are in the wrong order; each loop on its own is no
 def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **options: Any) -> Callable[..., Any]:
     """Compile a function as one graph with static shapes.
 
-    `fullgraph=True` because a graph break is a host round trip that nobody asked for; `dynamic=False` because the
-    shapes of the package are static and a dynamic kernel is slower. `mode="reduce-overhead"` is refused: its implicit
-    CUDA graphs copy inputs and outputs on each call, cannot be nested in `torchrl_perf.runtime.capture`, and made
-    loops slower on torch 2.10 and later. Put `capture` around the compiled function instead.
+    ``fullgraph=True`` because a graph break is a host round trip that nobody asked for; ``dynamic=False`` because the
+    shapes of the package are static and a dynamic kernel is slower. ``mode="reduce-overhead"`` is refused: its implicit
+    CUDA graphs copy inputs and outputs on each call, cannot be nested in ``torchrl_perf.runtime.capture``, and made
+    loops slower on torch 2.10 and later. Put ``capture`` around the compiled function instead.
 
     Args:
         fn: function of tensors, free of host waits.
         device: where it runs; by default CUDA where there is one.
-        **options: passed to `torch.compile`; they override the defaults above. A `mode` is added to the `options`,
-            which `torch.compile` itself takes only without a mode.
+        **options: passed to ``torch.compile``; they override the defaults above. A ``mode`` is added to the
+        ``options``,
+            which ``torch.compile`` itself takes only without a mode.
 
     Returns:
         The compiled function. Nothing is compiled before its first call.
 
     Raises:
-        ValueError: for a `mode` with implicit CUDA graphs.
+        ValueError: for a ``mode`` with implicit CUDA graphs.
     """
     mode = options.pop("mode", None)
     if mode in ("reduce-overhead", "max-autotune"):
@@ -68,7 +69,7 @@ def _safe_options(device: torch.device | None) -> dict[str, Any]:
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:
-    """Options of Inductor that a mode of `torch.compile` stands for."""
+    """Options of Inductor that a mode of ``torch.compile`` stands for."""
     if mode is None or mode == "default":
         return {}
     known = torch._inductor.list_mode_options()
@@ -101,7 +102,7 @@ def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _entered_plainly(fn: Callable[..., Any]) -> types.FunctionType:
     """A plain function around a decorated one.
 
-    Dynamo enters code of torch itself, such as that of `torch.no_grad()`, by a function of its own, which all share.
+    Dynamo enters code of torch itself, such as that of ``torch.no_grad()``, by a function of its own, which all share.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

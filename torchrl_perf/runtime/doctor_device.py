@@ -42,7 +42,7 @@ def device_probes(device: Any = "cuda") -> dict[str, Callable[[], Finding]]:
 
 
 def _only_on_cuda(probe: Callable[[torch.device], Finding]) -> Callable[[Any], Finding]:
-    """A check that does not apply where CUDA cannot be used; `_cuda` says why it cannot."""
+    """A check that does not apply where CUDA cannot be used; ``_cuda`` says why it cannot."""
 
     @wraps(probe)
     def checked(device: Any) -> Finding:

@@ -1,12 +1,12 @@
 """Hears the operations that wait for the device while a program runs as it is: no dispatch mode, no eager execution.
 
-A dispatch mode sees every operation and so slows all of them, turns `torch.compile` off, and ends with its thread. Here
-only the kernels of the waiting operations are wrapped, in the dispatcher itself, and the wrapper calls the kernel that
-it found there: nothing else changes, compiled code and the threads of the backward engine included. What waits without
-a kernel of its own (`torch.cuda.synchronize`, events and streams; on CPU tensors `tolist`, `numpy` and `cpu`) is
-wrapped as a Python attribute. All of it is undone when the context ends.
+A dispatch mode sees every operation and so slows all of them, turns ``torch.compile`` off, and ends with its thread.
+Here only the kernels of the waiting operations are wrapped, in the dispatcher itself, and the wrapper calls the kernel
+that it found there: nothing else changes, compiled code and the threads of the backward engine included. What waits
+without a kernel of its own (``torch.cuda.synchronize``, events and streams; on CPU tensors ``tolist``, ``numpy`` and
+``cpu``) is wrapped as a Python attribute. All of it is undone when the context ends.
 
-A boolean mask as index shows as the `nonzero` that it makes; so does its gradient.
+A boolean mask as index shows as the ``nonzero`` that it makes; so does its gradient.
 """
 
 import copy
@@ -87,7 +87,7 @@ class Interception:
     Args:
         heard: called with what was heard, on the thread and below the frames that caused it.
         cuda: True hears operations on CUDA tensors and copies between devices, with the time the host was blocked.
-                False counts operations on CPU tensors as a stand-in; `cpu()` then returns a copy, as it does on CUDA.
+                False counts operations on CPU tensors as a stand-in; ``cpu()`` then returns a copy, as it does on CUDA.
 
     Raises:
         RuntimeError: on entry, by a version of PyTorch that does not give out its kernels (before 2.10).
@@ -156,7 +156,7 @@ class Interception:
     def _tell_reads_from_inner_ones(self, library: torch.library.Library, name: str, rule: Rule | None = None) -> None:
         """Count a read of a CPU tensor where the program asks for it, not where another CPU kernel does.
 
-        Kernels read numbers that came as 0-d tensors (`x[mask] = 0.0` does), or their own results, and on CUDA they
+        Kernels read numbers that came as 0-d tensors (``x[mask] = 0.0`` does), or their own results, and on CUDA they
         are other kernels. The program's reads enter through the autograd key, which is excluded inside a kernel;
         tensors of the inference mode have no such key, and there the ADInplaceOrView key tells.
         """
@@ -260,7 +260,7 @@ class Interception:
                 replace(stack, owner, name, self._quiet_call)
 
     def _counted_method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that reads a CPU tensor without a kernel; reads of what `cpu` has returned wait no more."""
+        """A method that reads a CPU tensor without a kernel; reads of what ``cpu`` has returned wait no more."""
         local, heard, what, copies = self._local, self._heard, Heard(name, True, 0.0), self._copies
 
         @wraps(original)
@@ -314,7 +314,7 @@ class Interception:
         return quiet
 
     def counted_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`TensorDict.cpu`, which on the CPU copies nothing and so calls nothing.
+        """``TensorDict.cpu``, which on the CPU copies nothing and so calls nothing.
 
         Args:
             original: the method.

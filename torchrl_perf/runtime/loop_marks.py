@@ -1,12 +1,12 @@
 """Counts the steps of a loop that is not ours: env steps, optimiser steps and iterations, in a script left as it is.
 
-* An **env step** is one call of `step` or `step_and_maybe_reset` of a TorchRL env, or of `step` of a gymnasium env or
-  vector env; a batch of envs steps once. Calls inside one another count once, steps in other processes do not.
-* An **optimiser step** is one step of a `torch.optim` optimiser.
+* An **env step** is one call of ``step`` or ``step_and_maybe_reset`` of a TorchRL env, or of ``step`` of a gymnasium
+  env or vector env; a batch of envs steps once. Calls inside one another count once, steps in other processes do not.
+* An **optimiser step** is one step of a ``torch.optim`` optimiser.
 * An **iteration** is one batch of a TorchRL collector or of one of this package's, or one call of a function made with
-  `torchrl_perf.runtime.capture`; again only the outermost counts.
+  ``torchrl_perf.runtime.capture``; again only the outermost counts.
 
-A CUDA graph of `capture` hides the steps inside it: a replay counts as many as the call that recorded it.
+A CUDA graph of ``capture`` hides the steps inside it: a replay counts as many as the call that recorded it.
 """
 
 import _thread
@@ -73,14 +73,14 @@ class LoopMarks:
     """Context that counts the steps of the process and ends them at a limit.
 
     Args:
-        on_first: called once, when the first step of each kind begins, with the name of the field of `Counts`.
-        max_steps: env steps (in a script without envs: optimiser steps) after which `StepLimit` is raised.
+        on_first: called once, when the first step of each kind begins, with the name of the field of ``Counts``.
+        max_steps: env steps (in a script without envs: optimiser steps) after which ``StepLimit`` is raised.
         max_iterations: iterations after which it is raised.
 
     Attributes:
         counts: the steps so far.
         marks: number of times that anything began or ended; grows with the loop.
-        warming: not 0 while a function of `capture` warms up on CUDA, or is recorded.
+        warming: not 0 while a function of ``capture`` warms up on CUDA, or is recorded.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ PACKAGES = ("torch", "torchrl", "tensordict", "triton", "gymnasium", "numpy", "j
 
 
 def machine_card() -> dict[str, Any]:
-    """Describe the machine, the software and the command, ready for `json.dumps`.
+    """Describe the machine, the software and the command, ready for ``json.dumps``.
 
     Never raises and imports none of the packages it names: what cannot be found out is None.
 

@@ -47,7 +47,7 @@ class GpuReader:
     """Reads one GPU through NVML, which it keeps open. Without NVML, a driver or the GPU every reading is empty.
 
     Args:
-        device: ``"cuda"``, ``"cuda:1"``, a `torch.device`; anything else has no readings.
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; anything else has no readings.
         nvml: module with NVML's functions; by default ``pynvml``.
         environ: environment of the process whose device is meant, for its CUDA_VISIBLE_DEVICES; by default this
             process, whose device is then known exactly once CUDA is initialised.
@@ -140,7 +140,7 @@ def read_gpu(device: Any = "cuda", *, nvml: Any = None) -> dict[str, float]:
     """Read a GPU once, with NVML opened and closed around it; see :meth:`GpuReader.read`.
 
     Args:
-        device: ``"cuda"``, ``"cuda:1"``, a `torch.device`.
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``.
         nvml: module with NVML's functions; by default ``pynvml``.
 
     Returns:
@@ -157,7 +157,7 @@ class GpuSampler:
     readings out until it works again.
 
     Args:
-        device: ``"cuda"``, ``"cuda:1"``, a `torch.device`.
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``.
         interval: seconds between two readings.
         nvml: module with NVML's functions; by default ``pynvml``.
 
@@ -177,7 +177,7 @@ class GpuSampler:
         self._last: dict[str, float] = {}
 
     def start(self) -> Self:
-        """Start reading; does nothing without a GPU, after `close`, or when called again."""
+        """Start reading; does nothing without a GPU, after ``close``, or when called again."""
         if self._thread is None and self._reader.available and not self._stop.is_set():
             self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
             self._thread.start()

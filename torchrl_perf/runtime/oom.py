@@ -262,7 +262,7 @@ class MicroBatches:
         """Calls a function; where it is a captured one whose recording runs out of memory in :meth:`run`, splits.
 
         Args:
-            fn: what `capture` returned, or any function.
+            fn: what ``capture`` returned, or any function.
             *args: its arguments.
 
         Raises:

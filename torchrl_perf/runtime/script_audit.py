@@ -36,8 +36,8 @@ class ScriptAudit:
     Args:
         script: path of the script, whose folder is taken for its own code.
         cuda: True measures CUDA, False counts on CPU tensors.
-        max_steps: see `LoopMarks`.
-        max_iterations: see `LoopMarks`.
+        max_steps: see ``LoopMarks``.
+        max_iterations: see ``LoopMarks``.
     """
 
     def __init__(

@@ -1,11 +1,14 @@
-"""Seeds of many streams from one seed, none of which another seed gives too."""
+"""Seeds of many streams from one seed, none of which another seed gives too, and blocks with numbers of their own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 
-__all__ = ["block_seed", "check_seed", "independent_seed", "stream_seeds"]
+__all__ = ["block_seed", "check_seed", "independent_seed", "seeded", "stream_seeds"]
 
 WORD = 2**31
 """Numbers below it fit what envs written in C or on ``numpy.random.seed`` take."""
@@ -87,6 +90,20 @@ def independent_seed(seed: int, *purpose: int) -> int:
     """
     words = np.random.SeedSequence(seed, spawn_key=purpose).generate_state(2, np.uint64)
     return int(words[0]) << 64 | int(words[1])
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device | None = None) -> Iterator[None]:
+    """Run a block on random numbers of its own; torch's generators go on after it as if it had drawn none.
+
+    Args:
+        seed: of the numbers within the block; None goes on from the present state.
+        device: whose generator the block draws from, beside the CPU's.
+    """
+    with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 def _pair(a: int, b: int) -> int:

@@ -65,7 +65,7 @@ class Place:
 
 
 class Places:
-    """Finds the `Place` of a wait.
+    """Finds the ``Place`` of a wait.
 
     Args:
         script: path of the script. Its own code is what lies outside the standard library, the folders of installed
@@ -118,7 +118,7 @@ class Places:
     def _without_script(self, frame: FrameType | None, inner: FrameType | None, library: FrameType | None) -> _Found:
         """Stand-ins where a thread has no frame of the script.
 
-        A thread of the backward engine has no frames of its own, and the main thread waits for it in `backward`.
+        A thread of the backward engine has no frames of its own, and the main thread waits for it in ``backward``.
         """
         script = None
         if threading.get_ident() != self._main and self._main is not None:
@@ -265,7 +265,7 @@ def _segment(frame: FrameType) -> ast.AST | None:
 
 
 def _is_checked_one_hot(frame: FrameType) -> bool:
-    """Whether a read is `one_hot` checking its range, which it does on the CPU only, given the number of classes."""
+    """Whether a read is ``one_hot`` checking its range, which it does on the CPU only, given the number of classes."""
     node = _segment(frame)
     if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("one_hot"):
         return False
@@ -273,7 +273,7 @@ def _is_checked_one_hot(frame: FrameType) -> bool:
 
 
 def _indexing(op: str, frame: FrameType) -> str:
-    """The name of the operation whose mask a `nonzero` makes."""
+    """The name of the operation whose mask a ``nonzero`` makes."""
     if op != "nonzero":
         return op
     first, last, *_ = _position(frame)

@@ -27,7 +27,7 @@ def _is_cuda(device: torch.device | str | None) -> bool:
 class Stopwatch:
     """Measure the time of a stretch of work: CUDA events on the current stream, or the wall clock on a CPU.
 
-    Starting and stopping do not wait for the device; reading `seconds` on CUDA waits for the end of the stretch.
+    Starting and stopping do not wait for the device; reading ``seconds`` on CUDA waits for the end of the stretch.
 
     Example:
         >>> with Stopwatch("cpu") as watch:
@@ -61,7 +61,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds between `start` and `stop` on the device. Waits for the device on CUDA."""
+        """Seconds between ``start`` and ``stop`` on the device. Waits for the device on CUDA."""
         if self._events is not None:
             self._events[1].synchronize()
             return self._events[0].elapsed_time(self._events[1]) * 1e-3
@@ -69,7 +69,7 @@ class Stopwatch:
 
     @property
     def host_seconds(self) -> float:
-        """Seconds between `start` and `stop` on the host, launches only on CUDA; never waits."""
+        """Seconds between ``start`` and ``stop`` on the host, launches only on CUDA; never waits."""
         return self._stopped - self._started
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ def time_cuda(
         Median and percentiles in microseconds.
 
     Raises:
-        ValueError: if `repeats` is less than 1.
+        ValueError: if ``repeats`` is less than 1.
     """
     if repeats < 1:
         raise ValueError(f"expected repeats >= 1, received {repeats}")

@@ -5,9 +5,9 @@ is known: the host side is neither read nor written, the device side is not reus
 here owns its page-locked blocks, lets them take turns and has an event behind each copy; on a CPU the same code copies
 plainly.
 
-* `Upload`: arrays or host tensors of any shape to the device.
-* `Download`: one device tensor, again and again, to the host, read later.
-* `PackedRecord`: many small fields in one copy, both ways.
+* ``Upload``: arrays or host tensors of any shape to the device.
+* ``Download``: one device tensor, again and again, to the host, read later.
+* ``PackedRecord``: many small fields in one copy, both ways.
 """
 
 from collections.abc import Sequence

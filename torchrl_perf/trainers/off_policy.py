@@ -14,6 +14,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.native_autoreset import is_native
+from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.runtime import Captured, capture
@@ -28,7 +29,6 @@ from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, 
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms.missing import end_where_missing
 
-LEAST_PRIORITY = 1e-6  # of a row that is never to be learnt from
 # no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
 NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next", "is_init"), ("next", "valid"))
 VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams

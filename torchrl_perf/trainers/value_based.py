@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
+from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.q_networks import DuelingMLP
@@ -21,8 +22,6 @@ from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import observation_inputs, single_choice
 from torchrl_perf.trainers.value_config import ValueConfig
-
-MIN_PRIORITY = 1e-6  # a row without error is still drawn now and then
 
 
 class ValueTrainer(OffPolicyTrainer):
@@ -126,7 +125,7 @@ class ValueTrainer(OffPolicyTrainer):
         self._update_target_fn()
         if self.config.sampler == "prioritized":
             self.buffer.update_priority(
-                sample.get("index"), td_error.abs() + MIN_PRIORITY, sample.get("index_generation", None)
+                sample.get("index"), td_error.abs() + LEAST_PRIORITY, sample.get("index_generation", None)
             )
 
     # -- one update ---------------------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         raise RuntimeError(NOT_IN_AN_ENV)
 
     def _owner(self) -> Transform | EnvBase | None:
-        """The environment or the outermost chain that holds this transform (`container` knows environments only)."""
+        """The environment or the outermost chain that holds this transform (``container`` knows environments only)."""
         owner: Transform | EnvBase | None = None
         holder: Any = self
         while isinstance(holder, Transform):

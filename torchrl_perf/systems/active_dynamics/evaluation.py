@@ -5,8 +5,6 @@ Dimension key: ``N`` envs, ``T`` steps, ``S`` numbers of the learned state, ``L`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
@@ -19,6 +17,7 @@ from torchrl.envs import TransformedEnv
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.latent_field import LatentField
+from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 
@@ -198,7 +197,7 @@ def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorD
         steps: T.
         seed: of start, noise and inputs.
     """
-    with _seeded(seed, env.device):
+    with seeded(seed, env.device):
         policy = FilteredPolicy(BeliefFilter(model.encoder), ProbeInputs(env.action_spec))
         state = policy.make_state()
         collector = DeviceCollector(
@@ -261,11 +260,3 @@ def make_portrait(
     velocity = model.dynamics.field(learned) @ alignment.weight
     points = None if visited is None else visited.reshape(-1, 2).cpu()
     return PhasePortrait(axis.cpu(), env.field(grid).cpu(), velocity.cpu(), points, title)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device | None) -> Iterator[None]:
-    """Random numbers of their own within the block; those outside go on as if there had been none."""
-    with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

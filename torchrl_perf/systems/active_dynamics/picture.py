@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
+
+from torchrl_perf.metrics.figure import new_figure, save_figure
 
 __all__ = ["PhasePortrait", "draw_phase_portrait", "draw_prediction_curves"]
 
@@ -51,7 +52,6 @@ def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -
         The path.
 
     Raises:
-        ImportError: without matplotlib, which the extra "plot" brings.
         ValueError: for fields that do not fit the axis.
     """
     size = len(portrait.axis)
@@ -60,8 +60,7 @@ def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -
             f"portrait: expected two fields [{size}, {size}, 2], received {list(portrait.true.shape)} and "
             f"{list(portrait.learned.shape)}."
         )
-    figure_class = _figure_class()
-    figure = figure_class(figsize=(9.0, 4.6), layout="constrained")
+    figure = new_figure(9.0, 4.6)
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     grid = portrait.axis.numpy()
     fields = (("true", portrait.true, TRUE), ("learned", portrait.learned, LEARNED))
@@ -78,7 +77,7 @@ def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -
     axes[0].set_ylabel("$z_2$")
     if portrait.title:
         figure.suptitle(portrait.title)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=120)
 
 
 def draw_prediction_curves(
@@ -101,12 +100,11 @@ def draw_prediction_curves(
         The path.
 
     Raises:
-        ImportError: without matplotlib, which the extra "plot" brings.
         ValueError: without a curve.
     """
     if not curves or not all(curves.values()):
         raise ValueError(f"curves: expected at least one point for each name, received {dict(curves)}.")
-    figure = _figure_class()(figsize=(6.4, 4.0), layout="constrained")
+    figure = new_figure(6.4, 4.0)
     axis = figure.subplots()
     for name, points in curves.items():
         samples = [point[0] for point in points]
@@ -116,19 +114,4 @@ def draw_prediction_curves(
     axis.set(xlabel="samples", ylabel=f"1 - R²{ahead}", yscale="log", title=title)
     axis.grid(alpha=0.3, which="both")
     axis.legend(frameon=False)
-    return _save(figure, path)
-
-
-def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("A picture needs matplotlib. Remedy: pip install matplotlib.") from error
-    return Figure
-
-
-def _save(figure: Any, path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120)
-    return target
+    return save_figure(figure, path, dpi=120)

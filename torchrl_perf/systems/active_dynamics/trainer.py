@@ -16,6 +16,7 @@ from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.replay import RecentWindow
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.evaluation import (
@@ -345,7 +346,7 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     def _fresh_env(self, rows: int) -> LatentField:
         """An env of its own with the same world; the random numbers of the run are left alone."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with seeded(None, self.device):
             return make_field_env(self.config, self.device, rows, 0)
 
     # -- state --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from torchrl_perf.metrics.figure import new_figure, save_figure
+
 if TYPE_CHECKING:
     from torchrl_perf.envs.durotaxis import Durotaxis
 
@@ -157,28 +159,18 @@ def draw_colony(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: for ``shown`` below 1.
     """
-    try:
-        # The figure is built without pyplot: no global state, and no window system is asked for.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("draw_colony: expected matplotlib. Install it: pip install matplotlib") from error
     if shown < 1:
         raise ValueError(f"shown: expected at least 1, received {shown}.")
 
-    figure = Figure(figsize=(7.2, 7.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2, 7.0)
     place, number = figure.subplots(2, 1, height_ratios=(3.2, 1.0))
     _draw_places(figure, place, recording, shown)
     _draw_numbers(number, recording)
     ends = recording.outcome.replace("_", " ")
     figure.suptitle(title if title is not None else f"{ends} after {recording.steps} steps")
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_places(figure: Any, axes: Any, recording: ColonyRecording, shown: int) -> None:

@@ -141,7 +141,6 @@ def draw(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         IndexError: for a landscape that the env does not have.
     """
     from torchrl_perf.systems.fuel_breaks.picture import draw_fire_maps, fire_maps

@@ -15,6 +15,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_perf.metrics.figure import new_figure, save_figure
+
 if TYPE_CHECKING:
     from torchrl_perf.envs.fuel_breaks import FuelBreaks
 
@@ -140,21 +142,13 @@ def draw_fire_maps(maps: Sequence[FireMap], path: str | os.PathLike[str], *, tit
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: for no map.
     """
-    try:
-        # The figure is built without pyplot: no global state, and no window system is asked for.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("draw_fire_maps: expected matplotlib. Install it: pip install matplotlib") from error
     if not maps:
         raise ValueError("maps: expected at least one, received none.")
     height, width = maps[0].breaks.shape
     side = 2.9
-    figure = Figure(figsize=(side * len(maps) + 1.0, 2 * side * min(1.6, height / width) + 0.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(side * len(maps) + 1.0, 2 * side * min(1.6, height / width) + 0.9)
     panels = figure.subplots(2, len(maps), squeeze=False)
     most = max(float(part.fuel.max()) for part in maps)
     grounds = [_draw_ground(axes, part, most) for axes, part in zip(panels[0], maps, strict=True)]
@@ -163,9 +157,7 @@ def draw_fire_maps(maps: Sequence[FireMap], path: str | os.PathLike[str], *, tit
     figure.colorbar(grounds[0], ax=list(panels[0]), label="ignition probability, flat and calm")
     figure.colorbar(burns[0], ax=list(panels[1]), label="burn probability")
     figure.suptitle(title if title is not None else f"{maps[0].fires} fires in each landscape")
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_ground(axes: Any, part: FireMap, most: float) -> Any:

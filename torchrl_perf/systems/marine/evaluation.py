@@ -4,8 +4,7 @@ Dimension key: ``E`` scenarios, ``R`` vessels of each, ``T`` steps.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -18,6 +17,7 @@ from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation, scenario_set, scripted_action
 from torchrl_perf.envs.marine.outcomes import COLLISION, GOAL
 from torchrl_perf.envs.marine.vehicle import SUBSTEPS, TIME_STEP
+from torchrl_perf.runtime.seeds import seeded
 
 __all__ = ["NavigationFigures", "Scenarios", "evaluate", "scripted", "start"]
 
@@ -156,7 +156,7 @@ def evaluate(policy: Policy, scenarios: Scenarios, env: AgentStreams) -> Navigat
     running = torch.ones(*env.batch_size, 1, dtype=torch.bool, device=env.device)
     sums = {name: torch.zeros((), dtype=torch.float64, device=env.device) for name in _SUMS}
     elapsed = torch.zeros(running.shape, dtype=torch.float64, device=env.device)
-    with set_exploration_type(ExplorationType.DETERMINISTIC), _seeded(scenarios.seed, env.device):
+    with set_exploration_type(ExplorationType.DETERMINISTIC), seeded(scenarios.seed, env.device):
         td = start(scenarios, env)
         for step in range(scenarios.max_episode_steps):
             counts = running & td.get("valid")
@@ -227,11 +227,3 @@ def _figures(sums: dict[str, float]) -> NavigationFigures:
         colregs_share=sums["turns"] / sums["steps"],
         colregs_angle=sums["angle"] / sums["turns"] if sums["turns"] else 0.0,
     )
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device | None) -> Iterator[None]:
-    """Random numbers of their own within the block; those outside go on as if there had been none."""
-    with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

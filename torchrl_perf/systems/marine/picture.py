@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchrl_perf.metrics.figure import new_figure, save_figure
+
 if TYPE_CHECKING:
     from torchrl_perf.envs.marine.recording import Recording
 
@@ -58,7 +60,6 @@ def draw_trajectories(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: for more than nine scenarios, or none.
         IndexError: for one that the recording does not have.
     """
@@ -69,9 +70,7 @@ def draw_trajectories(
         _draw_ways(axes, scenario)
         axes.set_title(f"scenario {scenario.number}: {_summary(scenario)}", fontsize=9)
     _finish(figure, panels, stream, title=title, boats=f"boat, every {MARK_SECONDS:.0f} s")
-    path = Path(path)
-    figure.savefig(path, dpi=130)
-    return path
+    return save_figure(figure, path, dpi=130)
 
 
 def animate(
@@ -93,17 +92,16 @@ def animate(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib or Pillow is not installed.
         ValueError: for more than nine scenarios, or none, or a file that is no ``.gif``.
         IndexError: for one that the recording does not have.
     """
+    from matplotlib.animation import PillowWriter
+
     path = Path(path)
     if path.suffix.lower() != ".gif":
         raise ValueError(f"animate: expected a path that ends in .gif, received {path}. Remedy: {path.stem}.gif.")
     chosen = [0] if scenarios is None else scenarios
     figure, panels = _figure(recording, chosen, "animate", size=4.8)
-    from matplotlib.animation import PillowWriter  # _figure has told whether there is one
-
     stream = None
     for axes, scenario in panels:
         stream = _draw_world(axes, scenario) or stream
@@ -331,12 +329,7 @@ def _draw_moment(axes: Any, scenario: _Scenario, moment: int) -> list[Any]:
 def _figure(
     recording: Recording, scenarios: Sequence[int] | None, caller: str, size: float
 ) -> tuple[Any, list[tuple[Any, _Scenario]]]:
-    """A figure without pyplot, which would hold global state, with one panel for each scenario."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"{caller}: expected matplotlib. Install it: pip install matplotlib") from error
+    """A figure with one panel for each scenario."""
     there = recording.goal.shape[0]
     chosen = list(range(min(there, MOST_PANELS))) if scenarios is None else list(scenarios)
     if not 1 <= len(chosen) <= MOST_PANELS:
@@ -346,8 +339,7 @@ def _figure(
         raise IndexError(f"{caller}: expected scenarios of 0 to {there - 1}, received {outside}.")
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
-    figure = Figure(figsize=(size * columns, (size + 0.25) * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(size * columns, (size + 0.25) * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for empty in panels[len(chosen) :]:
         empty.set_visible(False)

@@ -19,6 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_perf.envs.market import PriceSeries
 from torchrl_perf.envs.market.market import LEAST_GROWTH
 from torchrl_perf.envs.market.recorded import RecordedMarket
+from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import make_options_market_env, market_of, recorded_prices
 from torchrl_perf.systems.options_market.picture import EquityRecording, draw_equity, record_equity
@@ -117,9 +118,7 @@ def evaluate(
         ValueError: for an env that is no market.
     """
     market = market_of(env)
-    devices = [market.device] if market.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), set_exploration_type(ExplorationType.DETERMINISTIC):
-        torch.manual_seed(seed)
+    with seeded(seed, market.device), set_exploration_type(ExplorationType.DETERMINISTIC):
         recording = record_equity(env, policy, max_steps=max_steps)
     controller = getattr(policy, "controller", None)
     names = [] if controller is None else list(controller.options.names)

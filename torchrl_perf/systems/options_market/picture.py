@@ -16,6 +16,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import TransformedEnv
 
+from torchrl_perf.metrics.figure import new_figure, save_figure
+
 if TYPE_CHECKING:
     from torchrl_perf.envs.market import OptionMarket
 
@@ -147,15 +149,8 @@ def draw_equity(
         The path that was written.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         IndexError: for a row that the recording does not have, or an option without a name.
     """
-    try:
-        # The figure is built without pyplot: no global state, and no window system is asked for.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("draw_equity: expected matplotlib. Install it: pip install matplotlib") from error
     from torchrl_perf.envs.market.options import OPTION_NAMES
 
     labels = list(OPTION_NAMES if names is None else names)
@@ -164,8 +159,7 @@ def draw_equity(
     if highest >= len(labels):
         raise IndexError(f"names: expected one for each of the {highest + 1} options, received {labels}.")
     with_options = highest > NO_OPTION
-    figure = Figure(figsize=(8.0, 7.2 if with_options else 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 7.2 if with_options else 5.0)
     ratios = (3.0, 1.2, 1.8) if with_options else (3.0, 1.2)
     panels = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw_equity(panels[0], shown)
@@ -175,9 +169,7 @@ def draw_equity(
     panels[-1].set_xlabel("step")
     panels[0].set_xlim(0, shown.equity.shape[1] - 1)
     figure.suptitle(title if title is not None else _summary(shown), fontsize=11)
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 # -- recording --------------------------------------------------------------------------------------------------------

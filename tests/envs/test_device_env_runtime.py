@@ -171,15 +171,19 @@ def test_load_writes_in_place():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"num_envs": 0}, ValueError, "num_envs >= 1 .*got 0"),
-        ({"num_envs": 2.0}, ValueError, "num_envs >= 1 .*got 2.0"),
+        ({"num_envs": 0}, ValueError, "num_envs >= 1 .*received 0"),
+        ({"num_envs": 2.0}, ValueError, "num_envs >= 1 .*received 2.0"),
         ({"num_envs": True}, ValueError, "num_envs"),
-        ({"num_envs": 2, "max_episode_steps": 0}, ValueError, "max_episode_steps >= 1 .*got 0"),
-        ({"num_envs": 2, "dtype": torch.int64}, TypeError, "float32 or torch.float64, got torch.int64"),
-        ({"num_envs": 2, "dtype": torch.float16}, TypeError, "got torch.float16"),
-        ({"num_envs": 2, "device": "gpu"}, ValueError, "got 'gpu'"),
-        ({"num_envs": 2, "device": "meta"}, ValueError, "CPU or CUDA device, got meta"),
-        ({"num_envs": 2, "device": "cuda:31"}, RuntimeError, "CUDA devices, got cuda:31; pass device='cpu'"),
+        ({"num_envs": 2, "max_episode_steps": 0}, ValueError, "max_episode_steps >= 1 .*received 0"),
+        ({"num_envs": 2, "dtype": torch.int64}, TypeError, "float32 or torch.float64, received torch.int64"),
+        ({"num_envs": 2, "dtype": torch.float16}, TypeError, "received torch.float16"),
+        ({"num_envs": 2, "device": "gpu"}, ValueError, "received 'gpu'"),
+        ({"num_envs": 2, "device": "meta"}, ValueError, "CPU or CUDA device, received meta"),
+        (
+            {"num_envs": 2, "device": "cuda:31"},
+            RuntimeError,
+            "CUDA devices, received cuda:31. Remedy: pass device='cpu'",
+        ),
     ],
 )
 def test_bad_arguments_are_named(arguments, error, words):
@@ -189,7 +193,7 @@ def test_bad_arguments_are_named(arguments, error, words):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_where_there_is_none():
-    with pytest.raises(RuntimeError, match="one of 0 CUDA devices, got cuda"):
+    with pytest.raises(RuntimeError, match="one of 0 CUDA devices, received cuda"):
         CartPole(2, device="cuda")
 
 
@@ -197,10 +201,10 @@ def test_cuda_where_there_is_none():
     ("task", "action", "words"),
     [
         (CartPole, torch.zeros(2, 2, dtype=torch.int64), "index of the action, not one-hot"),
-        (CartPole, torch.zeros(2), "integer indices, got .*float32"),
-        (CartPole, torch.zeros(2, dtype=torch.bool), "integer indices, got .*bool"),
-        (Pendulum, torch.zeros(2), r"action \(2, 1\) of floats, got \(2,\)"),
-        (Pendulum, torch.zeros(2, 1, dtype=torch.int64), "of floats, got .*int64"),
+        (CartPole, torch.zeros(2), "integer indices, received .*float32"),
+        (CartPole, torch.zeros(2, dtype=torch.bool), "integer indices, received .*bool"),
+        (Pendulum, torch.zeros(2), r"action \(2, 1\) of floats, received \(2,\)"),
+        (Pendulum, torch.zeros(2, 1, dtype=torch.int64), "of floats, received .*int64"),
     ],
 )
 def test_bad_actions_are_named(task, action, words):

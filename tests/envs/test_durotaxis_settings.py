@@ -11,9 +11,9 @@ from torchrl_perf.envs import ColonyCurriculum, ColonySettings, Durotaxis
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"num_envs": 0}, ValueError, "num_envs >= 1 .*got 0"),
-        ({"max_episode_steps": 0}, ValueError, "max_episode_steps >= 1 .*got 0"),
-        ({"dtype": torch.float16}, TypeError, "float32 or torch.float64, got torch.float16"),
+        ({"num_envs": 0}, ValueError, "num_envs >= 1 .*received 0"),
+        ({"max_episode_steps": 0}, ValueError, "max_episode_steps >= 1 .*received 0"),
+        ({"dtype": torch.float16}, TypeError, "float32 or torch.float64, received torch.float16"),
         ({"delete_max": 0.0}, ValueError, r"delete_max: expected a share in \(0, 1\], received 0.0. Remedy"),
         ({"delete_max": 1.2}, ValueError, "delete_max: .*received 1.2"),
         ({"delete_max": math.nan}, ValueError, "delete_max: .*received nan"),
@@ -75,7 +75,7 @@ def test_curriculum_that_does_not_fit(stages, arguments, words):
 
 def test_actions_of_the_wrong_kind():
     env = Durotaxis(2)
-    with pytest.raises(ValueError, match=r"expected action \(2, 5\) of floats, got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"expected action \(2, 5\) of floats, received \(2, 4\)"):
         env.step(env.reset().set("action", torch.zeros(2, 4)))
     with pytest.raises(KeyError, match="expected the key 'action', found"):
         env.step(env.reset())

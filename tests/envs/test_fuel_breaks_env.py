@@ -98,9 +98,9 @@ def test_one_shot_keeps_to_budget_and_fuel():
         assert following["terminated"].all()
         # minus the cells that burned, summed over the fires
         assert torch.equal(following["reward"], (-following["burned"] * 9 * 20).round())
-    with pytest.raises(ValueError, match=r"action \(3, 20\) of integer indices, got \(3, 20\) torch.float32"):
+    with pytest.raises(ValueError, match=r"action \(3, 20\) of integer indices, received \(3, 20\) torch.float32"):
         env.step(td.clone().set("action", torch.ones(3, 20)))
-    with pytest.raises(ValueError, match=r"got \(3, 19\)"):
+    with pytest.raises(ValueError, match=r"received \(3, 19\)"):
         env.step(td.clone().set("action", torch.ones(3, 19, dtype=torch.bool)))
     with pytest.raises(KeyError, match="expected the key 'action'"):
         env.step(td.exclude("action"))
@@ -272,7 +272,7 @@ def test_bad_arguments():
         FuelBreaks(2, fires=100)
     with pytest.raises(ValueError, match="neighbours: expected 4 or 8, received 5"):
         FuelBreaks(2, neighbours=5)
-    with pytest.raises(TypeError, match=r"expected options of .*got \['fire'\]"):
+    with pytest.raises(TypeError, match=r"expected options of .*received \['fire'\]"):
         FuelBreaks(2, fire=3)
     with pytest.raises(ValueError, match="num_envs"):
         FuelBreaks(0)

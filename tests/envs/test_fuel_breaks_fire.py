@@ -338,7 +338,7 @@ def test_bad_arguments():
         burn(seed, free, burnable[:, :4], level)
     with pytest.raises(ValueError, match=r"threshold: expected \[5, ...\]"):
         burn(seed, free, burnable, level[:2])
-    with pytest.raises(ValueError, match=r"received 8 planes and seeds \[5\]; make both for 4 neighbours"):
+    with pytest.raises(ValueError, match=r"received 8 planes and seeds \[5\]. Remedy: make both for 4 neighbours"):
         burn(seed, free, burnable, level, neighbours=4)
     with pytest.raises(ValueError, match=r"seeds \[5\], received 8 planes and seeds \[4\]"):
         burn(seed[:4], free, burnable, level)

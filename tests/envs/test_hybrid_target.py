@@ -82,8 +82,8 @@ def test_step_makes_no_host_read(device):
 @pytest.mark.parametrize(
     ("axis", "displacement", "message"),
     [
-        (torch.zeros(4), torch.zeros(4, 2), r"'discrete'\) \(4,\) of integers, got \(4,\) torch.float32"),
-        (torch.zeros(4, dtype=torch.int64), torch.zeros(4, 1), r"'continuous'\) \(4, 2\) of floats, got \(4, 1\)"),
+        (torch.zeros(4), torch.zeros(4, 2), r"'discrete'\) \(4,\) of integers, received \(4,\) torch.float32"),
+        (torch.zeros(4, dtype=torch.int64), torch.zeros(4, 1), r"'continuous'\) \(4, 2\) of floats, received \(4, 1\)"),
     ],
 )
 def test_bad_actions(axis, displacement, message):

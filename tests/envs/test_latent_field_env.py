@@ -270,12 +270,12 @@ def test_bad_arguments(options, message):
 
 
 def test_bad_options_and_actions():
-    with pytest.raises(TypeError, match=r"LatentField expected options of .*got \['obs_dim'\]"):
+    with pytest.raises(TypeError, match=r"LatentField expected options of .*received \['obs_dim'\]"):
         LatentField(2, obs_dim=20)
-    with pytest.raises(TypeError, match=r"expected dtype torch.float32 or torch.float64, got torch.float16"):
+    with pytest.raises(TypeError, match=r"expected dtype torch.float32 or torch.float64, received torch.float16"):
         LatentField(2, dtype=torch.float16)
     env = LatentField(2)
-    with pytest.raises(ValueError, match=r"expected action \(2, 2\) of floats, got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"expected action \(2, 2\) of floats, received \(2, 1\)"):
         env._step(TensorDict({"action": torch.zeros(2, 1)}, [2]))
 
 

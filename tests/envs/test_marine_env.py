@@ -261,7 +261,7 @@ def test_layouts_start_all_rows():
     ("change", "error", "words"),
     [
         ({"goal": None}, KeyError, "expected the entries .*add \\['goal'\\]"),
-        ({"position": torch.zeros(2, 4, 2)}, ValueError, r"'position' \[2, up to 3, ...\], got \[2, 4, 2\]"),
+        ({"position": torch.zeros(2, 4, 2)}, ValueError, r"'position' \[2, up to 3, ...\], received \[2, 4, 2\]"),
         ({"heading": torch.zeros(3, 2)}, ValueError, r"'heading' \[2, up to 3"),
         ({"obstacles": torch.zeros(2, 1, 3), "position": torch.zeros(2, 3, 2)}, ValueError, "starts free of obstacles"),
     ],
@@ -277,8 +277,8 @@ def test_bad_layouts_are_named(change, error, words):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"max_robots": 4}, ValueError, "at most max_robots=4 robots, got one with 5; raise max_robots"),
-        ({"max_obstacles": 3}, ValueError, "at most max_obstacles=3 obstacles, got one with 4"),
+        ({"max_robots": 4}, ValueError, "at most max_robots=4 robots, received one with 5. Remedy: raise max_robots"),
+        ({"max_obstacles": 3}, ValueError, "at most max_obstacles=3 obstacles, received one with 4"),
         (
             {"curriculum": Curriculum.fixed(5, 60, 0)},
             ValueError,
@@ -286,8 +286,8 @@ def test_bad_layouts_are_named(change, error, words):
         ),
         ({"curriculum": Curriculum.fixed(12, 0, 0)}, ValueError, "take fewer robots or obstacles"),
         ({"curriculum": Curriculum.fixed(1, 0, 0, 80.0)}, ValueError, "0% of 32 trials"),
-        ({"action": "hybrid"}, ValueError, "'continuous' or 'discrete', got 'hybrid'"),
-        ({"max_robot": 4}, TypeError, r"got \['max_robot'\]"),
+        ({"action": "hybrid"}, ValueError, "'continuous' or 'discrete', received 'hybrid'"),
+        ({"max_robot": 4}, TypeError, r"received \['max_robot'\]"),
         ({"candidates": 0}, ValueError, "candidates >= 1"),
         ({"fresh_layouts": 0}, ValueError, "fresh_layouts >= 1"),
         ({"max_cores": -1}, ValueError, "max_cores >= 0"),
@@ -305,9 +305,9 @@ def test_bad_arguments_are_named(arguments, error, words):
         (
             "continuous",
             torch.zeros(2, 3, dtype=torch.int64),
-            r"\('agents', 'action'\) \(2, 3, 2\) of floats, got \(2, 3\)",
+            r"\('agents', 'action'\) \(2, 3, 2\) of floats, received \(2, 3\)",
         ),
-        ("discrete", torch.zeros(2, 3, 2), r"\(2, 3\) of integer indices, got \(2, 3, 2\) .*not one-hot"),
+        ("discrete", torch.zeros(2, 3, 2), r"\(2, 3\) of integer indices, received \(2, 3, 2\) .*not one-hot"),
     ],
 )
 def test_an_agent_that_does_not_fit_the_action_type(kind, action, words):

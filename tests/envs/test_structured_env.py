@@ -370,8 +370,8 @@ def test_several_actions_come_as_a_dict():
     ("key", "value", "error", "words"),
     [
         ("kind", None, KeyError, r"expected the key \('action', 'kind'\), found"),
-        ("kind", torch.zeros(2), ValueError, r"\('action', 'kind'\) \(2,\) of integer indices, got \(2,\) .*float32"),
-        ("size", torch.zeros(2, 3), ValueError, r"\(2, 2\) of floats, got \(2, 3\)"),
+        ("kind", torch.zeros(2), ValueError, r"\(2,\) of integer indices, received \(2,\) .*float32"),
+        ("size", torch.zeros(2, 3), ValueError, r"\(2, 2\) of floats, received \(2, 3\)"),
     ],
 )
 def test_bad_actions_are_named(key, value, error, words):

@@ -153,9 +153,9 @@ class TestAddAll:
 
     def test_refuses_larger_tensors_and_histograms(self):
         metrics = DeviceMetrics("cpu")
-        with pytest.raises(ValueError, match=r"one element, got shape \(2,\)"):
+        with pytest.raises(ValueError, match=r"one element, received shape \(2,\)"):
             metrics.add_all({"a": torch.ones(2)})
-        with pytest.raises(ValueError, match="got 'histogram'"):
+        with pytest.raises(ValueError, match="received 'histogram'"):
             metrics.add_all({"a": torch.ones(())}, reduce="histogram")
         assert metrics.names == ()
 
@@ -199,7 +199,7 @@ class TestFlush:
         metrics.add("a", torch.tensor(1.0))
         metrics.flush(10)
         metrics.add("a", torch.tensor(2.0))
-        with pytest.raises(ValueError, match="at least 10, got 9"):
+        with pytest.raises(ValueError, match="at least 10, received 9"):
             metrics.flush(9)
         assert metrics.flush(10) == {"a": 2.0}
         assert metrics.last_step == 10
@@ -207,7 +207,7 @@ class TestFlush:
     def test_extra_must_not_hide_a_metric(self):
         metrics = DeviceMetrics("cpu")
         metrics.add("a", torch.tensor(1.0))
-        with pytest.raises(ValueError, match=r"got \['a'\]"):
+        with pytest.raises(ValueError, match=r"received \['a'\]"):
             metrics.flush(0, extra={"a": 2.0})
         assert metrics.flush(0) == {"a": 1.0}
 
@@ -215,12 +215,12 @@ class TestFlush:
 class TestErrors:
     def test_reduce(self):
         metrics = DeviceMetrics("cpu")
-        with pytest.raises(ValueError, match=r"'mean', 'sum', .*got 'median'"):
+        with pytest.raises(ValueError, match=r"'mean', 'sum', .*received 'median'"):
             metrics.add("a", torch.ones(()), reduce="median")
         metrics.add("a", torch.ones(()))
-        with pytest.raises(ValueError, match="reduce='mean' as at the first add, got 'sum'"):
+        with pytest.raises(ValueError, match="reduce='mean' as at the first add, received 'sum'"):
             metrics.add("a", torch.ones(()), reduce="sum")
-        with pytest.raises(ValueError, match="got 'median'"):
+        with pytest.raises(ValueError, match="received 'median'"):
             metrics.add("a", torch.ones(()), reduce="median")
 
     def test_capacity(self):
@@ -237,15 +237,15 @@ class TestErrors:
 
     def test_values_and_masks(self):
         metrics = DeviceMetrics("cpu")
-        with pytest.raises(TypeError, match="got float"):
+        with pytest.raises(TypeError, match="received float"):
             metrics.add("a", 1.0)
         with pytest.raises(TypeError, match="complex"):
             metrics.add("a", torch.ones((), dtype=torch.complex64))
-        with pytest.raises(ValueError, match=r"on cpu, got shape \(2,\), dtype torch.float32 on meta"):
+        with pytest.raises(ValueError, match=r"on cpu, received shape \(2,\), dtype torch.float32 on meta"):
             metrics.add("a", torch.ones(2, device="meta"))
-        with pytest.raises(TypeError, match=r"torch.bool, got torch.float32"):
+        with pytest.raises(TypeError, match=r"torch.bool, received torch.float32"):
             metrics.add("a", torch.ones(2), mask=torch.ones(2))
-        with pytest.raises(ValueError, match=r"\(4, 3\), got \(4,\)"):
+        with pytest.raises(ValueError, match=r"\(4, 3\), received \(4,\)"):
             metrics.add("a", torch.ones(4, 3), mask=torch.ones(4, dtype=torch.bool))
         assert metrics.names == ()
 
@@ -286,7 +286,7 @@ class TestState:
         metrics = DeviceMetrics("cpu")
         with pytest.raises(KeyError, match="missing"):
             metrics.load_state_dict({})
-        with pytest.raises(ValueError, match="histogram_bins=32, got 16"):
+        with pytest.raises(ValueError, match="histogram_bins=32, received 16"):
             metrics.load_state_dict(DeviceMetrics("cpu", histogram_bins=16).state_dict())
 
 

@@ -151,7 +151,7 @@ WRONG = {
 def test_what_does_not_fit_is_refused(name):
     streams, reward, done, dim = WRONG[name]
     statistics = EpisodeStatistics(streams)
-    with pytest.raises(ValueError, match=r"expected reward and bool done of shape .*, got reward .* and done .*Pass"):
+    with pytest.raises(ValueError, match=r"expected reward and bool done of shape .*, received reward .*pass"):
         statistics.update(torch.ones(reward), torch.ones(done, dtype=torch.bool), time_dim=dim)
     assert not statistics.running.any()
 

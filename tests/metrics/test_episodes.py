@@ -161,7 +161,7 @@ def test_errors():
         (torch.ones(2, 3, 1, device="meta"), done),
         (torch.ones(2, 0, 1), done[:, :0]),
     ]:
-        with pytest.raises(ValueError, match=r"shape \[2, T, 1\] on cpu, got reward"):
+        with pytest.raises(ValueError, match=r"shape \[2, T, 1\] on cpu, received reward"):
             statistics.update(reward, bad)
     with pytest.raises(ValueError, match="window=0"):
         EpisodeStatistics(2, "cpu", window=0)

@@ -72,5 +72,5 @@ def test_none_valid_counts_nothing():
 @pytest.mark.parametrize("valid", [torch.ones(3, 4, dtype=torch.bool), torch.ones(3, 4, 1)])
 def test_another_shape_or_dtype_is_refused(valid):
     statistics = EpisodeStatistics(3, "cpu")
-    with pytest.raises(ValueError, match=r"expected bool valid of shape \(3, 4, 1\) .* got .*Pass 'valid'"):
+    with pytest.raises(ValueError, match=r"expected bool valid of shape \(3, 4, 1\) .* received .*pass 'valid'"):
         statistics.update(torch.ones(3, 4, 1), torch.ones(3, 4, 1, dtype=torch.bool), valid)

@@ -40,7 +40,7 @@ def test_rows_without_a_finite_value_are_left_out(tmp_path):
     path = write_run(tmp_path, [(0, {"a": 1.0}), (5, {"b": float("nan")}), (9, {"b": 2.0})])
     data = read_progress(path, "b")
     assert (data["step"], data["b"]) == ([9.0], [2.0])
-    with pytest.raises(KeyError, match=r"got \['step', 'wall_time', 'a', 'b'\]"):
+    with pytest.raises(KeyError, match=r"received \['step', 'wall_time', 'a', 'b'\]"):
         read_progress(path)
 
 

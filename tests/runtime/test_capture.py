@@ -328,7 +328,7 @@ def test_too_small_a_warmup_is_refused(options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_where_there_is_none_is_refused_at_construction():
-    with pytest.raises(CaptureError, match=r'device="cuda", received none; pass device="cpu"'):
+    with pytest.raises(CaptureError, match=r'device="cuda", received none. Remedy: pass device="cpu"'):
         capture(lambda: None, device="cuda")
 
 

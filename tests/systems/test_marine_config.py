@@ -56,7 +56,7 @@ class TestRefused:
 
     def test_obstacles_that_leave_no_room(self):
         options = {"max_obstacles": 60, "stage_obstacles": "60", "stage_distance": "50"}
-        with pytest.raises(ValueError, match=r"leave every robot a free start and goal; take fewer"):
+        with pytest.raises(ValueError, match=r"leave every robot a free start and goal. Remedy: take fewer"):
             make("dqn", **options)
 
 

@@ -183,7 +183,8 @@ class AgentStreams(EnvBase):
         action = tensordict.get(name, None)
         if action is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}; run a "
+                f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}. "
+                "Remedy: run a "
                 "policy that writes it."
             )
         env = self.base_env
@@ -211,7 +212,8 @@ class AgentStreams(EnvBase):
         valid = tensordict.get("valid", None)
         if valid is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}; step "
+                f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}. Remedy: "
+                "step "
                 "from what reset or the last step gave."
             )
         return valid

@@ -251,4 +251,4 @@ def check_installed() -> None:
     try:
         import vmas  # noqa: F401
     except ImportError as error:
-        raise ImportError("DeviceVmasEnv expected vmas. Install it: pip install 'torchrl_perf[marl]'") from error
+        raise ImportError("DeviceVmasEnv expected vmas. Remedy: pip install 'torchrl_perf[marl]'") from error

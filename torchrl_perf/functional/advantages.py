@@ -248,7 +248,7 @@ def _number(number: float | Tensor, reference: Tensor, dtype: torch.dtype) -> fl
     except RuntimeError as error:
         raise ValueError(
             "expected gamma and lmbda to be floats, 0-d tensors or tensors that broadcast to the values, "
-            f"got {describe(number=number, values=reference)}"
+            f"received {describe(number=number, values=reference)}"
         ) from error
     return number
 
@@ -276,18 +276,24 @@ def _fit(time_dim: int, floats: dict[str, Tensor], flags: dict[str, Tensor]) -> 
     shape = reference.shape
     dim = resolve_time_dim(time_dim, shape)
     if not all(tensor.is_floating_point() for tensor in floats.values()):
-        raise TypeError(f"expected float {', '.join(floats)}, got {describe(**tensors)}; convert with .float()")
+        raise TypeError(
+            f"expected float {', '.join(floats)}, received {describe(**tensors)}. Remedy: convert with .float()."
+        )
     if not all(tensor.dtype == torch.bool for tensor in flags.values()):
-        raise TypeError(f"expected bool {', '.join(flags)}, got {describe(**tensors)}; convert with .bool()")
+        raise TypeError(
+            f"expected bool {', '.join(flags)}, received {describe(**tensors)}. Remedy: convert with .bool()."
+        )
     if not all(tensor.device == reference.device for tensor in tensors.values()):
-        raise ValueError(f"expected all tensors on one device, got {describe(**tensors)}; move them with .to(device)")
+        raise ValueError(
+            f"expected all tensors on one device, received {describe(**tensors)}. Remedy: move them with .to(device)."
+        )
 
     fitted = [_insert_dims(tensor, len(shape), dim) for tensor in tensors.values()]
     values = [tensor for name, tensor in floats.items() if name.endswith("state_value")]
     if any(tensor.shape != shape for tensor in values) or not all(_is_expandable(t, shape, dim) for t in fitted):
         raise ValueError(
             f"expected values of one shape with time at dimension {dim} (time_dim={time_dim}), and every other input "
-            f"of that shape or with dimensions after time missing or of size 1, got {describe(**tensors)}"
+            f"of that shape or with dimensions after time missing or of size 1, received {describe(**tensors)}"
         )
     return dim, [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in fitted]
 

@@ -58,7 +58,7 @@ def n_step_targets(
         ValueError: if n is below 1, or the shapes or devices do not fit.
     """
     if n < 1:
-        raise ValueError(f"expected a window of n >= 1 steps, got n={n}; n=1 is the plain reward")
+        raise ValueError(f"expected a window of n >= 1 steps, received n={n}. Remedy: n=1 is the plain reward.")
     dim = resolve_time_dim(time_dim, reward.shape)
     flags = _aligned_flags(reward, done, dim)
     T = reward.shape[dim]
@@ -99,7 +99,7 @@ def _aligned_flags(reward: Tensor, done: Tensor, dim: int) -> Tensor:
     """``done`` with dimensions of size 1 after time where it lacks them, checked against ``reward``."""
     received = describe(reward=reward, done=done)
     if not reward.is_floating_point() or done.dtype != torch.bool:
-        raise TypeError(f"expected a float reward and a bool done, got {received}")
+        raise TypeError(f"expected a float reward and a bool done, received {received}")
     flags = done
     while dim < flags.ndim < reward.ndim:
         flags = flags.unsqueeze(dim + 1)
@@ -107,8 +107,10 @@ def _aligned_flags(reward: Tensor, done: Tensor, dim: int) -> Tensor:
     if not same_lead or any(a not in (1, b) for a, b in zip(flags.shape, reward.shape, strict=True)):
         raise ValueError(
             f"expected done of reward's shape, dimensions after time (dimension {dim}) missing or of size 1, "
-            f"got {received}"
+            f"received {received}"
         )
     if done.device != reward.device:
-        raise ValueError(f"expected reward and done on one device, got {received}; move them with .to(device)")
+        raise ValueError(
+            f"expected reward and done on one device, received {received}. Remedy: move them with .to(device)."
+        )
     return flags

@@ -76,11 +76,11 @@ def resolve_time_dim(time_dim: int, shape: torch.Size) -> int:
     dim = time_dim + len(shape) if time_dim < 0 else time_dim
     if not 0 <= dim < len(shape):
         raise ValueError(
-            f"expected time_dim to be a dimension of a tensor of shape {list(shape)}, got {time_dim}; "
-            "the default -2 is for [*batch, T, F]"
+            f"expected time_dim to be a dimension of a tensor of shape {list(shape)}, received {time_dim}. "
+            "Remedy: the default -2 is for [*batch, T, F]"
         )
     if 0 in shape:
-        raise ValueError(f"expected at least one step and one environment, got a tensor of shape {list(shape)}")
+        raise ValueError(f"expected at least one step and one environment, received a tensor of shape {list(shape)}")
     return dim
 
 
@@ -177,17 +177,21 @@ def _prefers_loop(num_steps: int, width: int, is_strided: bool) -> bool:
 def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: int, *, reverse: bool) -> Tensor:
     tensors = {"decay": decay, "value": value} | ({} if initial is None else {"initial": initial})
     if not all(tensor.is_floating_point() for tensor in tensors.values()):
-        raise TypeError(f"expected floating point tensors, got {describe(**tensors)}; convert with .float()")
+        raise TypeError(
+            f"expected floating point tensors, received {describe(**tensors)}. Remedy: convert with .float()."
+        )
     dim = resolve_time_dim(time_dim, value.shape)
     carry_shape = [*value.shape[:dim], *value.shape[dim + 1 :]]
     if initial is not None and list(initial.shape) != carry_shape:
-        raise ValueError(f"expected initial {carry_shape}, value's shape without time, got {describe(**tensors)}")
+        raise ValueError(f"expected initial {carry_shape}, value's shape without time, received {describe(**tensors)}")
     if any(tensor.device != value.device for tensor in tensors.values()):
-        raise ValueError(f"expected all tensors on one device, got {describe(**tensors)}; move them with .to(device)")
+        raise ValueError(
+            f"expected all tensors on one device, received {describe(**tensors)}. Remedy: move them with .to(device)."
+        )
     try:
         decay = decay.expand(value.shape)
     except RuntimeError as error:
-        raise ValueError(f"expected decay to broadcast to value, got {describe(**tensors)}") from error
+        raise ValueError(f"expected decay to broadcast to value, received {describe(**tensors)}") from error
 
     initial = None if initial is None else initial.unsqueeze(dim)
     tensors = (decay, value) if initial is None else (decay, value, initial)

@@ -64,8 +64,8 @@ class DeviceMetrics:
     ) -> None:
         if capacity < 1 or histogram_bins < 2:
             raise ValueError(
-                f"DeviceMetrics: expected capacity >= 1 and histogram_bins >= 2, got capacity={capacity} and "
-                f"histogram_bins={histogram_bins}. Pass larger numbers."
+                f"DeviceMetrics: expected capacity >= 1 and histogram_bins >= 2, received capacity={capacity} and "
+                f"histogram_bins={histogram_bins}. Remedy: pass larger numbers."
             )
         # An empty tensor resolves "cuda" to "cuda:0", the form in which values carry their device.
         self.device = torch.empty(0, device=device).device
@@ -134,14 +134,16 @@ class DeviceMetrics:
             RuntimeError: if there is no slot left for a new name.
         """
         if reduce == "histogram":
-            raise ValueError("DeviceMetrics.add_all: expected a scalar reduce, got 'histogram'. Use add for that.")
+            raise ValueError(
+                "DeviceMetrics.add_all: expected a scalar reduce, received 'histogram'. Remedy: use add for that."
+            )
         items = list(values.items())
         for name, value in items:
             check_value(name, value, self.device)
             if value.numel() != 1:
                 raise ValueError(
-                    f"DeviceMetrics.add_all({name!r}): expected a tensor of one element, got shape "
-                    f"{tuple(value.shape)}. Use add({name!r}, value), which reduces any shape."
+                    f"DeviceMetrics.add_all({name!r}): expected a tensor of one element, received shape "
+                    f"{tuple(value.shape)}. Remedy: use add({name!r}, value), which reduces any shape."
                 )
         if not items:
             return
@@ -272,13 +274,13 @@ class DeviceMetrics:
         """
         if missing := {"last_step", "histogram_bins", "metrics"} - set(state_dict):
             raise KeyError(
-                f"DeviceMetrics.load_state_dict: expected keys last_step, histogram_bins and metrics, got "
-                f"{sorted(state_dict)}; {sorted(missing)} missing. Pass what state_dict() returned."
+                f"DeviceMetrics.load_state_dict: expected keys last_step, histogram_bins and metrics, received "
+                f"{sorted(state_dict)}; {sorted(missing)} missing. Remedy: pass what state_dict() returned."
             )
         if state_dict["histogram_bins"] != self.histogram_bins:
             raise ValueError(
-                f"DeviceMetrics.load_state_dict: expected histogram_bins={self.histogram_bins}, got "
-                f"{state_dict['histogram_bins']}. Construct DeviceMetrics with the saved number."
+                f"DeviceMetrics.load_state_dict: expected histogram_bins={self.histogram_bins}, received "
+                f"{state_dict['histogram_bins']}. Remedy: construct DeviceMetrics with the saved number."
             )
         host = self._empty.to("cpu", copy=True)
         planes = self._layout.planes(host)
@@ -327,7 +329,7 @@ class DeviceMetrics:
         """Refuse a step below the last one."""
         if self._last_step is not None and step < self._last_step:
             raise ValueError(
-                f"DeviceMetrics.flush: expected a step of at least {self._last_step}, got {step}. Steps never fall: "
+                f"DeviceMetrics.flush: expected a step of at least {self._last_step}, received {step}. Remedy: "
                 "count environment steps from the start of training, and restore them with load_state_dict on resume."
             )
 
@@ -335,5 +337,6 @@ class DeviceMetrics:
         """Refuse host numbers that have the name of a metric."""
         if clash := sorted(set(extra or ()) & set(self._layout.slots)):
             raise ValueError(
-                f"DeviceMetrics.flush: expected extra names that no metric has, got {clash}. Rename them in extra."
+                f"DeviceMetrics.flush: expected extra names that no metric has, received {clash}. Remedy: rename them "
+                "in extra."
             )

@@ -45,8 +45,8 @@ class EpisodeStatistics:
         num_envs = num_envs if isinstance(num_envs, int) else math.prod(num_envs)
         if num_envs < 1 or window < 1 or dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"EpisodeStatistics: expected num_envs >= 1, window >= 1 and dtype float32 or float64, got "
-                f"num_envs={num_envs}, window={window}, dtype={dtype}. Correct the arguments."
+                f"EpisodeStatistics: expected num_envs >= 1, window >= 1 and dtype float32 or float64, received "
+                f"num_envs={num_envs}, window={window}, dtype={dtype}. Remedy: correct the arguments."
             )
         self.device = torch.empty(0, device=device).device
         self.num_envs = num_envs
@@ -139,15 +139,16 @@ class EpisodeStatistics:
         """
         if missing := set(_STATE) - set(state_dict):
             raise KeyError(
-                f"EpisodeStatistics.load_state_dict: expected keys {list(_STATE)}, got {sorted(state_dict)}; "
-                f"{sorted(missing)} missing. Pass what state_dict() returned."
+                f"EpisodeStatistics.load_state_dict: expected keys {list(_STATE)}, received {sorted(state_dict)}; "
+                f"{sorted(missing)} missing. Remedy: pass what state_dict() returned."
             )
         for name in _STATE:
             target, source = getattr(self, name), state_dict[name]
             if target.shape != source.shape or target.dtype != source.dtype:
                 raise ValueError(
                     f"EpisodeStatistics.load_state_dict: expected {name} of shape {tuple(target.shape)} and "
-                    f"{target.dtype}, got {tuple(source.shape)} and {source.dtype}. Construct it with the saved "
+                    f"{target.dtype}, received {tuple(source.shape)} and {source.dtype}. Remedy: construct it with the "
+                    "saved "
                     "num_envs, window and dtype."
                 )
         for name in _STATE:
@@ -203,8 +204,9 @@ class EpisodeStatistics:
             raise ValueError(self._expected(reward, done, given))
         if valid is not None and (valid.shape, valid.dtype, valid.device) != (done.shape, torch.bool, done.device):
             raise ValueError(
-                f"EpisodeStatistics.update: expected bool valid of shape {tuple(done.shape)} on {self.device}, got "
-                f"{tuple(valid.shape)} {valid.dtype} on {valid.device}. Pass 'valid' of the same [N, T] batch."
+                f"EpisodeStatistics.update: expected bool valid of shape {tuple(done.shape)} on {self.device}, "
+                "received "
+                f"{tuple(valid.shape)} {valid.dtype} on {valid.device}. Remedy: pass 'valid' of the same [N, T] batch."
             )
         return dim
 
@@ -222,8 +224,8 @@ class EpisodeStatistics:
         told = "" if time_dim is None else f" with {time_dim=}"
         return (
             f"EpisodeStatistics.update: expected reward and bool done of shape [{self.num_envs}, T, 1] on "
-            f"{self.device}, got reward {tuple(reward.shape)} {reward.dtype} on {reward.device} and done "
-            f"{tuple(done.shape)} {done.dtype} on {done.device}{told}. Pass "
+            f"{self.device}, received reward {tuple(reward.shape)} {reward.dtype} on {reward.device} and done "
+            f"{tuple(done.shape)} {done.dtype} on {done.device}{told}. Remedy: pass "
             f"('next', 'reward') and ('next', 'done') of a [N, T] batch.{more if reward.ndim > 2 else ''}"
         )
 

@@ -70,7 +70,7 @@ def make_loggers(
     if unknown or not names or len(set(names)) < len(names) or ("none" in names and len(names) > 1):
         raise ValueError(
             f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three separated "
-            f"by commas, got {name!r}."
+            f"by commas, received {name!r}."
         )
     for part in names:
         if part in ("wandb", "tensorboard") and importlib.util.find_spec(part) is None:

@@ -63,17 +63,24 @@ class MetricLayout:
         if slot is not None and slot.reduce == reduce:
             return slot
         if reduce not in get_args(Reduce):
-            raise ValueError(f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, got {reduce!r}.")
+            raise ValueError(
+                f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, received {reduce!r}."
+            )
         if slot is not None:
             raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected reduce={slot.reduce!r} as at the first add, got {reduce!r}. "
-                "Use another name for another reduction."
+                f"DeviceMetrics.add({name!r}): expected reduce={slot.reduce!r} as at the first add, received "
+                f"{reduce!r}. "
+                "Remedy: use another name for another reduction."
             )
         kind, limit = ("histogram", MAX_HISTOGRAMS) if reduce == "histogram" else ("scalar", self.capacity)
         if self._used[kind] >= limit:
             raise RuntimeError(
-                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, got one more. "
-                + ("Drop one." if reduce == "histogram" else f"Construct DeviceMetrics with capacity > {limit}.")
+                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, received one more. "
+                + (
+                    "Remedy: drop one."
+                    if reduce == "histogram"
+                    else f"Remedy: construct DeviceMetrics with capacity > {limit}."
+                )
             )
         slot = self.slots[name] = Slot(reduce, self._used[kind])
         self._used[kind] += 1
@@ -134,13 +141,13 @@ def check_value(name: str, value: Tensor, device: torch.device) -> None:
     if not isinstance(value, Tensor) or value.is_complex():
         got = f"dtype {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
-            f"DeviceMetrics.add({name!r}): expected a real torch.Tensor on {device}, got {got}. "
-            "Host numbers belong in flush(step, extra={...})."
+            f"DeviceMetrics.add({name!r}): expected a real torch.Tensor on {device}, received {got}. "
+            "Remedy: host numbers belong in flush(step, extra={...})."
         )
     if value.device != device:
         raise ValueError(
-            f"DeviceMetrics.add({name!r}): expected a tensor on {device}, got shape {tuple(value.shape)}, "
-            f"dtype {value.dtype} on {value.device}. Compute it on {device}, or construct DeviceMetrics there."
+            f"DeviceMetrics.add({name!r}): expected a tensor on {device}, received shape {tuple(value.shape)}, "
+            f"dtype {value.dtype} on {value.device}. Remedy: compute it on {device}, or construct DeviceMetrics there."
         )
 
 
@@ -153,13 +160,15 @@ def expand_mask(name: str, value: Tensor, mask: Tensor) -> Tensor:
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, got {got}.")
+        raise TypeError(f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, received {got}.")
     if mask.device != value.device:
-        raise ValueError(f"DeviceMetrics.add({name!r}): expected a mask on {value.device}, got one on {mask.device}.")
+        raise ValueError(
+            f"DeviceMetrics.add({name!r}): expected a mask on {value.device}, received one on {mask.device}."
+        )
     try:
         return mask.expand(value.shape)
     except RuntimeError as error:
         raise ValueError(
             f"DeviceMetrics.add({name!r}): expected a mask that broadcasts to the value's shape "
-            f"{tuple(value.shape)}, got {tuple(mask.shape)}. Reshape it (a trailing 1 is often missing)."
+            f"{tuple(value.shape)}, received {tuple(mask.shape)}. Remedy: reshape it (a trailing 1 is often missing)."
         ) from error

@@ -50,7 +50,9 @@ class PhaseTimer:
             ValueError: for the name ``"total"``, which ``flush`` uses.
         """
         if name == "total":
-            raise ValueError("PhaseTimer.phase: expected a name other than 'total', which flush reports. Rename it.")
+            raise ValueError(
+                "PhaseTimer.phase: expected a name other than 'total', which flush reports. Remedy: rename it."
+            )
         if self._unused:  # what came before, such as opening files, is no part of the work
             self._interval.start()
             self._unused = False

@@ -32,7 +32,8 @@ def read_progress(progress_csv: str | os.PathLike[str], column: str = RETURN_COL
         names = ("step", "wall_time", column)
         if any(name not in available for name in names):
             raise KeyError(
-                f"{progress_csv}: expected the columns {list(names)}, got {available}. Pass one of them as the column."
+                f"{progress_csv}: expected the columns {list(names)}, received {available}. Remedy: pass one of them "
+                "as the column."
             )
         rows = [tuple(float(row[name]) for name in names) for row in reader if row[column]]
     finite = [row for row in rows if math.isfinite(row[-1])]

@@ -60,7 +60,9 @@ class SetEncoder(nn.Module):
         super().__init__()
         sizes = [self_features, object_features, self_size, *object_sizes, *joint_sizes, num_heads]
         if min(sizes) < 1 or not object_sizes or not joint_sizes:
-            raise ValueError(f"sizes: expected at least one layer of each kind and sizes of at least 1, got {sizes}.")
+            raise ValueError(
+                f"sizes: expected at least one layer of each kind and sizes of at least 1, received {sizes}."
+            )
         if pool not in ("mean", "max", "attention"):
             raise ValueError(f"pool: expected 'mean', 'max' or 'attention', received {pool!r}.")
         if pool == "attention" and object_sizes[-1] % num_heads:

@@ -294,7 +294,9 @@ def _is_cuda(device: torch.device | str | None) -> bool:
         return torch.cuda.is_available()
     kind = torch.device(device).type
     if kind == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(f'expected a CUDA device for device="{device}", received none; pass device="cpu" or None')
+        raise RuntimeError(
+            f'expected a CUDA device for device="{device}", received none. Remedy: pass device="cpu" or None'
+        )
     if kind not in ("cpu", "cuda"):
         raise ValueError(f'expected device "cpu" or "cuda", received "{device}"')
     return kind == "cuda"

@@ -213,7 +213,9 @@ class Captured:
         for path, leaf in leaves(args, "args"):
             if not isinstance(leaf, Tensor) or leaf.device != self.device:
                 where = leaf.device if isinstance(leaf, Tensor) else type(leaf).__name__
-                raise CaptureError(f"expected {path} to be a tensor on {self.device}, received {where}; move it once")
+                raise CaptureError(
+                    f"expected {path} to be a tensor on {self.device}, received {where}. Remedy: move it once"
+                )
             if leaf.requires_grad:
                 raise CaptureError(
                     f"expected {path} to need no gradient, received requires_grad=True; call backward inside the "
@@ -280,7 +282,9 @@ def _resolve(device: torch.device | str | None) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise CaptureError(f'expected a CUDA device for device="{device}", received none; pass device="cpu" or None')
+        raise CaptureError(
+            f'expected a CUDA device for device="{device}", received none. Remedy: pass device="cpu" or None'
+        )
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 

@@ -112,7 +112,9 @@ class FuelBreaks(StructuredEnv):
         """Check the arguments and make the landscape's buffers; arguments as in the class."""
         unknown = sorted(set(options) - set(FireOptions.__annotations__))
         if unknown:
-            raise TypeError(f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, got {unknown}.")
+            raise TypeError(
+                f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, received {unknown}."
+            )
         _check_choice("mode", mode, ("sequential", "one_shot"))
         _check_choice("reward", reward, ("terminal", "shaped"))
         _check_choice("observation", options.get("observation", "planes"), OBSERVATIONS)

@@ -301,7 +301,7 @@ def burn(
     if threshold.shape[1] not in planes or seed.shape != (rows,):
         raise ValueError(
             f"expected thresholds of {planes[0]} or {planes[1]} planes and seeds [{rows}], received "
-            f"{threshold.shape[1]} planes and seeds {list(seed.shape)}; make both for {neighbours} neighbours."
+            f"{threshold.shape[1]} planes and seeds {list(seed.shape)}. Remedy: make both for {neighbours} neighbours."
         )
     active = torch.ones_like(seed, dtype=torch.bool) if active is None else active
     sweeps = default_sweeps(*grid) if sweeps is None else sweeps

@@ -115,7 +115,9 @@ class LatentField(StructuredEnv):
         """Check the arguments and draw world and first states; arguments as in the class."""
         unknown = sorted(set(options) - set(LatentOptions.__annotations__))
         if unknown:
-            raise TypeError(f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, got {unknown}.")
+            raise TypeError(
+                f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, received {unknown}."
+            )
         super().__init__(
             num_envs, device=device, dtype=options.get("dtype", torch.float32), max_episode_steps=max_episode_steps
         )

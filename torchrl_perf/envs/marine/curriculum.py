@@ -56,20 +56,21 @@ class Curriculum:
             object.__setattr__(self, name, value)
             if not value or len(value) != len(self.frames):
                 raise ValueError(
-                    f"Curriculum expected one {name} for each of {len(self.frames)} stages, got {value}; give all "
+                    f"Curriculum expected one {name} for each of {len(self.frames)} stages, received {value}. Remedy: "
+                    "give all "
                     "entries the same length, at least 1."
                 )
         frames = self.frames
         if frames[0] != 0 or any(b <= a for a, b in pairwise(frames)):
             raise ValueError(
-                f"Curriculum expected frames that rise from 0, got {frames}; it does not go backwards: sort the stages "
+                f"Curriculum expected frames that rise from 0, received {frames}. Remedy: sort the stages "
                 "by the frame at which they begin, each its own."
             )
         for name, least in (("robots", 1), ("obstacles", 0), ("cores", 0)):
             if any(not isinstance(v, int) or isinstance(v, bool) or v < least for v in getattr(self, name)):
-                raise ValueError(f"Curriculum expected {name} of ints >= {least}, got {getattr(self, name)}.")
+                raise ValueError(f"Curriculum expected {name} of ints >= {least}, received {getattr(self, name)}.")
         if not all(0 <= d < float("inf") for d in self.distance):
-            raise ValueError(f"Curriculum expected distances >= 0 in metres, got {self.distance}.")
+            raise ValueError(f"Curriculum expected distances >= 0 in metres, received {self.distance}.")
 
     @classmethod
     def fixed(cls, robots: int = 5, obstacles: int = 4, cores: int = 0, distance: float = 40.0) -> Curriculum:

@@ -127,9 +127,9 @@ class MarineNavigation(StructuredEnv):
         """Check the arguments and draw the first worlds; arguments as in the class."""
         unknown = sorted(set(options) - set(MarineOptions.__annotations__))
         if unknown:
-            raise TypeError(f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, got {unknown}.")
+            raise TypeError(f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, received {unknown}.")
         if action not in ("continuous", "discrete"):
-            raise ValueError(f"MarineNavigation expected action 'continuous' or 'discrete', got {action!r}.")
+            raise ValueError(f"MarineNavigation expected action 'continuous' or 'discrete', received {action!r}.")
         dtype = options.get("dtype", torch.float32)
         super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps)
         self.curriculum = Curriculum() if curriculum is None else curriculum
@@ -157,8 +157,9 @@ class MarineNavigation(StructuredEnv):
         check_count("MarineNavigation", f"max_{what}", given, least=min(needed, 1))
         if needed > given:
             raise ValueError(
-                f"MarineNavigation expected a curriculum of at most max_{what}={given} {what}, got one with {needed}; "
-                f"raise max_{what} or take a curriculum with fewer."
+                f"MarineNavigation expected a curriculum of at most max_{what}={given} {what}, received one with "
+                f"{needed}. "
+                f"Remedy: raise max_{what} or take a curriculum with fewer."
             )
         return given
 

@@ -91,7 +91,9 @@ def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> 
     """
     marine = env.base_env if isinstance(env, AgentStreams) else env
     if not isinstance(marine, MarineNavigation):
-        raise TypeError(f"record expected a MarineNavigation, or AgentStreams of one, got {type(marine).__name__}.")
+        raise TypeError(
+            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}."
+        )
     check_count("record", "steps", steps)
     before = {name: value.clone() for name, value in marine.state_dict().items()}
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):

@@ -46,8 +46,9 @@ def check_room(curriculum: Curriculum, candidates: int) -> None:
         share = float((miss <= 0).double().mean())
         if share < _LEAST_SHARE:
             raise ValueError(
-                f"MarineNavigation expected worlds of 55 m that hold stage {number} ({stage}), got {share:.0%} of "
-                f"{_TRIALS} trials that leave every robot a free start and goal; take fewer robots or obstacles, a "
+                f"MarineNavigation expected worlds of 55 m that hold stage {number} ({stage}), received {share:.0%} of "
+                f"{_TRIALS} trials that leave every robot a free start and goal. Remedy: take fewer robots or "
+                "obstacles, a "
                 "shorter distance, or more candidates."
             )
 
@@ -63,21 +64,25 @@ def fit_layout(layout: Layout, sizes: tuple[int, int, int, int]) -> Layout:
     want = {**want, "cores": cores, "num_obstacles": None, "num_cores": None}
     missing = sorted(set(want) - set(layout))
     if missing:
-        raise KeyError(f"load_layout expected the entries {sorted(want)}, found {sorted(layout)}; add {missing}.")
+        raise KeyError(
+            f"load_layout expected the entries {sorted(want)}, found {sorted(layout)}. Remedy: add {missing}."
+        )
     fitted: Layout = {}
     for name, most in want.items():
         value = layout[name]
         if value.shape[0] != worlds or (most is not None and value.shape[1] > most):
             raise ValueError(
-                f"load_layout expected {name!r} [{worlds}{'' if most is None else f', up to {most}'}, ...], got "
-                f"{list(value.shape)}; make one layout for each env, and an env with room for what it holds."
+                f"load_layout expected {name!r} [{worlds}{'' if most is None else f', up to {most}'}, ...], received "
+                f"{list(value.shape)}. Remedy: make one layout for each env, and an env with room for what it holds."
             )
         fitted[name] = value if most is None else _padded(value, most)
     gap = (fitted["position"].unsqueeze(2) - fitted["obstacles"][..., :2].unsqueeze(1)).square().sum(-1).sqrt()
     there = torch.arange(obstacles, device=gap.device) < fitted["num_obstacles"].unsqueeze(-1)
     inside = gap <= fitted["obstacles"][..., 2].unsqueeze(1) + VEHICLE_RADIUS
     if bool((inside & there.unsqueeze(1) & fitted["active"].unsqueeze(-1)).any()):
-        raise ValueError("load_layout expected starts free of obstacles, got one inside; move it or the obstacle.")
+        raise ValueError(
+            "load_layout expected starts free of obstacles, received one inside. Remedy: move it or the obstacle."
+        )
     return fitted
 
 

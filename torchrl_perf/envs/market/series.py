@@ -80,5 +80,5 @@ def _packaged() -> Path:
     """The file of the installed package."""
     found = importlib.util.find_spec("skfolio")
     if found is None or not found.submodule_search_locations:
-        raise ImportError("sp500: expected the package skfolio. Install it: pip install 'torchrl_perf[data]'")
+        raise ImportError("sp500: expected the package skfolio. Remedy: pip install 'torchrl_perf[data]'")
     return Path(next(iter(found.submodule_search_locations))) / SP500_FILE

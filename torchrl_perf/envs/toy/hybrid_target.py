@@ -61,12 +61,12 @@ class HybridTarget(DeviceEnv):
             if part is None:
                 keys = sorted(map(str, tensordict.keys(True, True)))
                 raise KeyError(
-                    f"HybridTarget expected ('action', {name!r}), found {keys}; run a policy that writes it."
+                    f"HybridTarget expected ('action', {name!r}), found {keys}. Remedy: run a policy that writes it."
                 )
             if part.shape != shape or part.is_floating_point() != is_float or part.dtype == torch.bool:
                 raise ValueError(
                     f"HybridTarget expected ('action', {name!r}) {shape} of {'floats' if is_float else 'integers'}, "
-                    f"got {tuple(part.shape)} {part.dtype}; fit the policy to env.full_action_spec."
+                    f"received {tuple(part.shape)} {part.dtype}. Remedy: fit the policy to env.full_action_spec."
                 )
             columns.append(part.to(self.dtype).reshape(self.num_envs, -1))
         return torch.cat(columns, -1)

@@ -280,3 +280,35 @@ def test_the_slow_device_finds_what_is_missing(broken, monkeypatch):
         nothing = {"fork": lambda lane, current: lane.side, "join": lambda lane, current, arrived: None}
         monkeypatch.setattr(SlowLane, broken, nothing[broken])
     assert any(torn(seed) for seed in range(10))
+
+
+class TestBlocksFilledInPlace:
+    def test_what_is_written_arrives_and_stays(self):
+        upload, sent = Upload("cpu", slots=2), []
+        for turn in range(5):
+            block = upload.block((2, 3), torch.float32)
+            block.numpy()[:] = turn
+            sent.append(upload.send(block))
+        assert [tensor.unique().tolist() for tensor in sent] == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+
+    def test_out_is_written(self):
+        upload, out = Upload("cpu"), torch.zeros(3, dtype=torch.int64)
+        assert upload.send(upload.block((3,), torch.int64).fill_(7), out=out) is out
+        assert out.tolist() == [7, 7, 7]
+
+    def test_blocks_take_turns_and_grow(self):
+        upload = Upload("cpu", slots=2, nbytes=4)
+        blocks = [upload.block((size,), torch.float32) for size in (1, 9, 1)]
+        addresses = [block.data_ptr() for block in blocks]
+        assert addresses[0] == addresses[2] != addresses[1]
+
+    def test_another_tensor_or_a_block_that_was_sent_is_refused(self):
+        upload = Upload("cpu")
+        with pytest.raises(ValueError, match="expected the block handed out last"):
+            upload.send(torch.zeros(2))
+        block = upload.block((2,), torch.float32).zero_()
+        with pytest.raises(ValueError, match=r"expected out of shape \(2,\)"):
+            upload.send(block, out=torch.zeros(3))
+        upload.send(block)
+        with pytest.raises(ValueError, match="has been sent"):
+            upload.send(block)

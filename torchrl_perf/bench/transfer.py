@@ -25,8 +25,9 @@ COLUMNS = ("part", "MiB", "variant", "us", "p10_us", "p90_us", "host_us", "GB_s"
 VERDICT_COLUMNS = ("claim", "measured", "verdict")
 PAGEABLE, LATER, ON_THE_FLY = "pageable", "pageable, non_blocking", "page-locked on the fly, non_blocking, side stream"
 LOCKED, BESIDE = "page-locked", "page-locked, non_blocking, side stream"
+IN_PLACE = "Upload, block filled in place"
 COPIES = {
-    "to device": (PAGEABLE, LATER, ON_THE_FLY, LOCKED, BESIDE, "Upload", "Upload, side stream", "resident"),
+    "to device": (PAGEABLE, LATER, ON_THE_FLY, LOCKED, BESIDE, "Upload", IN_PLACE, "Upload, side stream", "resident"),
     "to host": (PAGEABLE, LATER, LOCKED, BESIDE, "Download", "Download, side stream", "resident"),
 }
 MOSTLY = 0.5  # of the shorter of copy and work: the least that counts as running side by side
@@ -128,6 +129,8 @@ def copy_calls(numel: int, device: torch.device) -> dict[str, dict[str, tuple[Ca
         LOCKED: (partial(copy, far, locked), None),
         BESIDE: (partial(copy, far, locked, True, side), None),
         "Upload": (partial(upload.stage, near), None),
+        # What fills the block is the work that makes the batch, which every other variant has before the clock too.
+        IN_PLACE: (lambda: upload.send(upload.block((numel,), torch.float32)), None),
         "Upload, side stream": (partial(beside.stage, near), None),
         "resident": (lambda: far, None),
     }

@@ -131,6 +131,9 @@ class Upload:
     the current stream is given next sees the data. The input may be changed or dropped as soon as ``stage`` returns.
     The host waits only where the block is still being sent, ``slots`` calls later.
 
+    What is made on the host anyway, such as a batch that is gathered from arrays, is best made where it is sent from:
+    :meth:`block` hands out the page-locked block, and :meth:`send` sends it, without the copy that :meth:`stage` makes.
+
     Args:
         device: where tensors go.
         slots: blocks that take turns.
@@ -175,14 +178,57 @@ class Upload:
         if not self._lane.is_cuda:
             return _filled(torch.empty(tuple(value.shape), dtype=dtype) if out is None else out, value)
         self._lane.refuse_capture("Upload.stage")
+        return self.send(_filled(self.block(value.shape, dtype), value), out=out)
+
+    def block(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The next block, to be filled in place and given to :meth:`send`.
+
+        Args:
+            shape: of what will be sent.
+            dtype: likewise.
+
+        Returns:
+            Tensor on the host, page-locked if the device is a GPU, with whatever it held before; ``.numpy()`` is an
+            array over the same memory. It may be written until it is sent, and is handed out again ``slots`` calls
+            later.
+
+        Raises:
+            RuntimeError: if the current stream is being captured.
+        """
+        self._lane.refuse_capture("Upload.block")
         flight = self._flights[self._staged % len(self._flights)]
-        self._staged += 1
         flight.arrived.synchronize()
-        size = prod(value.shape) * dtype.itemsize
+        size = prod(shape) * dtype.itemsize
         if size > flight.host.numel():
             flight.host = self._lane.host((1 << (size - 1).bit_length(),), torch.uint8)
-        host = _filled(flight.host[:size].view(dtype).view(tuple(value.shape)), value)
-        return self._send(host, flight.arrived, out)
+        self._staged += 1
+        flight.owner = flight.host[:size].view(dtype).view(tuple(shape))
+        return flight.owner
+
+    def send(self, block: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Start the copy of a filled block to the device; the host goes on at once.
+
+        Args:
+            block: the tensor that the last :meth:`block` returned.
+            out: tensor on the device to write into; a new one by default.
+
+        Returns:
+            ``out``, or a new tensor that is the caller's.
+
+        Raises:
+            ValueError: for another tensor, a block that has been sent, or an ``out`` of another shape, dtype or device.
+            RuntimeError: if the current stream is being captured.
+        """
+        flight = self._flights[(self._staged - 1) % len(self._flights)]
+        if flight.owner is None or block is not flight.owner:
+            raise ValueError(
+                f"Upload.send: expected the block handed out last, received another tensor {tuple(block.shape)}, or "
+                "one that has been sent. Remedy: block = upload.block(shape, dtype) for each send, or stage(value)."
+            )
+        _check_places(block, block.dtype, out, self.device)
+        self._lane.refuse_capture("Upload.send")
+        flight.owner = None
+        return self._send(block, flight.arrived, out)
 
     def _send(self, host: Tensor, arrived: Any, out: Tensor | None) -> Tensor:
         lane, current = self._lane, self._lane.current()

@@ -28,15 +28,15 @@ class Entry(NamedTuple):
 
 ALGORITHMS = {
     "ppo": Entry("trainers.config:PPOConfig", "trainers.ppo:PPOTrainer"),
-    "dqn": Entry("trainers.dqn_config:DQNConfig", "trainers.dqn:DQNTrainer"),
-    "sac": Entry("trainers.sac_config:SACConfig", "trainers.sac:SACTrainer"),
-    "qr-dqn": Entry("trainers.iqn_config:QRDQNConfig", "trainers.iqn:IQNTrainer"),
-    "iqn": Entry("trainers.iqn_config:IQNConfig", "trainers.iqn:IQNTrainer"),
-    "rainbow": Entry("trainers.rainbow_config:RainbowConfig", "trainers.rainbow:RainbowTrainer"),
-    "ddpg": Entry("trainers.ddpg_config:DDPGConfig", "trainers.ddpg:DDPGTrainer"),
-    "td3": Entry("trainers.ddpg_config:TD3Config", "trainers.ddpg:DDPGTrainer"),
-    "ac-iqn": Entry("trainers.ac_iqn_config:ACIQNConfig", "trainers.ac_iqn:ACIQNTrainer"),
-    "sac-options": Entry("trainers.sac_options_config:SACOptionsConfig", "trainers.sac_options:SACOptionsTrainer"),
+    "dqn": Entry("trainers.dqn:DQNConfig", "trainers.dqn:DQNTrainer"),
+    "sac": Entry("trainers.sac:SACConfig", "trainers.sac:SACTrainer"),
+    "qr-dqn": Entry("trainers.iqn:QRDQNConfig", "trainers.iqn:IQNTrainer"),
+    "iqn": Entry("trainers.iqn:IQNConfig", "trainers.iqn:IQNTrainer"),
+    "rainbow": Entry("trainers.rainbow:RainbowConfig", "trainers.rainbow:RainbowTrainer"),
+    "ddpg": Entry("trainers.ddpg:DDPGConfig", "trainers.ddpg:DDPGTrainer"),
+    "td3": Entry("trainers.ddpg:TD3Config", "trainers.ddpg:DDPGTrainer"),
+    "ac-iqn": Entry("trainers.ac_iqn:ACIQNConfig", "trainers.ac_iqn:ACIQNTrainer"),
+    "sac-options": Entry("trainers.sac_options:SACOptionsConfig", "trainers.sac_options:SACOptionsTrainer"),
     "hybrid-ppo": Entry("trainers.hybrid_ppo_config:HybridPPOConfig", "trainers.hybrid_ppo:HybridPPOTrainer"),
 }
 """Algorithms for any env whose actions fit."""

@@ -22,8 +22,10 @@ from torchrl_perf.bench.ablation import (
 from torchrl_perf.bench.ablation_loops import LOOPS, Loop, SACLoop, Variant
 from torchrl_perf.modules import EnsembleQ, MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned
+from torchrl_perf.modules.option_set import OptionSet
 from torchrl_perf.objectives.sac import VALUE_KEY
-from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
+from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.systems.options_market.trainer import MarketNetworks, OptionsMarketTrainer
 
 NAMES = {"tf32": "TF32", "bf16": "mixed precision (bf16)", "compile": "torch.compile", "fused": "fused optimizer"}
 WORDS = {"tf32": "8x", "bf16": "2x", "compile": "15-30%", "fused": "20%"}
@@ -32,21 +34,21 @@ COMPILED = "MLP, B=256"
 """The one case that is compiled."""
 
 
-class TransformerOptionsTrainer(OptionsMarketTrainer):
+class TransformerNetworks(MarketNetworks):
     """Actor and critics with an encoder each, the transformer of the original; controller as it is.
 
     Actor, critics and options see the observation as it is, without compression of large numbers.
     """
 
-    def make_actor(self, observation: Any, action: Any) -> OptionActor:
+    def actor(self, observation: Any, action: Any, options: OptionSet) -> OptionActor:
         """Two layers behind the encoder."""
         others, width = self._others(NUM_OPTIONS), self.config.hidden_size
         trunk = WindowEncoder(others, self.config.precision)
         layers = [nn.Linear(trunk.out_features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         network = MixedSequential(trunk, *layers, nn.Linear(width, 2), precision=self.config.precision)
-        return OptionActor(network.to(action.device), self.options, spec=action)
+        return OptionActor(network.to(action.device), options, spec=action)
 
-    def make_critic(self, observation: Any, action: Any) -> TensorDictModule:
+    def critic(self, observation: Any, action: Any, options: OptionSet) -> TensorDictModule:
         """Two critics behind one encoder."""
         config, others = self.config, self._others(NUM_OPTIONS + 1)
         trunk = WindowEncoder(others, config.precision).to(action.device)
@@ -70,7 +72,7 @@ class UpdateLoop(SACLoop):
     """One update of SAC with options at a time, without the envs."""
 
     rows = 256
-    trainer_class: type[OptionsMarketTrainer] = OptionsMarketTrainer
+    networks: type[MarketNetworks] = MarketNetworks
 
     def make(self) -> None:
         """The trainer with a filled buffer, and second optimisers."""
@@ -80,12 +82,15 @@ class UpdateLoop(SACLoop):
         filled = max(512, sizes["minibatch_size"])
         sizes |= {"learning_starts": filled, "capacity": max(2 * filled, 8 * sizes["num_envs"])}
         mode = {"mode": "compile" if self.compiles else "eager", "precision": self.precision}
-        self.trainer = trainer = self.trainer_class(settings(self.device, **sizes, **mode))
+        self.trainer = trainer = self._trainer(settings(self.device, **sizes, **mode))
         for _ in range(trainer.config.fill_iterations):
             trainer.step()
         self.optimizers = {True: (trainer.critic_optimizer, trainer.actor_optimizer)}
         self.optimizers[False] = tuple(self._unfused(optimizer) for optimizer in self.optimizers[True])
         self.keep_start()
+
+    def _trainer(self, config: OptionsMarketConfig) -> OptionsMarketTrainer:
+        return OptionsMarketTrainer(config, networks=self.networks(config))
 
     def iteration(self) -> None:
         """An update."""
@@ -102,7 +107,7 @@ def loops(sitting: Sitting) -> dict[str, type[Loop]]:
     batches = sitting.pick((256,), (64, 256, 1024), (64, 256, 1024, 4096))
     plain = {f"MLP, B={rows}": type("Sized", (UpdateLoop,), {"rows": rows}) for rows in batches}
     rows = sitting.pick(8, 32, 256)
-    sized = {"rows": rows, "trainer_class": TransformerOptionsTrainer}
+    sized = {"rows": rows, "networks": TransformerNetworks}
     encoder = {} if sitting.quick else {f"transformer, B={rows}": type("Sized", (UpdateLoop,), sized)}
     return {"product": LOOPS["matmul"], **plain, **encoder}
 

@@ -208,7 +208,7 @@ class PlainUpdate:
         """One step of critics, actor, controller and targets; returns losses and values, 0-d."""
         loss = self.loss
         with self.trainer.acceleration.active(self.trainer.device):
-            action, log_prob, *following = loss.sample(sample, self.trainer.noise(sample))
+            action, log_prob, *following = loss.sample(sample, self.trainer.passes.noise(sample))
             critic, _, value = loss.critic_losses(sample, *following)
             self.critic.zero_grad()
             critic.backward()

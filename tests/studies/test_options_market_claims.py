@@ -235,11 +235,11 @@ class TestLoop:
         assert row["off_by"] < 0.2 * row["tolerance"]
 
     def test_an_update_with_another_rate_is_noticed(self, monkeypatch):
-        groups = market_agents.OptionsMarketTrainer.actor_groups
         plain = market_agents.PlainUpdate.__init__
 
         def slower(self, trainer):
-            trainer.actor_groups = lambda: [(params, 0.5 * rate) for params, rate in groups(trainer)]
+            groups = trainer.algorithm.actor_groups()
+            trainer.actor_groups = lambda: [(params, 0.5 * rate) for params, rate in groups]
             plain(self, trainer)
 
         monkeypatch.setattr(market_agents.PlainUpdate, "__init__", slower)

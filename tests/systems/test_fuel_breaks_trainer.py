@@ -48,10 +48,11 @@ class TestTargets:
     def losses(self, **options):
         trainer = make(**{"size": 2, "budget": 0.25, "gamma": 0.5, "demonstrations": 0, **options})
         ground = Landscape.from_arrays(0.0, burnable=torch.tensor([[[1, 1], [1, 1]], [[1, 1], [1, 0]]]))
-        trainer.env = FuelBreaks(4, landscape=ground, budget=1, observation="compact")
+        env = FuelBreaks(4, landscape=ground, budget=1, observation="compact")
         online, target = torch.tensor([9.0, 1.0, 2.0, 8.0]), torch.tensor([7.0, 3.0, 5.0, 4.0])
-        trainer.q_network = PlacementValues(Table(online), trainer.env.planes)
-        trainer.target_network = PlacementValues(Table(target), trainer.env.planes)
+        trainer.loss.env, differences = env, trainer.loss.loss
+        differences.q_network = PlacementValues(Table(online), env.planes)
+        differences.target_network = PlacementValues(Table(target), env.planes)
         none, first = torch.zeros(3, 2, 2, dtype=torch.bool), torch.zeros(3, 2, 2, dtype=torch.bool)
         first[:, 0, 0] = True
         state = {"remaining": torch.ones(3, 1), "landscape_id": torch.tensor([[0], [1], [0]])}
@@ -181,7 +182,7 @@ class TestMemory:
         kept = batch.reshape(-1)
         made = env.planes(*(kept["next", key] for key in ("breaks", "remaining", "landscape_id")))
         assert torch.equal(made, kept["next", "observation"])
-        assert torch.equal(trainer.allowed(kept["next"]), kept["next", "action_mask"])
+        assert torch.equal(trainer.loss.allowed(kept["next"]), kept["next", "action_mask"])
         trainer.store(batch)
         assert ("next", "observation") not in trainer.buffer[:].keys(True)
 

@@ -10,10 +10,8 @@ from torchrl_perf.cli import main
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, train
-from torchrl_perf.trainers.ddpg import DDPGTrainer
-from torchrl_perf.trainers.ddpg_config import DDPGConfig, TD3Config
-from torchrl_perf.trainers.dqn import DQNTrainer
-from torchrl_perf.trainers.dqn_config import DQNConfig
+from torchrl_perf.trainers.ddpg import DDPGConfig, DDPGTrainer, TD3Config
+from torchrl_perf.trainers.dqn import DQNConfig, DQNTrainer
 from torchrl_perf.trainers.run import run as run_module
 from torchrl_perf.trainers.run.schedules import (
     describe_changes,
@@ -21,8 +19,7 @@ from torchrl_perf.trainers.run.schedules import (
     scheduled_values,
     with_schedules_of,
 )
-from torchrl_perf.trainers.sac import SACTrainer
-from torchrl_perf.trainers.sac_config import SACConfig
+from torchrl_perf.trainers.sac import SACConfig, SACTrainer
 
 SMALL = {"num_envs": 4, "num_steps": 8, "hidden_size": 32, "device": "cpu", "log_interval": 1, "logger": "none"}
 PPO = PPOConfig(**SMALL, total_steps=320, epochs=1, minibatches=1, learning_rate=1.5e-3)

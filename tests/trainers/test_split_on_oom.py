@@ -1,5 +1,6 @@
 """Trainers whose update runs out of memory: the same gradient from micro-batches, nothing left of the failed try."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -40,7 +41,13 @@ def limit(owner, name, most, size=lambda *args: len(args[0])):
 
 
 def modules_of(trainer):
-    return trainer.loss if hasattr(trainer, "loss") else trainer.q_network
+    return trainer.q_network if isinstance(trainer, DQNTrainer) else trainer.loss
+
+
+def compiles(trainer, update):
+    """Makes a trainer take its whole update for compiled, with another one in its place."""
+    algorithm = trainer.algorithm
+    algorithm._update_fn, algorithm.setup = update, dataclasses.replace(algorithm.setup, mode="compile")
 
 
 def vector(tensors):
@@ -169,7 +176,7 @@ class TestPPO:
 class TestDQN:
     @pytest.mark.parametrize("options", [{}, {"sampler": "prioritized", "n_step": 3}], ids=["uniform", "prioritised"])
     def test_gradients_metrics_and_draws_are_those_of_whole_samples(self, options):
-        row, trainer = compare(make_dqn, lambda trainer: limit(trainer, "_losses_fn", 13), 5, 1e-5, **options)
+        row, trainer = compare(make_dqn, lambda trainer: limit(trainer.algorithm, "_losses_fn", 13), 5, 1e-5, **options)
         assert row["train/micro_batches"] == 4
         assert float(trainer.updates) == 2
 
@@ -177,7 +184,7 @@ class TestDQN:
         options = {"sampler": "prioritized", "updates_per_iteration": 1}
         whole, ours = make_dqn(**options), make_dqn(**options)
         run(whole, 5)
-        limit(ours, "_losses_fn", 25)
+        limit(ours.algorithm, "_losses_fn", 25)
         run(ours, 5, splits=True)
         ours, whole = (trainer.buffer.sampler.state_dict() for trainer in (ours, whole))
         for name, value in whole.items():
@@ -200,7 +207,7 @@ class TestSAC:
 
     def test_a_compiled_update_that_fails_half_way_is_undone(self):
         whole, ours = make_sac(updates_per_iteration=1), make_sac(updates_per_iteration=1)
-        update, failures = ours._update, [torch.OutOfMemoryError("no room")]
+        update, failures = ours.algorithm._update, [torch.OutOfMemoryError("no room")]
 
         def fail(sample):
             outcome = update(sample)  # has written everything
@@ -208,7 +215,7 @@ class TestSAC:
                 raise failures.pop()
             return outcome
 
-        ours._update_fn, ours.mode = fail, "compile"
+        compiles(ours, fail)
         run(whole, 5)
         run(ours, 5, splits=True)
         assert_same(moments(ours), moments(whole), 1e-5)
@@ -216,9 +223,9 @@ class TestSAC:
 
     def test_later_a_compiled_update_that_fails_is_an_error_with_a_remedy(self):
         trainer = make_sac()
-        trainer._update_fn, trainer.mode = trainer._update, "compile"
+        compiles(trainer, trainer.algorithm._update)
         run(trainer, 6)
-        limit(trainer, "_update_fn", 1)
+        limit(trainer.algorithm, "_update_fn", 1)
         with pytest.raises(torch.OutOfMemoryError, match="Remedy: go on from the last checkpoint"):
             trainer.step()
 
@@ -227,7 +234,7 @@ class TestSAC:
         options = {"updates_per_iteration": 1, "sampler": "prioritized"}
         whole, ours = make_sac(**options), make_sac(**options)
         for name in ("critic_micro", "actor_micro"):
-            setattr(ours, f"_{name}_fn", compiled(getattr(ours, f"_{name}"), backend="aot_eager"))
+            setattr(ours.algorithm, f"_{name}_fn", compiled(getattr(ours.algorithm, f"_{name}"), backend="aot_eager"))
         for optimizer in (ours.critic_optimizer, ours.actor_optimizer):
             # the step that is compiled: PyTorch's fused kernel takes no gradients in another layout
             optimizer._step = optimizer._formula
@@ -246,15 +253,15 @@ def test_graphs_are_recorded_in_micro_batches(make, when):
     whole, ours = make(**options), make(**options)
     expected = run(whole, 9)
     names = {"PPOTrainer": "_losses_fn", "DQNTrainer": "_losses_fn", "SACTrainer": "_update_fn"}
-    name = names[type(ours).__name__]
-    fn = getattr(ours, name)
+    name, owner = names[type(ours).__name__], getattr(ours, "algorithm", ours)
+    fn = getattr(owner, name)
 
     def fails(*args):
         if (when == "warm-up" or ours.micro.recording) and ours.micro.parts == 1:
             raise torch.OutOfMemoryError("no room")
         return fn(*args)
 
-    setattr(ours, name, fails)
+    setattr(owner, name, fails)
     row = run(ours, 9, splits=True)
     assert row["train/micro_batches"] == 2
     assert ours._iterate.captured

@@ -1,41 +1,41 @@
 """Trainers: one dataclass of settings and one visible loop per algorithm."""
 
 from torchrl_perf.moved import moved_from as _moved_from
-from torchrl_perf.trainers.ac_iqn import ACIQNTrainer
-from torchrl_perf.trainers.ac_iqn_config import AC_IQN_PRESETS, ACIQNConfig
+from torchrl_perf.trainers.ac_iqn import AC_IQN_PRESETS, ACIQNConfig, ACIQNTrainer
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config import PRESETS, PPOConfig
 from torchrl_perf.trainers.config_checks import ConfigError
-from torchrl_perf.trainers.ddpg import DDPGTrainer, make_deterministic_actor
-from torchrl_perf.trainers.ddpg_config import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, TD3Config
-from torchrl_perf.trainers.dqn import DQNTrainer, make_q_policy
-from torchrl_perf.trainers.dqn_config import DQN_PRESETS, DQNConfig
+from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
+from torchrl_perf.trainers.deterministic import make_deterministic_actor
+from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.hybrid_ppo import HybridPPOTrainer, make_hybrid_actor
 from torchrl_perf.trainers.hybrid_ppo_config import HYBRID_PPO_PRESETS, HybridPPOConfig
-from torchrl_perf.trainers.iqn import IQNTrainer, make_quantile_policy
-from torchrl_perf.trainers.iqn_config import IQN_PRESETS, QR_DQN_PRESETS, IQNConfig, QRDQNConfig
+from torchrl_perf.trainers.iqn import (
+    IQN_PRESETS,
+    QR_DQN_PRESETS,
+    IQNConfig,
+    IQNTrainer,
+    QRDQNConfig,
+    make_quantile_policy,
+)
 from torchrl_perf.trainers.minibatches import minibatches
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_actor_critic import ActorCriticTrainer
+from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Update
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PPOTrainer
-from torchrl_perf.trainers.rainbow import RainbowTrainer, make_rainbow_policy
-from torchrl_perf.trainers.rainbow_config import RAINBOW_PRESETS, RainbowConfig
+from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.run import RunFolderError, RunResult, TrainingDivergedError, train
 from torchrl_perf.trainers.run.state import TrainState
-from torchrl_perf.trainers.sac import SACTrainer, make_sac_actor, make_sac_critic
-from torchrl_perf.trainers.sac_config import SAC_PRESETS, SACConfig
-from torchrl_perf.trainers.sac_options import SACOptionsTrainer
-from torchrl_perf.trainers.sac_options_config import SAC_OPTIONS_PRESETS, SACOptionsConfig
+from torchrl_perf.trainers.sac import SAC_PRESETS, SACConfig, SACTrainer, make_sac_actor, make_sac_critic
+from torchrl_perf.trainers.sac_options import SAC_OPTIONS_PRESETS, SACOptionsConfig, SACOptionsTrainer
 from torchrl_perf.trainers.torchrl.install import DeviceParts, use_device_parts
 from torchrl_perf.trainers.torchrl.log import DeviceLogHook
 from torchrl_perf.trainers.torchrl.replay import DeviceReplayHook, MinibatchHook
 from torchrl_perf.trainers.torchrl.stepper import GuardedStepper
-from torchrl_perf.trainers.value_based import ValueTrainer
 
 __all__ = [
     "AC_IQN_PRESETS",
@@ -51,7 +51,7 @@ __all__ = [
     "TD3_PRESETS",
     "ACIQNConfig",
     "ACIQNTrainer",
-    "ActorCriticTrainer",
+    "Algorithm",
     "CheckpointFolder",
     "ConfigError",
     "DDPGConfig",
@@ -86,7 +86,7 @@ __all__ = [
     "TD3Config",
     "TrainState",
     "TrainingDivergedError",
-    "ValueTrainer",
+    "Update",
     "make_actor",
     "make_critic",
     "make_deterministic_actor",

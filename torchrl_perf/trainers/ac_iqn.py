@@ -1,25 +1,79 @@
 """AC-IQN, a deterministic policy on a critic of implicit quantiles, with every step of the loop on the device."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from torch import nn
+from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
+from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
-from torchrl_perf.trainers.ac_iqn_config import ACIQNConfig
-from torchrl_perf.trainers.ddpg import DeterministicTrainer
+from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.deterministic import (
+    PENDULUM,
+    DeterministicConfig,
+    DeterministicPasses,
+    make_deterministic_actor,
+    noise_schedule,
+    noisy,
+    without_noise,
+)
+from torchrl_perf.trainers.off_policy import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic
+from torchrl_perf.trainers.run.state import Stateful
 
 
-class ACIQNTrainer(DeterministicTrainer):
+@dataclass(frozen=True)
+class ACIQNConfig(DeterministicConfig):
+    """Every choice of an AC-IQN run: a deterministic policy on a critic of implicit quantiles (arXiv:1806.06923).
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "ac-iqn"
+    presets_in: ClassVar[str] = "trainers.ac_iqn:AC_IQN_PRESETS"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
+
+    kappa: float = 1.0
+    """Temporal difference up to which the quantile loss is quadratic; 0 is nowhere."""
+    num_taus: int = 8
+    """Quantiles of the action taken, drawn for each row (K)."""
+    num_target_taus: int = 8
+    """Quantiles of the target's action that each of them is compared with."""
+    num_actor_taus: int = 32
+    """Quantiles whose mean the policy raises."""
+    num_cosines: int = 64
+    """Features of a quantile's level."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        counts = ("num_taus", "num_target_taus", "num_actor_taus", "num_cosines")
+        checks.each(counts, is_count, "a positive integer")
+        checks.each(("kappa",), lambda value: value >= 0, "a number of at least 0")
+
+
+AC_IQN_PRESETS: dict[str, ACIQNConfig] = {"Pendulum": ACIQNConfig(**PENDULUM)}
+"""Settings for each task, by env name."""
+
+
+class ACIQN(ActorCritic):
     """Actor-critic with implicit quantiles: IQN (arXiv:1806.06923) for continuous actions, in the manner of DDPG.
 
-    Arguments, attributes and errors are those of :class:`ActorCriticTrainer`. Levels are drawn on the device in each
-    update, anew in each replay of a graph. An update that is split for want of memory draws them anew for each part.
+    Levels are drawn on the device in each update, anew in each replay of a graph. An update that is split for want of
+    memory draws them anew for each part.
     """
 
     config: ACIQNConfig
-    squash: ClassVar[Any] = "atan"
+    loss: ACIQNLoss
+    metric_names = ("train/noise",)
+
+    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """:func:`make_deterministic_actor`, squashed by the arc tangent."""
+        return make_deterministic_actor(observation, action, self.config, "atan")
 
     def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
         """A network of quantiles of the value of observation and action."""
@@ -35,7 +89,7 @@ class ACIQNTrainer(DeterministicTrainer):
         )
 
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> ACIQNLoss:
-        """The losses of AC-IQN."""
+        """Quantile regression of the critic, the mean of its quantiles for the actor."""
         config = self.config
         return ACIQNLoss(
             actor,
@@ -45,3 +99,53 @@ class ACIQNTrainer(DeterministicTrainer):
             num_taus=(config.num_taus, config.num_target_taus),
             num_actor_taus=config.num_actor_taus,
         )
+
+    def make_passes(self) -> DeterministicPasses:
+        """The deterministic policy gradient."""
+        return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
+
+    # -- noise on the actions -----------------------------------------------------------------------------------------
+
+    def policy_of(self, actor: nn.Module) -> nn.Module:
+        """The actor within the noise that the config asks for."""
+        return noisy(actor, self.config)
+
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """What the noise is added to."""
+        return without_noise(policy)
+
+    def parts(self) -> dict[str, Stateful]:
+        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
+        return {**super().parts(), "policy": self.policy}
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """Scale of the noise of the next collection."""
+        return noise_schedule(self.policy, self.config.batch_size)
+
+
+class ACIQNTrainer(OffPolicyTrainer):
+    """The loop of :class:`OffPolicyTrainer` on :class:`ACIQN`.
+
+    Args:
+        config: every choice of the run.
+        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        collector: a collector that acts with a :class:`GaussianNoise` or :class:`OUNoise` on ``actor``; by default a
+            :class:`DeviceCollector` of the env.
+        actor: a deterministic TensorDict module for the env's action; by default that of the collector's policy, or
+            :func:`make_deterministic_actor` where there is no collector.
+        critic: an :class:`ImplicitQuantileCritic`.
+
+    Raises:
+        ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
+    """
+
+    def __init__(
+        self,
+        config: ACIQNConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, ACIQN(config, actor=actor, critic=critic), env=env, collector=collector)

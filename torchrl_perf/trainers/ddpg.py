@@ -1,126 +1,102 @@
 """Deterministic policy gradients, DDPG and TD3, with every step of the loop on the device."""
 
-import contextlib
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
+from torchrl.envs import EnvBase
 
-from torchrl_perf.functional.pullback import Differentiable
-from torchrl_perf.modules.deterministic import DeterministicActor, Squash
-from torchrl_perf.modules.mixed import MixedSequential
-from torchrl_perf.modules.noise import GaussianNoise, OUNoise
-from torchrl_perf.objectives.sac import frozen
-from torchrl_perf.objectives.td3 import DeterministicPolicyLoss, DeviceTD3Loss
-from torchrl_perf.trainers.ddpg_config import DDPGConfig, DeterministicConfig, TD3Config
-from torchrl_perf.trainers.off_policy_actor_critic import (
-    ActorCriticTrainer,
-    Row,
-    Step,
-    actor_layers,
-    make_ensemble_critic,
+from torchrl_perf.objectives.td3 import DeviceTD3Loss
+from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.deterministic import (
+    PENDULUM,
+    DeterministicConfig,
+    DeterministicPasses,
+    make_deterministic_actor,
+    noise_schedule,
+    noisy,
+    without_noise,
 )
+from torchrl_perf.trainers.off_policy import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic, make_ensemble_critic
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.twin_critics import critics_wanted
 
 
-class DeterministicTrainer(ActorCriticTrainer):
-    """An actor-critic whose policy is deterministic and explores by noise on the action.
+@dataclass(frozen=True)
+class DDPGConfig(DeterministicConfig):
+    """Every choice of a DDPG run (arXiv:1509.02971). Frames, steps, transitions: all one action of one env.
 
-    An algorithm writes :meth:`make_critic` and :meth:`make_loss`. Arguments, attributes and errors are those of
-    :class:`ActorCriticTrainer`; the default actor is :func:`make_deterministic_actor`. The policy that collects is the
-    actor within a :class:`GaussianNoise` or :class:`OUNoise`.
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
-    statistics: ClassVar[tuple[str, ...]] = (
-        "loss_critic",
-        "loss_actor",
-        "value",
-        "td_error",
-        "grad_norm_critic",
-        "grad_norm_actor",
-    )
-    config: DeterministicConfig
-    loss: DeterministicPolicyLoss
-    squash: ClassVar[Squash] = "tanh"
+    algorithm: ClassVar[str] = "ddpg"
+    presets_in: ClassVar[str] = "trainers.ddpg:DDPG_PRESETS"
 
-    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """:func:`make_deterministic_actor`."""
-        return make_deterministic_actor(observation, action, self.config, self.squash)
-
-    def actor_of(self, policy: nn.Module) -> nn.Module:
-        """What the noise is added to, or the policy itself where it has none."""
-        return policy.policy if isinstance(policy, GaussianNoise | OUNoise) else policy
-
-    def policy_of(self, actor: nn.Module) -> nn.Module:
-        """The actor within the noise that the config asks for."""
-        config = self.config
-        return (OUNoise if config.noise == "ou" else GaussianNoise)(
-            cast("Any", actor),
-            sigma_start=config.noise_start,
-            sigma_end=config.noise_end,
-            decay_frames=config.noise_frames,
-        )
-
-    def _make_optimizers(self) -> None:
-        super()._make_optimizers()
-        self._critic_loss = Differentiable(self.loss, self._critic_part, self.critic_optimizer.params)
-        self._actor_loss = Differentiable(self.loss, self._actor_part, self.actor_optimizer.params)
-
-    def parts(self) -> dict[str, Stateful]:
-        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
-        return {**super().parts(), "policy": self.policy}
-
-    def schedule(self) -> None:
-        """Scale of the noise of the next collection."""
-        if isinstance(self.policy, GaussianNoise | OUNoise):
-            self.policy.step(self.config.batch_size)
-            self.metrics.add("train/noise", self.policy.sigma, reduce="last")
-
-    # -- parts of an update -------------------------------------------------------------------------------------------
-
-    def critic_gradients(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Step:
-        """Priorities ``[b]``, statistics, and the gradients of the critics' loss times ``weight``."""
-        (loss,), (priority, *row), to_critic = self._critic_loss.pullback((sample, context))
-        grads, _ = to_critic([self.critic_optimizer.cotangent(loss) * weight])
-        return priority, (loss, *row), grads
-
-    def actor_gradients(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Step:
-        """The actor's loss, in a row of its own too, and its gradients times ``weight``."""
-        # through the critics, whose parameters need no gradient
-        with contextlib.nullcontext() if torch.compiler.is_compiling() else frozen(self.loss.critic):
-            (loss,), _, to_actor = self._actor_loss.pullback(sample)
-        grads, _ = to_actor([self.actor_optimizer.cotangent(loss) * weight])
-        return loss, (loss,), grads
-
-    def critic_losses(self, sample: TensorDictBase, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The critics' loss 0-d, priorities ``[b]``, mean value 0-d.
-
-        Args:
-            sample: the batch ``[b]``.
-            noise: what :meth:`noise` gave for these rows, or None for fresh numbers.
-        """
-        return self.loss.critic_losses(sample)
-
-    def _critic_part(self, context: tuple[TensorDictBase, Tensor | None]) -> tuple[Row, Row]:
-        loss, priority, value = self.critic_losses(*context)
-        return (loss,), (priority, value, priority.mean())
-
-    def _actor_part(self, sample: TensorDictBase) -> tuple[Row, Row]:
-        return (self.loss.actor_losses(sample),), ()
+    loss_function: Literal["l2", "smooth_l1"] = "l2"
+    """Loss of the critics: squared error, or the Huber loss that TorchRL takes by default."""
 
 
-class DDPGTrainer(DeterministicTrainer):
+@dataclass(frozen=True)
+class TD3Config(DDPGConfig):
+    """Every choice of a TD3 run (arXiv:1802.09477): DDPG with several critics, a slower actor and smoothed targets.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "td3"
+    presets_in: ClassVar[str] = "trainers.ddpg:TD3_PRESETS"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DDPGConfig.fixed_by_checkpoint, "num_critics")
+
+    num_critics: int = 2
+    """Critics whose smallest value is believed (K)."""
+    policy_delay: int = 2
+    """Updates of the critics for one of the actor and the targets; has to divide updates_per_iteration."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target's actions, as a share of half the bounds' width."""
+    noise_clip: float = 0.5
+    """Largest such noise, in the same unit."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("num_critics", "policy_delay"), is_count, "a positive integer")
+        checks.each(("target_noise", "noise_clip"), lambda value: value >= 0, "a number of at least 0")
+        if checks.sound("updates_per_iteration", "policy_delay") and self.updates_per_iteration % self.policy_delay:
+            checks.add(
+                "policy_delay",
+                f"policy_delay: expected a divisor of updates_per_iteration = {self.updates_per_iteration}, received "
+                f"{self.policy_delay}. Remedy: a multiple of it as updates_per_iteration.",
+            )
+
+
+DDPG_PRESETS: dict[str, DDPGConfig] = {"Pendulum": DDPGConfig(**PENDULUM)}
+"""Settings for each task, by env name."""
+
+TD3_PRESETS: dict[str, TD3Config] = {"Pendulum": TD3Config(**PENDULUM)}
+"""Settings for each task, by env name."""
+
+
+class DDPG(ActorCritic):
     """DDPG (arXiv:1509.02971), and with a :class:`TD3Config` TD3 (arXiv:1802.09477).
 
-    Arguments, attributes and errors are those of :class:`ActorCriticTrainer`. TD3's actor and targets move at each
-    ``policy_delay``-th update of an iteration; nothing is computed of them at the others.
+    TD3's actor and targets move at each ``policy_delay``-th update of an iteration; nothing is computed of them at the
+    others.
     """
 
     config: DDPGConfig
     loss: DeviceTD3Loss
+    metric_names = ("train/noise",)
+
+    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """:func:`make_deterministic_actor`, squashed by tanh."""
+        return make_deterministic_actor(observation, action, self.config)
 
     def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
         """One network of action values, or those of TD3 in one batched network."""
@@ -133,38 +109,62 @@ class DDPGTrainer(DeterministicTrainer):
         config = self.config
         smoothing, number = {"target_noise": 0.0}, None  # DDPG takes a critic as it is
         if isinstance(config, TD3Config):
-            number = critics_wanted(critic, self.specs, config.num_critics)
+            number = critics_wanted(critic, self.setup.specs, config.num_critics)
             self.actor_interval = config.policy_delay
             smoothing = {"target_noise": config.target_noise, "noise_clip": config.noise_clip}
-        options = {"num_qvalue_nets": number, "gamma": config.gamma, "loss_function": config.loss_function}
-        return DeviceTD3Loss(actor, critic, **options, **smoothing)
+        options: dict[str, Any] = {"num_qvalue_nets": number, "loss_function": config.loss_function, **smoothing}
+        return DeviceTD3Loss(actor, critic, gamma=config.gamma, **options)
 
-    def noise(self, sample: TensorDictBase) -> Tensor | None:
+    def make_passes(self) -> DeterministicPasses:
+        """The deterministic policy gradient, with the noise of TD3's targets."""
+        return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer, noise=self._target_noise)
+
+    def _target_noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[B, D]`` standard normal numbers for the target's actions; None where they have no noise."""
         return torch.randn_like(sample.get(self.loss.action_key)) if self.loss.target_noise > 0 else None
 
-    def critic_losses(self, sample: TensorDictBase, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`DeterministicTrainer.critic_losses`."""
-        return self.loss.critic_losses(sample, noise)
+    # -- noise on the actions -----------------------------------------------------------------------------------------
+
+    def policy_of(self, actor: nn.Module) -> nn.Module:
+        """The actor within the noise that the config asks for."""
+        return noisy(actor, self.config)
+
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """What the noise is added to."""
+        return without_noise(policy)
+
+    def parts(self) -> dict[str, Stateful]:
+        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
+        return {**super().parts(), "policy": self.policy}
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """Scale of the noise of the next collection."""
+        return noise_schedule(self.policy, self.config.batch_size)
 
 
-def make_deterministic_actor(
-    observation: TensorSpec, action: TensorSpec, config: DeterministicConfig, squash: Squash = "tanh"
-) -> DeterministicActor:
-    """A deterministic policy: reads ``observation``, writes ``action`` within the spec's bounds.
+class DDPGTrainer(OffPolicyTrainer):
+    """The loop of :class:`OffPolicyTrainer` on :class:`DDPG`: DDPG or TD3, as the kind of config says.
 
     Args:
-        observation: spec ``[*, O]``.
-        action: spec ``[*, D]``, continuous with finite bounds.
-        config: gives width, activation and precision.
-        squash: of the network's output into the bounds.
+        config: every choice of the run.
+        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        collector: a collector that acts with a :class:`GaussianNoise` or :class:`OUNoise` on ``actor``, such as a
+            ``HostCollector`` with ``init_random_frames``; by default a :class:`DeviceCollector` of the env.
+        actor: a deterministic TensorDict module for the env's action; by default that of the collector's policy, or
+            :func:`make_deterministic_actor` where there is no collector.
+        critic: a TensorDict module that reads observations and the action and writes ``state_action_value``.
 
     Raises:
-        ValueError: for another kind of action, or infinite bounds.
+        ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
-    layers = actor_layers(observation.shape[-1], action.shape[-1] if action.shape else 1, config)
-    with torch.no_grad():
-        # far from the bounds at the start, where the squash has a gradient
-        layers[-1].weight.mul_(0.1)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-    net = MixedSequential(*layers, precision=config.precision).to(action.device)
-    return DeterministicActor(net, spec=action, squash=squash)
+
+    def __init__(
+        self,
+        config: DDPGConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, DDPG(config, actor=actor, critic=critic), env=env, collector=collector)

@@ -1,13 +1,12 @@
-"""What off-policy trainers share: fill a replay buffer, then collect, store, learn and measure on the device."""
+"""The loop of every off-policy run: fill a replay buffer, then collect, store, learn and measure on the device."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
@@ -20,50 +19,49 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy_task import Task
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
-from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms.missing import end_where_missing
 
-# no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
-NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next", "is_init"), ("next", "valid"))
 VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams
 
 
-class OffPolicyTrainer(Checkpointed, ABC):
-    """An off-policy algorithm whose iteration (collect, store, learn, measure) is one function of device state.
+class OffPolicyTrainer(Checkpointed):
+    """An off-policy run whose iteration (collect, store, learn, measure) is one function of device state.
+
+    What is learnt is the :class:`~torchrl_perf.trainers.off_policy_algorithm.Algorithm`'s, what it acts in the
+    :class:`~torchrl_perf.trainers.off_policy_task.Task`'s; the loop is the same for all. ``DQNTrainer``, ``SACTrainer``
+    and the others only make the algorithm and hand it over.
 
     The first ``config.fill_iterations`` calls of :meth:`step` are :meth:`fill`: random actions, no update. Each later
     one is :meth:`iteration`. On CUDA that is captured into one CUDA graph, after two ordinary iterations that compile
     it; where the collector steps envs on the CPU, everything after the collection is (:meth:`digest`). On a CPU the
     same code runs eagerly, or compiled.
 
-    An algorithm writes four methods: :meth:`build`, :meth:`parts`, :meth:`schedule`, :meth:`update`.
-
     Of an env that observes ``"valid"``, such as :class:`~torchrl_perf.envs.AgentStreams`, the rows where it is False
     are stored, but never drawn, and no statistic counts them.
 
+    What is no attribute of the trainer is read from its algorithm, by :meth:`__getattr__`: ``policy``, ``loss``,
+    ``actor_optimizer``, ``q_network``, ``options``, ...
+
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
-        collector: collects ``[N, T]`` batches with the trainer's policy, such as a ``HostCollector``; by default a
+        algorithm: what is learnt.
+        env: a TorchRL env with batch_size [num_envs]; by default the task's.
+        collector: collects ``[N, T]`` batches with the algorithm's policy, such as a ``HostCollector``; by default a
             :class:`DeviceCollector` of the env.
+        task: makes the env and measures what happens there; by default the package's task that the config names.
 
     Attributes:
-        statistics: names of the entries of the vector that an algorithm hands to :meth:`count_update`.
-        losses: names of the losses that it hands to ``guard.note``.
-        parameter_names: names of the parameters whose gradients it hands there; :meth:`build` sets them.
         guard: finds what is not finite, and judges the flushed rows.
-        excluded_keys: outputs of the policy that are not stored.
-        not_stored: entries of a batch that are not stored.
         own_env: whether env or collector were given, and the env not made as the config says.
         valid_key: ``"valid"``, or None where all rows count.
-        fills_at_random: whether actions are random until learning starts, or the policy's.
-        policy: acts in the envs; what :meth:`build` returned.
         buffer: the replay buffer.
         update_number: number of the present update within its iteration (host integer), the same in each iteration.
         updates: updates applied so far, int64 0-d on the device.
@@ -76,32 +74,32 @@ class OffPolicyTrainer(Checkpointed, ABC):
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
 
-    statistics: ClassVar[tuple[str, ...]] = ()
-    losses: ClassVar[tuple[str, ...]] = ("loss",)
-    parameter_names: Sequence[str] = ()
-    excluded_keys: ClassVar[tuple[NestedKey, ...]] = ()
-    not_stored: ClassVar[tuple[NestedKey, ...]] = NOT_STORED
-    fills_at_random: ClassVar[bool] = True
-
     def __init__(
-        self, config: OffPolicyConfig, *, env: EnvBase | None = None, collector: BaseCollector | None = None
+        self,
+        config: Any,
+        algorithm: Algorithm,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        task: Task | None = None,
     ) -> None:
-        self.config, self.own_env = config, collector is not None or env is not None
+        self.config: OffPolicyConfig = config
+        self.algorithm, self.task = algorithm, task or Task()
+        self.own_env = collector is not None or env is not None
         given = cast("Any", collector if collector is not None else env)
         self.device = resolve_device(config.device if given is None else str(given.device))
         self.mode = resolve_mode(config.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = env if given is not None else self.make_env()
-        if self.env is None:
-            self.env = getattr(collector, "env", None)
+        self.env = self._find_env(env, collector)
         self._lacks_final_observations = self.env is not None and is_native(self.env)
         self._make_state()
-        self.policy = self.build()
+        policy = algorithm.build(self._setup(collector))
         self._make_guard()
-        self.collector = cast("Any", collector if collector is not None else self._make_collector())
-        self._check_parts()
+        self.collector = cast("Any", collector if collector is not None else self._make_collector(policy))
+        self._check_parts(policy)
+        algorithm.connect(self.collector)
         self.buffer = self._make_buffer()
         self.train_state = self._make_train_state()
         # a graph holds the whole iteration where the envs are tensors, and all but the collection where they are not
@@ -113,41 +111,64 @@ class OffPolicyTrainer(Checkpointed, ABC):
         part = graph and not self.collects_on_device
         self._digest = capture(self.digest, device=self.device, audit=False) if part else self.digest
         modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
-        sizes = {"minibatch_size": config.minibatch_size, "capacity": config.capacity, "not_stored": self.not_stored}
-        self.memory_estimate = announce_memory(self, modules, **sizes)
+        self.memory_estimate = announce_memory(
+            self,
+            modules,
+            minibatch_size=config.minibatch_size,
+            capacity=config.capacity,
+            not_stored=self.task.not_stored,
+        )
 
-    # -- what an algorithm writes -------------------------------------------------------------------------------------
+    # -- the algorithm ------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def build(self) -> torch.nn.Module:
-        """Makes networks and optimisers as attributes, on ``self.device``, and returns the policy that collects.
+    def __getattr__(self, name: str) -> Any:
+        """Public attributes of the algorithm, those that it documents."""
+        algorithm = self.__dict__.get("algorithm")
+        if name.startswith("_") or algorithm is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return getattr(algorithm, name)
+        except AttributeError:
+            message = f"neither {type(self).__name__!r} nor its {type(algorithm).__name__!r} has an attribute {name!r}"
+            raise AttributeError(message) from None
 
-        ``self.env`` is the env that the specs are read from, or None where only a collector was given.
-        """
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Columns that rows of metrics have beside those of every run."""
+        return ("train/updates", "buffer/rows", *self.algorithm.metric_names, *self.task.metric_names)
 
-    @abstractmethod
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds of the algorithm, by name: networks, target networks, optimisers."""
+        return self.algorithm.parts()
 
-    @abstractmethod
-    def schedule(self) -> None:
-        """Sets what changes with the iteration: learning rate, exploration; read ``self.progress``. No host read."""
+    def update(self, sample: TensorDictBase) -> Update:
+        """One update from ``sample [B]``: the algorithm's, the priorities of its rows, what the guard notes."""
+        update = self.algorithm.update(sample, self.update_number)
+        with torch.no_grad():
+            if self.config.sampler == "prioritized":
+                generation = sample.get("index_generation", None)
+                self.buffer.update_priority(sample.get("index"), cast("Tensor", update.priority), generation)
+            self.guard.note(update.losses, update.grad_norms, update.fault)
+        return update
 
-    @abstractmethod
-    def update(self, sample: TensorDictBase) -> None:
-        """One update from ``sample [B]``: losses, optimiser steps, targets, priorities, :meth:`count_update`."""
+    def count_update(self, statistics: Mapping[str, Tensor], taken: Tensor, fault: Tensor) -> None:
+        """Keeps the statistics of an update, and the first iteration that had one which was not finite.
 
-    def make_env(self) -> EnvBase:
-        """The package's task that the config names."""
-        return make_env(self.config, self.device)
+        Args:
+            statistics: 0-d each, by the names of the algorithm's.
+            taken: bool 0-d; an update that was not is left out of the statistics and not counted.
+            fault: bool 0-d, whether losses and gradients were not finite and should have been.
+        """
+        names, weights = self.algorithm.statistics, self.algorithm.weights
+        row = [statistics[name] * weights[name] if name in weights else statistics[name] for name in names]
+        self._sums += torch.where(taken, torch.stack(row), 0.0)
+        self._applied += taken
+        self.updates += taken
+        self.guard.mark_bad(fault)
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        raise NotImplementedError(f"{type(self).__name__} has no probe.")
-
-    def experience(self) -> dict[str, Stateful]:
-        """What a checkpoint holds besides, by name, and a rollback leaves alone: memories of what the envs did."""
-        return {}
+        self.algorithm.probe(rows)
 
     def probe_batch(self, batch: TensorDictBase) -> None:
         """Nothing is computed of a batch ``[n, T]`` before it is stored."""
@@ -189,14 +210,22 @@ class OffPolicyTrainer(Checkpointed, ABC):
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
         with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
-            return self.collector.collect()
+            batch = self.collector.collect()
+        keys = self.algorithm.excluded_keys
+        return batch.exclude(*keys) if keys else batch
+
+    def schedule(self) -> None:
+        """Sets what changes with the iteration, and keeps it as metrics; before the updates and the next batch."""
+        for name, value in self.algorithm.schedule().items():
+            self.metrics.add(name, value, reduce="last")
 
     def store(self, batch: TensorDictBase) -> None:
         """Writes the transitions to the buffer, and counts them."""
+        batch = self.algorithm.keep(self.task.stored(batch))
         self._iteration += 1
         self.guard.check(batch)
         self.frames += self.config.batch_size
-        self.buffer.extend(batch.exclude(*self.not_stored))
+        self.buffer.extend(batch.exclude(*self.task.not_stored))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
 
@@ -213,7 +242,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
             self.update_number = number
             self.update(sample)
         means = (self._sums / self._applied).unbind()
-        names = (f"train/{name}" for name in self.statistics)
+        names = (f"train/{name}" for name in self.algorithm.statistics)
         self.metrics.add_all(dict(zip(names, means, strict=True)))
         self.metrics.add("train/updates_applied", self._applied)
         self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
@@ -244,6 +273,10 @@ class OffPolicyTrainer(Checkpointed, ABC):
             )  # fmt: skip
         return drawn[order]
 
+    def _repaired(self, rows: TensorDictBase) -> TensorDictBase:
+        """Rows ``[R]``, with good ones in place of bad ones if the run shall outlive these."""
+        return rows[self.guard.repair(rows)[1]] if self.guard.repairs else rows
+
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
@@ -256,25 +289,9 @@ class OffPolicyTrainer(Checkpointed, ABC):
         self.metrics.add("train/updates", self.updates, reduce="last")
         self.metrics.add("train/first_bad_iteration", self._first_bad, reduce="last")
         self.metrics.add("buffer/rows", self.rows, reduce="last")
+        self.task.measure(self, batch)
 
-    # -- for the algorithms -------------------------------------------------------------------------------------------
-
-    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` compiled as one graph, or as it is in mode ``"eager"``."""
-        return fn if self.mode == "eager" else self.acceleration.compile(fn, device=self.device)
-
-    def count_update(self, statistics: Tensor, finite: Tensor, fault: Tensor | None = None) -> None:
-        """Keeps the metrics of an update, and the first iteration that had one which was not finite.
-
-        Args:
-            statistics: ``[len(self.statistics)]`` float32, in that order.
-            finite: bool 0-d, whether losses and gradients were; an update that was not is skipped and not counted.
-            fault: bool 0-d, whether they should have been: a loss scale that was too large is none; by default ~finite.
-        """
-        self._sums += torch.where(finite, statistics, 0.0)
-        self._applied += finite
-        self.updates += finite
-        self.guard.mark_bad(~finite if fault is None else fault)
+    # -- counters ---------------------------------------------------------------------------------------------------
 
     @property
     def progress(self) -> Tensor:
@@ -295,12 +312,40 @@ class OffPolicyTrainer(Checkpointed, ABC):
 
     # -- construction -------------------------------------------------------------------------------------------------
 
+    def _find_env(self, env: EnvBase | None, collector: BaseCollector | None) -> EnvBase | None:
+        """The env that was given, that of the collector, or the task's."""
+        if env is None and collector is None:
+            env = self.algorithm.fitted(self.task.make_env(self.config, self.device))
+        elif env is None:
+            env = getattr(collector, "env", None)
+        self.task.check(env)
+        return env
+
+    def _setup(self, collector: BaseCollector | None) -> Setup:
+        """What the algorithm is lent."""
+        return Setup(
+            owner=type(self).__name__,
+            device=self.device,
+            mode=self.mode,
+            acceleration=self.acceleration,
+            env=self.env,
+            specs=self.env if self.env is not None else getattr(collector, "specs", None),
+            own_env=self.own_env,
+            collecting=getattr(collector, "policy", None),
+            micro=self.micro,
+            updates=self.updates,
+            progress=lambda: self.progress,
+            count=self.count_update,
+            repaired=self._repaired,
+        )
+
     def _make_state(self) -> None:
         """What changes from one iteration to the next on the device, beside the algorithm's parts, buffer and envs."""
         device, config = self.device, self.config
         self.iterations_done = 0
         self._fill_left = config.fill_iterations
         self.metrics = DeviceMetrics(device)
+        self.algorithm.watch(self.metrics, self.env)
         self.episodes = EpisodeStatistics(config.num_streams, device)
         self.valid_key = VALID if self.env is not None and VALID in self.env.observation_spec.keys() else None
         self.phases = PhaseTimer(device)
@@ -309,7 +354,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.frames = torch.zeros((), dtype=torch.int64, device=device)
         self._iteration = torch.zeros((), device=device)
-        self._sums = torch.zeros(len(self.statistics), device=device)
+        self._sums = torch.zeros(len(self.algorithm.statistics), device=device)
         self._applied = torch.zeros((), device=device)
 
     def _make_guard(self) -> None:
@@ -317,24 +362,24 @@ class OffPolicyTrainer(Checkpointed, ABC):
             self.metrics,
             self._iteration,
             on_nan=self.config.on_nan,
-            losses=self.losses,
-            parameters=self.parameter_names,
+            losses=self.algorithm.losses,
+            parameters=self.algorithm.parameter_names,
             compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
             parts=self.parts,
         )
         self.guard.watch(self.env)
         self._first_bad = self.guard.first_bad
 
-    def _make_collector(self) -> DeviceCollector:
+    def _make_collector(self, policy: torch.nn.Module) -> DeviceCollector:
         config = self.config
         return DeviceCollector(
             cast("EnvBase", self.env),
-            self.policy,
+            policy,
             frames_per_batch=config.rows_per_iteration,
-            init_random_frames=config.fill_iterations * config.rows_per_iteration * self.fills_at_random,
+            init_random_frames=config.fill_iterations * config.rows_per_iteration * self.algorithm.fills_at_random,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=config.compile_mode,
-            exclude_keys=self.excluded_keys,
+            exclude_keys=self.algorithm.excluded_keys,
         )
 
     def _make_buffer(self) -> DeviceReplayBuffer:
@@ -358,7 +403,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
             **options,
         )
 
-    def _check_parts(self) -> None:
+    def _check_parts(self, policy: torch.nn.Module) -> None:
         """Refuse an env or a collector that does not fit the config or the policy."""
         config, collector = self.config, self.collector
         streams, rows, words = config.num_streams, config.rows_per_iteration, config.rows_in_words
@@ -373,7 +418,7 @@ class OffPolicyTrainer(Checkpointed, ABC):
                 f"collector: expected {streams} envs and frames_per_batch={rows}, the config's {words}, received "
                 f"{getattr(collector, 'num_envs', 'other')} envs and {frames}. Remedy: make both the same."
             )
-        if collector.policy is not self.policy:
+        if collector.policy is not policy:
             raise ValueError(
                 f"collector: expected it to act with the trainer's policy, received {type(collector.policy).__name__}. "
                 "Remedy: pass the same object to the collector and to the trainer."
@@ -395,8 +440,26 @@ class OffPolicyTrainer(Checkpointed, ABC):
             micro_batches=self.micro,
             replay=self.buffer,
             **self.parts(),
-            **self.experience(),
+            **self.algorithm.experience(),
         )
+
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """A row of metrics as it is logged: with what the algorithm adds to it."""
+        return self.algorithm.summarise(row)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state in place; what settings decide, such as a temperature that is not learnt, stays theirs.
+
+        Raises:
+            ValueError: for other networks, or a buffer of another layout or sampler; nothing is changed then.
+        """
+        super().load_state_dict(state)
+        self.algorithm.after_load()
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Reads a checkpoint and restores it as :meth:`load_state_dict` does."""
+        super().load(path)
+        self.algorithm.after_load()
 
     def close(self) -> None:
         """Releases the graph and the envs."""
@@ -404,8 +467,3 @@ class OffPolicyTrainer(Checkpointed, ABC):
             if isinstance(fn, Captured):
                 fn.release()
         self.collector.shutdown()
-
-
-def with_steps(rows: TensorDictBase) -> TensorDictBase:
-    """Rows of a batch with the key that a sample of n-step returns has besides."""
-    return rows.set("steps_to_next_obs", torch.ones(len(rows), 1, dtype=torch.int64, device=rows.device))

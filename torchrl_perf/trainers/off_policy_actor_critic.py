@@ -1,9 +1,10 @@
-"""What off-policy trainers with an actor and a critic share: one update of both, compiled whole or in stages."""
+"""What off-policy algorithms with an actor and a critic share: one update of both, compiled whole or in stages."""
 
 import itertools
-from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -11,73 +12,182 @@ from tensordict.nn import TensorDictModule
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.runtime.oom import Part, parts_of, refused
-from torchrl_perf.trainers.actor_critic_config import ActorCriticConfig
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.group_adam import GroupAdam
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer, with_steps
+from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Setup, Update, with_steps
+from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import continuous_action, vector_observation
 
-Row = tuple[Tensor, ...]  # statistics of an update, 0-d each
-Outcome = tuple[Tensor, Row, Row, Row, Row]  # priorities [B]; rows of critics, actor; norms; whether steps were taken
-Step = tuple[Tensor, Row, list[Tensor]]  # priorities or loss; statistics; gradients
+MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
+"""Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
 
 
-class ActorCriticTrainer(OffPolicyTrainer):
+@dataclass(frozen=True)
+class ActorCriticConfig(OffPolicyConfig):
+    """A run that learns a policy of bounded continuous actions from a critic.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed_by_checkpoint,
+        "hidden_size",
+        "activation",
+    )
+
+    env: str = "Pendulum"
+    """Which of the package's tasks with bounded continuous actions to learn."""
+    num_envs: int = 16
+    """Number of envs that run at once (N)."""
+    num_steps: int = 1
+    """Steps of each env in one iteration (T)."""
+    total_steps: int = 100_000
+    """Env steps of the whole run, over all envs; rounded up to whole iterations."""
+    capacity: int = 1_000_000
+    """Rows of the replay buffer; rounded down to a multiple of num_envs."""
+    updates_per_iteration: int = 16
+    """Updates after each collected batch of num_envs * num_steps frames."""
+    learning_starts: int = 5_000
+    """Frames collected with random actions before the first update, rounded up to whole iterations."""
+    actor_learning_rate: float = 3e-4
+    """Adam's step size for the policy."""
+    critic_learning_rate: float = 1e-3
+    """Adam's step size for the critics."""
+    tau: float = 0.005
+    """How far the targets move towards the networks each time."""
+    max_grad_norm: float | None = None
+    """Largest norm of the gradient of the critics, and of the actor; None is no limit."""
+    hidden_size: int = 256
+    """Width of the hidden layers of actor and critics."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Activation of the hidden layers."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("hidden_size",), is_count, "a positive integer")
+        checks.each(("actor_learning_rate", "critic_learning_rate", "max_grad_norm"), is_positive, "a positive number")
+        checks.each(("tau",), is_share, "a number in [0, 1]")
+
+
+class Pass(NamedTuple):
+    """Losses of rows ``[b]`` and their gradients; all 0-d without a gradient, but for the last two."""
+
+    losses: dict[str, Tensor]
+    """By name: what is minimised is their sum."""
+    means: dict[str, Tensor]
+    """Other statistics, by name: means over the rows."""
+    gradients: list[Tensor]
+    """One for each parameter of the optimiser, of the losses times the weight."""
+    priority: Tensor | None = None
+    """``[b]``, of the critics' pass."""
+
+    @property
+    def loss(self) -> Tensor:
+        """The losses in all, 0-d."""
+        first, *others = self.losses.values()
+        return sum(others, first)
+
+
+class Outcome(NamedTuple):
+    """What an update did; the statistics are named by :class:`Pass`, 0 for those of an actor that waits."""
+
+    priority: Tensor
+    """``[B]``."""
+    statistics: dict[str, Tensor]
+    """0-d, with the norms ``grad_norm_critic`` and ``grad_norm_actor``."""
+    critic_taken: Tensor
+    """bool 0-d, whether the critics' step was."""
+    actor_taken: Tensor
+    """The same of the actor's; True where it waits."""
+
+
+class Passes(ABC):
+    """The equations of an actor-critic: what each of its two steps minimises.
+
+    A pass gives gradients instead of a loss to differentiate, so that eagerly and within a compiled update the same
+    lines are run (:class:`~torchrl_perf.functional.pullback.Differentiable`).
+    """
+
+    def noise(self, sample: TensorDictBase) -> Tensor | None:
+        """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
+        return None
+
+    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Any:
+        """What the passes of critics and actor have in common; by default the noise.
+
+        Args:
+            sample: the batch ``[b]``.
+            noise: what :meth:`noise` gave for these rows, or None for fresh numbers.
+            to_actor: whether the actor's pass follows, or only the critics'.
+        """
+        return noise
+
+    @abstractmethod
+    def critic(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
+        """The critics' loss ``loss_critic``, the means ``value`` and ``td_error``, and priorities ``[b]``."""
+
+    @abstractmethod
+    def actor(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
+        """The losses of the actor and of what learns with it."""
+
+
+class ActorCritic(Algorithm):
     """A critic and an actor, each with an optimiser and targets, updated in one compiled function of device state.
 
     The critic steps first, the actor learns from the critic so updated, and targets follow. Where memory runs out, the
     update goes on in stages that can be repeated, each in micro-batches.
 
-    An algorithm writes :meth:`make_actor`, :meth:`make_critic`, :meth:`make_loss`, and the passes
-    :meth:`critic_gradients` and :meth:`actor_gradients`.
+    An algorithm writes :meth:`make_actor`, :meth:`make_critic`, :meth:`make_loss` and :meth:`make_passes`, and names in
+    :attr:`actor_losses` and :attr:`actor_means` what its passes give.
 
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
-        collector: a collector that acts with the trainer's policy, such as a ``HostCollector`` with
-            ``init_random_frames``; by default a :class:`DeviceCollector` of the env.
         actor: a TensorDict module for the env's action; by default that of the collector's policy, or
             :meth:`make_actor` where there is no collector.
         critic: by default :meth:`make_critic`.
+        make_actor: in place of :meth:`make_actor`, such as a system's, whose networks are its own.
+        make_critic: the same for :meth:`make_critic`.
 
     Attributes:
-        loss: actor, critics and targets.
+        actor_losses: names of the losses of the actor's pass, in order.
+        actor_means: names of its other statistics.
         carried: entries of a policy's state that this algorithm learns from; others are refused.
+        loss: actor, critics and targets.
+        passes: the equations.
+        critic_optimizer: Adam of the critics, whose targets follow its steps.
+        actor_optimizer: Adam of the actor and of what learns with it.
         actor_interval: updates from one step of the actor, and of the targets, to the next.
-
-    Raises:
-        ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    losses: ClassVar[tuple[str, ...]] = ("loss_critic", "loss_actor")
+    actor_losses: ClassVar[tuple[str, ...]] = ("loss_actor",)
+    actor_means: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[NestedKey, ...]] = ()
-    config: ActorCriticConfig
     actor_interval: int = 1
 
     def __init__(
         self,
-        config: ActorCriticConfig,
+        config: Any,
         *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
         actor: nn.Module | None = None,
         critic: nn.Module | None = None,
+        make_actor: MakeNetwork | None = None,
+        make_critic: MakeNetwork | None = None,
     ) -> None:
+        self.config = config
         self._given = (actor, critic)
-        self._collecting = getattr(collector, "policy", None)
-        self._specs = getattr(collector, "specs", None)
-        given = {"actor": actor, "critic": critic, "policy": self._collecting}
-        refuse_recurrent(type(self).__name__, given, env=env, own_state=self.carried)
-        super().__init__(config, env=env, collector=collector)
+        self._make_actor, self._make_critic = make_actor, make_critic
+        self.losses = ("loss_critic", *self.actor_losses)
+        norms = ("grad_norm_critic", "grad_norm_actor")
+        self.statistics = (*self.losses, *self.actor_means, "value", "td_error", *norms)
 
     # -- what an algorithm writes -------------------------------------------------------------------------------------
 
@@ -94,26 +204,8 @@ class ActorCriticTrainer(OffPolicyTrainer):
         """The losses of actor and critic, with ``target_critic`` and, where there is one, ``target_actor``."""
 
     @abstractmethod
-    def critic_gradients(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Step:
-        """Priorities ``[b]``; loss, mean value, mean priority; gradients of the critics' loss times ``weight``."""
-
-    @abstractmethod
-    def actor_gradients(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Step:
-        """The actor's losses in all 0-d; each of them and other statistics; gradients of the sum times ``weight``."""
-
-    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Any:
-        """What the passes of critics and actor have in common; by default the noise.
-
-        Args:
-            sample: the batch ``[b]``.
-            noise: what :meth:`noise` gave for these rows, or None for fresh numbers.
-            to_actor: whether the actor's pass follows, or only the critics'.
-        """
-        return noise
-
-    def noise(self, sample: TensorDictBase) -> Tensor | None:
-        """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
-        return None
+    def make_passes(self) -> Passes:
+        """The equations, of ``self.loss`` and the optimisers."""
 
     def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Parameters that learn with the actor, and their step sizes."""
@@ -127,62 +219,34 @@ class ActorCriticTrainer(OffPolicyTrainer):
         """The policy that collects with an actor; by default the actor itself."""
         return actor
 
-    # -- what the base asks for ---------------------------------------------------------------------------------------
+    def target_share(self) -> float | Tensor:
+        """How far the targets move at this update, a number or 0-d."""
+        return self.config.tau
 
-    @property
-    def specs(self) -> Any:
-        """The env, or what its collector says of it; None where neither is there."""
-        return self.env if self.env is not None else self._specs
+    # -- what the trainer asks for ------------------------------------------------------------------------------------
 
-    def build(self) -> nn.Module:
+    def build(self, setup: Setup) -> nn.Module:
         """Networks, losses and optimisers."""
-        actor, critic = self._given
-        policy = self._collecting
-        if actor is None and policy is not None:
-            actor = self.actor_of(policy)
-        specs = self.specs
-        unknown = specs is None
-        if unknown and (actor is None or critic is None):
-            raise ValueError(
-                "actor, critic: expected both where only a collector without specs is given, received "
-                f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
-            )
-        if actor is None:
-            actor = self.make_actor(vector_observation(specs), continuous_action(specs))
-        if critic is None:
-            critic = self.make_critic(vector_observation(specs), continuous_action(specs))
-        self.loss = self.make_loss(self.acceleration.policy(actor), self.acceleration.policy(critic))
+        self.setup = setup
+        (actor, critic), collecting = self._given, setup.collecting
+        given = {"actor": actor, "critic": critic, "policy": collecting}
+        refuse_recurrent(setup.owner, given, env=setup.env, own_state=self.carried)
+        if actor is None and collecting is not None:
+            actor = self.actor_of(collecting)
+        actor, critic = self._with_default_networks(actor, critic)
+        self.loss = self.make_loss(setup.acceleration.policy(actor), setup.acceleration.policy(critic))
         self._make_optimizers()
-        self._update_fn = self.compiled(self._update)
-        self._count_fn = self.compiled(self._count)
-        self._critic_micro_fn = self.compiled(self._critic_micro)
-        self._actor_micro_fn = self.compiled(self._actor_micro)
+        self.passes = self.make_passes()
+        self.weights = dict.fromkeys(self._of_the_actor, self.actor_interval) if self.actor_interval > 1 else {}
+        self._update_fn = setup.compiled(self._update)
+        self._conclude_fn = setup.compiled(self._conclude)
+        self._critic_micro_fn = setup.compiled(self._critic_micro)
+        self._actor_micro_fn = setup.compiled(self._actor_micro)
         self._trials = 3 * self.actor_interval
         # a collector's that does not act with this actor is refused where the collector is checked
-        return policy if policy is not None and self.actor_of(policy) is actor else self.policy_of(actor)
-
-    def _make_optimizers(self) -> None:
-        loss, config = self.loss, self.config
-        target_actor = getattr(loss, "target_actor", None)
-        self.critic_optimizer = self.make_optimizer(
-            [(list(loss.critic.parameters()), config.critic_learning_rate)], loss.target_critic
-        )
-        self.actor_optimizer = self.make_optimizer(self.actor_groups(), target_actor)
-        names = {param: name for name, param in loss.named_parameters()}
-        params = [*self.critic_optimizer.params, *self.actor_optimizer.params]
-        self.parameter_names = [names[param] for param in params]
-
-    def make_optimizer(
-        self, groups: list[tuple[list[nn.Parameter], float]], target: nn.Module | None = None
-    ) -> GroupAdam:
-        """Adam of groups of parameters with a step size each; the parameters of ``target`` follow them."""
-        return GroupAdam(
-            groups,
-            max_grad_norm=self.config.max_grad_norm,
-            targets=[] if target is None else list(target.parameters()),
-            compile=self.mode != "eager",
-            loss_scale=self.acceleration.make_loss_scale(self.device),
-        )
+        own = collecting is not None and self.actor_of(collecting) is actor
+        self.policy = collecting if own else self.policy_of(actor)
+        return self.policy
 
     def parts(self) -> dict[str, Stateful]:
         """Networks and targets; the optimisers' moments."""
@@ -192,48 +256,99 @@ class ActorCriticTrainer(OffPolicyTrainer):
             "actor_optimizer": self.actor_optimizer,
         }
 
-    def schedule(self) -> None:
-        """Nothing changes with the iteration."""
-
-    def update(self, sample: TensorDictBase) -> None:
+    def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
-        due = (self.update_number + 1) % self.actor_interval == 0
-        with self.acceleration.active(self.device), torch.no_grad():
-            outcome = self._whole_update(sample, due) if self.mode != "eager" and self.micro.parts == 1 else None
-            priority, critic_row, actor_row, norms, taken = outcome or self._staged_update(sample, due)
-            if self.config.sampler == "prioritized":
-                generation = sample.get("index_generation")
-                self.buffer.update_priority(sample.get("index"), priority, generation=generation)
-            self.guard.note(*self._count_fn(critic_row, actor_row, norms, taken))
+        due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
+        with self.setup.acceleration.active(self.setup.device), torch.no_grad():
+            outcome = self._whole_update(sample, due) if self.setup.mode != "eager" and micro.parts == 1 else None
+            outcome = outcome or self._staged_update(sample, due)
+            told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
+        losses, grad_norms, taken, fault = told
+        return Update(outcome.priority, outcome.statistics, losses, grad_norms, taken, fault)
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
         with torch.no_grad():
             rows = with_steps(rows)
-            context = self.context(rows, None)
-            self.critic_gradients(rows, context)
-            self.actor_gradients(rows, context)
+            context = self.passes.context(rows, None)
+            self.passes.critic(rows, context)
+            self.passes.actor(rows, context)
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    def _with_default_networks(self, actor: nn.Module | None, critic: nn.Module | None) -> tuple[nn.Module, nn.Module]:
+        """Actor and critic, made for the specs where they were not given."""
+        specs, config = self.setup.specs, self.config
+        if specs is None and (actor is None or critic is None):
+            raise ValueError(
+                "actor, critic: expected both where only a collector without specs is given, received "
+                f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
+            )
+        if actor is None:
+            of = vector_observation(specs), continuous_action(specs)
+            actor = self.make_actor(*of) if self._make_actor is None else self._make_actor(*of, config)
+        if critic is None:
+            of = vector_observation(specs), continuous_action(specs)
+            critic = self.make_critic(*of) if self._make_critic is None else self._make_critic(*of, config)
+        return actor, critic
+
+    def _make_optimizers(self) -> None:
+        loss, config = self.loss, self.config
+        critics = [(list(loss.critic.parameters()), config.critic_learning_rate)]
+        self.critic_optimizer = self._make_optimizer(critics, loss.target_critic)
+        self.actor_optimizer = self._make_optimizer(self.actor_groups(), getattr(loss, "target_actor", None))
+        names = {param: name for name, param in loss.named_parameters()}
+        params = [*self.critic_optimizer.params, *self.actor_optimizer.params]
+        self.parameter_names = [names[param] for param in params]
+
+    def _make_optimizer(
+        self, groups: list[tuple[list[nn.Parameter], float]], target: nn.Module | None = None
+    ) -> GroupAdam:
+        """Adam of groups of parameters with a step size each; the parameters of ``target`` follow them."""
+        return GroupAdam(
+            groups,
+            max_grad_norm=self.config.max_grad_norm,
+            targets=[] if target is None else list(target.parameters()),
+            compile=self.setup.mode != "eager",
+            loss_scale=self.setup.acceleration.make_loss_scale(self.setup.device),
+        )
+
+    @property
+    def _of_the_actor(self) -> tuple[str, ...]:
+        """Names of the statistics that an update has in which the actor does not wait."""
+        return (*self.actor_losses, *self.actor_means, "grad_norm_actor")
 
     # -- one update ---------------------------------------------------------------------------------------------------
 
     def _update(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
-        """Losses, gradients and steps: priorities ``[B]``, statistics and flags of the update."""
-        context = self.context(sample, None, to_actor=actor_due)
-        tau = self.tau if actor_due else 0.0
-        priority, critic_row, grads = self.critic_gradients(sample, context)
-        critic_ok, critic_norm = self.critic_optimizer.step(grads, critic_row[0], tau)
+        """Losses, gradients and steps of a sample ``[B]``."""
+        context = self.passes.context(sample, None, to_actor=actor_due)
+        tau = self.target_share() if actor_due else 0.0
+        critic = self.passes.critic(sample, context)
+        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
         if not actor_due:
-            return priority, critic_row, *self._no_actor_step(critic_ok, critic_norm)
-        total, actor_row, grads = self.actor_gradients(sample, context)
-        actor_ok, actor_norm = self.actor_optimizer.step(grads, total, tau)
+            return self._outcome(critic, critic_step)
+        actor = self.passes.actor(sample, context)
         # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return priority, critic_row, actor_row, (critic_norm, actor_norm), (critic_ok, actor_ok)
+        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
 
-    def _no_actor_step(self, critic_ok: Tensor, critic_norm: Tensor) -> tuple[Row, Row, Row]:
-        """Statistics of the actor, norms and flags of an update in which the actor waits."""
-        zero = torch.zeros_like(critic_norm)
-        others = 5  # the critics' loss, value, error, and two norms
-        return (zero,) * (len(self.statistics) - others), (critic_norm, zero), (critic_ok, torch.ones_like(critic_ok))
+    def _outcome(
+        self,
+        critic: Pass,
+        critic_step: tuple[Tensor, Tensor],
+        actor: Pass | None = None,
+        actor_step: tuple[Tensor, Tensor] | None = None,
+    ) -> Outcome:
+        """What an update did, of its passes and steps; without an actor's where that waits."""
+        critic_taken, critic_norm = critic_step
+        statistics = {**critic.losses, **critic.means, "grad_norm_critic": critic_norm}
+        assert critic.priority is not None
+        if actor is None or actor_step is None:
+            zeros = dict.fromkeys(self._of_the_actor, torch.zeros_like(critic_norm))
+            return Outcome(critic.priority, statistics | zeros, critic_taken, torch.ones_like(critic_taken))
+        actor_taken, actor_norm = actor_step
+        statistics |= {**actor.losses, **actor.means, "grad_norm_actor": actor_norm}
+        return Outcome(critic.priority, statistics, critic_taken, actor_taken)
 
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
         """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made.
@@ -241,11 +356,11 @@ class ActorCriticTrainer(OffPolicyTrainer):
         Compiled, nobody knows which parameters it has written when memory runs out. So the first updates, which need
         as much memory as all others, begin with a copy; and a recording computes nothing.
         """
-        args = () if due else (False,)
-        if not self.micro.recording and self._trials == 0:
+        args, micro = () if due else (False,), self.setup.micro
+        if not micro.recording and self._trials == 0:
             with refused("update", "go on from the last checkpoint; this update may be half done"):
                 return self._update_fn(sample, *args)
-        states = [] if self.micro.recording else [part.state_dict() for part in self.parts().values()]
+        states = [] if micro.recording else [part.state_dict() for part in self.parts().values()]
         values = [leaf.detach() for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
         before = [value.clone() for value in values]
 
@@ -256,34 +371,33 @@ class ActorCriticTrainer(OffPolicyTrainer):
         def attempt(parts: int) -> Outcome | None:
             return self._update_fn(sample, *args) if parts == 1 else None
 
-        outcome = self.micro.run(attempt, len(sample), undo=undo)
+        outcome = micro.run(attempt, len(sample), undo=undo)
         self._trials = max(0, self._trials - 1)
         return outcome
 
     def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
         """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""
-        rows, noise = len(sample), self.noise(sample)
+        rows, noise, micro = len(sample), self.passes.noise(sample), self.setup.micro
         carry: list[Any] = []  # from the first stage to the second, where neither is split
-        tau = self.tau if due else 0.0
+        tau = self.target_share() if due else 0.0
 
-        def critics(parts: int) -> Step:
+        def critics(parts: int) -> Pass:
             if parts > 1:
-                return self._split_critics(sample, noise, parts)
-            carry.append(self.context(sample, noise, to_actor=due))
-            return self.critic_gradients(sample, carry[0])
+                return self._split(self._critic_micro_fn, sample, noise, parts)
+            carry.append(self.passes.context(sample, noise, to_actor=due))
+            return self.passes.critic(sample, carry[0])
 
-        def actor(parts: int) -> Step:
+        def actors(parts: int) -> Pass:
             if parts == 1 and carry:
-                return self.actor_gradients(sample, carry.pop())
-            return self._split_actor(sample, noise, parts)
+                return self.passes.actor(sample, carry.pop())
+            return self._split(self._actor_micro_fn, sample, noise, parts)
 
-        priority, critic_row, grads = self.micro.run(critics, rows, undo=carry.clear)
-        critic_ok, critic_norm = self.critic_optimizer.step(grads, critic_row[0], tau)
+        critic = micro.run(critics, rows, undo=carry.clear)
+        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
         if not due:
-            return priority, critic_row, *self._no_actor_step(critic_ok, critic_norm)
-        total, actor_row, grads = self.micro.run(actor, rows)
-        actor_ok, actor_norm = self.actor_optimizer.step(grads, total, tau)
-        return priority, critic_row, actor_row, (critic_norm, actor_norm), (critic_ok, actor_ok)
+            return self._outcome(critic, critic_step)
+        actor = micro.run(actors, rows)
+        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
 
     def _micro_batches(
         self, sample: TensorDictBase, noise: Tensor | None, parts: int
@@ -295,55 +409,42 @@ class ActorCriticTrainer(OffPolicyTrainer):
             yield part, None if blocks is None else blocks[:, start:end].flatten(0, 1)
             start = end
 
-    def _split_critics(self, sample: TensorDictBase, noise: Tensor | None, parts: int) -> Step:
-        priorities, rows, total = [], [], []
+    def _split(self, micro: Callable[..., Pass], sample: TensorDictBase, noise: Tensor | None, parts: int) -> Pass:
+        """The pass of a sample as the sum of those of its micro-batches."""
+        losses, means, gradients, priorities = [], [], [], []
+        names: tuple[list[str], list[str]] = ([], [])
         for part, part_noise in self._micro_batches(sample, noise, parts):
-            priority, (loss, *means), grads = self._critic_micro_fn(part.batch, part_noise, part.weight)
-            priorities.append(priority)
-            rows.append(torch.stack([loss * part.weight, *(mean * part.share for mean in means)]))
-            total = summed(total, grads)
-        return torch.cat(priorities), torch.stack(rows).sum(0).unbind(), total
+            found = micro(part.batch, part_noise, part.weight)
+            names = list(found.losses), list(found.means)
+            losses.append({name: value * part.weight for name, value in found.losses.items()})
+            means.append({name: value * part.share for name, value in found.means.items()})
+            # not in place: a compiled function may return views
+            gradients = list(torch._foreach_add(gradients, found.gradients)) if gradients else found.gradients
+            priorities.append(found.priority)
+        return Pass(
+            {name: torch.stack([row[name] for row in losses]).sum() for name in names[0]},
+            {name: torch.stack([row[name] for row in means]).sum() for name in names[1]},
+            gradients,
+            None if priorities[0] is None else torch.cat(priorities),
+        )
 
-    def _split_actor(self, sample: TensorDictBase, noise: Tensor | None, parts: int) -> Step:
-        rows, total, count = [], [], len(self.losses) - 1
-        for part, part_noise in self._micro_batches(sample, noise, parts):
-            _, row, grads = self._actor_micro_fn(part.batch, part_noise, part.weight)
-            losses = [loss * part.weight for loss in row[:count]]
-            rows.append(torch.stack([*losses, *(mean * part.share for mean in row[count:])]))
-            total = summed(total, grads)
-        row = torch.stack(rows).sum(0)
-        return row[:count].sum(), row.unbind(), total
+    def _critic_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Pass:
+        return self.passes.critic(sample, self.passes.context(sample, noise, to_actor=False), weight)
 
-    def _critic_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Step:
-        return self.critic_gradients(sample, self.context(sample, noise, to_actor=False), weight)
+    def _actor_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Pass:
+        return self.passes.actor(sample, self.passes.context(sample, noise), weight)
 
-    def _actor_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Step:
-        return self.actor_gradients(sample, self.context(sample, noise), weight)
-
-    @property
-    def tau(self) -> float | Tensor:
-        """How far the targets move at an update of the actor."""
-        return self.config.tau
-
-    def _count(self, critic_row: Row, actor_row: Row, norms: Row, taken: Row) -> tuple[Tensor, Tensor, Tensor]:
-        """Keeps the statistics; what the guard notes: losses ``[L]``, gradients ``[P]``, whether there is a fault."""
-        loss, value, td_error = critic_row
+    def _conclude(
+        self, statistics: Mapping[str, Tensor], critic_taken: Tensor, actor_taken: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The last four entries of an :class:`Update`, which is counted."""
         critic, actor = self.critic_optimizer, self.actor_optimizer
-        losses = [loss, *actor_row[: len(self.losses) - 1]]
-        fault = critic.is_fault(loss, norms[0]) | actor.is_fault(torch.stack(losses[1:]).sum(), norms[1])
-        # of the updates in which it waits the actor has zeros: the mean over all updates becomes that over its own
-        if self.actor_interval > 1:
-            actor_row = tuple(value * self.actor_interval for value in actor_row)
-            norms = (norms[0], norms[1] * self.actor_interval)
-        row = torch.stack([loss, *actor_row, value, td_error, *norms])
-        self.count_update(row, taken[0] & taken[1], fault)
-        return torch.stack(losses), torch.cat([critic.grad_checks, actor.grad_checks]), fault
-
-
-def summed(total: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    """Gradients added to those of the parts before; ``total`` is empty before the first."""
-    # not in place: a compiled function may return views
-    return list(torch._foreach_add(total, grads)) if total else grads
+        losses = [statistics[name] for name in self.losses]
+        fault = critic.is_fault(losses[0], statistics["grad_norm_critic"])
+        fault = fault | actor.is_fault(torch.stack(losses[1:]).sum(), statistics["grad_norm_actor"])
+        taken = critic_taken & actor_taken
+        self.setup.count(statistics, taken, fault)
+        return torch.stack(losses), torch.cat([critic.grad_checks, actor.grad_checks]), taken, fault
 
 
 def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:

@@ -1,7 +1,10 @@
 """Soft actor-critic below a policy over options, with every step of the loop on the device."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf import envs
 from torchrl_perf.functional.pullback import Differentiable
-from torchrl_perf.metrics import OptionUsage
+from torchrl_perf.metrics import DeviceMetrics, OptionUsage
 from torchrl_perf.modules import EnsembleQ, MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned, OptionNormalHead, OptionPolicy
 from torchrl_perf.modules.option_set import (
@@ -26,25 +29,372 @@ from torchrl_perf.modules.option_set import (
 from torchrl_perf.modules.options import OptionController
 from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
-from torchrl_perf.replay import DeviceReplayBuffer, OptionReplay
-from torchrl_perf.trainers.off_policy_actor_critic import Row, Step, actor_layers
+from torchrl_perf.replay import OptionReplay
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.off_policy import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic, Pass, Passes, actor_layers
+from torchrl_perf.trainers.off_policy_algorithm import Setup, Update
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.sac import Draw, SACTrainer
-from torchrl_perf.trainers.sac_options_config import SACOptionsConfig
+from torchrl_perf.trainers.sac import (
+    Draw,
+    SACConfig,
+    SACPasses,
+    keep_temperature,
+    make_sac_loss,
+    sac_target_share,
+    temperature_groups,
+)
 from torchrl_perf.trainers.spaces import vector_observation
 from torchrl_perf.transforms import OptionSegments, OptionState
 
 CHOICES = "choices"  # below it an update's sample holds the choices of options to learn from
 
 
-class SACOptionsTrainer(SACTrainer):
-    """SAC whose actor and critics are told which option runs, and a policy that chooses the options.
+@dataclass(frozen=True)
+class SACOptionsConfig(SACConfig):
+    """Every choice of a run of SAC (arXiv:1812.05905) below a policy over options (Sutton, Precup and Singh, 1999).
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    algorithm: ClassVar[str] = "sac-options"
+    presets_in: ClassVar[str] = "trainers.sac_options:SAC_OPTIONS_PRESETS"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
+
+    env: str = "Ferry"
+    """The package's task that has options, Ferry; any name beside env= and options=."""
+    num_steps: int = 10
+    """Steps of each env in one iteration (T)."""
+    learning_starts: int = 5_000
+    """Frames collected with random options and the actor's first actions before the first update."""
+    option_learning_rate: float = 3e-3
+    """Adam's step size for the policy over options and its values."""
+    option_temperature: float = 1.0
+    """What the logits of the choice of an option are divided by."""
+    option_entropy_coeff: float = 0.01
+    """Weight of the entropy of that choice."""
+    option_clip: float = 0.2
+    """Clipping range of the ratio to the probability with which an option was chosen."""
+    option_capacity: int = 2_000
+    """Choices of options that are kept to learn from; at least num_envs * num_steps."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("option_learning_rate", "option_temperature"), is_positive, "a positive number")
+        checks.each(("option_entropy_coeff",), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("option_clip",), lambda value: 0 < value < 1, "a number in (0, 1)")
+        checks.each(("option_capacity",), is_count, "a positive integer")
+        if checks.sound("num_envs", "num_steps", "option_capacity") and self.option_capacity < self.batch_size:
+            checks.add(
+                "option_capacity",
+                f"option_capacity: expected at least num_envs * num_steps = {self.batch_size}, the choices that one "
+                f"iteration may make, received {self.option_capacity}. Remedy: a larger one.",
+            )
+
+
+SAC_OPTIONS_PRESETS: dict[str, SACOptionsConfig] = {
+    "Ferry": SACOptionsConfig(
+        total_steps=24_000,
+        capacity=50_000,
+        updates_per_iteration=8,
+        learning_starts=480,
+        gamma=0.97,
+        actor_learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        initial_temperature=0.1,
+        learn_temperature=False,
+        tau=0.01,
+        hidden_size=32,
+    ),
+}
+"""Settings for each task, by env name."""
+
+
+class OptionNetworks:
+    """Networks that are told which option runs, and those that choose the options, on ``observation``.
+
+    Args:
+        config: gives widths, activation, precision and the temperature of the choice.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def actor(self, observation: TensorSpec, action: TensorSpec, options: OptionSet) -> OptionActor:
+        """An actor that is told the option."""
+        layers = self.layers(observation.shape[-1] + options.num_options, 2 * action.shape[-1])
+        network = MixedSequential(*layers, precision=self.config.precision).to(action.device)
+        return OptionActor(network, options, spec=action)
+
+    def critic(self, observation: TensorSpec, action: TensorSpec, options: OptionSet) -> TensorDictModule:
+        """Critics that are told the option."""
+        config, count = self.config, options.num_options
+        net = EnsembleQ(
+            config.num_critics,
+            observation.shape[-1] + action.shape[-1] + count,
+            hidden_sizes=(config.hidden_size, config.hidden_size),
+            activation=config.activation,
+            precision=config.precision,
+            device=cast("Any", action.device),
+        )
+        return TensorDictModule(OptionConditioned(net, count), ["observation", "action", ACTIVE_KEY], [VALUE_KEY])
+
+    def choice(self, specs: Any, options: OptionSet, device: torch.device) -> nn.Module:
+        """A number for each option, logits of the choice or values, from ``observation``."""
+        layers = self.layers(vector_observation(specs).shape[-1], options.num_options)
+        return MixedSequential(*layers, precision=self.config.precision).to(device)
+
+    def controller(self, selector: nn.Module, options: OptionSet, example: TensorDictBase) -> OptionController:
+        """The policy over the options, on logits of :meth:`choice`."""
+        return OptionController(selector, options, example=example, temperature=self.config.option_temperature)
+
+    def layers(self, in_features: int, out_features: int) -> list[nn.Module]:
+        """The layers of an actor or a choice."""
+        return actor_layers(in_features, out_features, self.config)
+
+
+class OptionPasses(Passes):
+    """Those of soft actor-critic, and with the actor's the loss of the policy over options.
 
     The choice of an option is learnt as an action that lasts, from its discounted reward, duration and true end
-    (:class:`OptionLoss`), with the actor and in the same update. The option of a next state is drawn from the present
+    (:class:`OptionLoss`); a sample has choices below ``"choices"``.
+
+    Args:
+        sac: the passes of actor and critics.
+        loss: with ``loss.option``.
+        algorithm: gives the actor's optimiser and the parameters of the choice.
+    """
+
+    def __init__(self, sac: SACPasses, algorithm: "SACOptions") -> None:
+        self.sac, self.loss = sac, algorithm.loss
+        self._optimizer = algorithm.actor_optimizer
+        self._option_loss = Differentiable(self.loss, self._option_part, algorithm.option_params)
+
+    def noise(self, sample: TensorDictBase) -> Tensor | None:
+        """The noise of the actor's draws."""
+        return self.sac.noise(sample)
+
+    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Draw:
+        """Actions for states and next states."""
+        return self.sac.context(sample, noise, to_actor=to_actor)
+
+    def critic(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
+        """The critics' errors, below the option of the next state."""
+        return self.sac.critic(sample, context, weight)
+
+    def actor(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
+        """The losses of actor, temperature and controller."""
+        below = self.sac.actor(sample, context, weight)
+        (loss,), row, pull = self._option_loss.pullback(sample.get(CHOICES))
+        gradients, _ = pull([self._optimizer.cotangent(loss) * weight])
+        entropy, value, kl = row
+        means = {"option_entropy": entropy, "option_value": value, "option_kl": kl}
+        losses = {**below.losses, "loss_option": loss}
+        return Pass(losses, {**below.means, **means}, below.gradients + gradients)
+
+    def _option_part(self, choices: TensorDictBase) -> tuple[tuple[Tensor, ...], ...]:
+        losses = cast("OptionLoss", self.loss.option)(choices.copy())
+        total = losses["loss_option_policy"] + losses["loss_option_value"] + losses["loss_option_entropy"]
+        return (total,), tuple(losses[name] for name in ("option_entropy", "option_value", "option_kl"))
+
+
+class SACOptions(ActorCritic):
+    """SAC whose actor and critics are told which option runs, and a policy that chooses the options.
+
+    Actor, critics and controller learn in the same update. The option of a next state is drawn from the present
     controller, so that the critics' targets weigh going on and ending as intra-option learning does. Where an update is
     split for want of memory, advantages of the choices are standardised within each part.
+
+    Args:
+        config: every choice of the run.
+        options: names and rules; by default those of ``policy``, or what ``find_options`` gives.
+        policy: an :class:`OptionPolicy` of one's own.
+        option_value: maps what the controller reads to values of the options ``[*, O]``, or of the state ``[*, 1]``.
+        critic: a TensorDict module that reads observations, action and "active_option".
+        networks: makes those that are not given.
+        find_options: gives the options of an env; by default those of the package's task that the config names.
+        metrics: kind of the accumulators, which look at the use of options.
+        usage: gives arguments of the :class:`OptionUsage` by name.
+        anneals_choice: whether the temperature of the choice follows the controller's schedule.
+
+    Attributes:
+        controller: the policy over options.
+        usage: share of the steps that each option runs.
+        segments: makes choices of the steps of a batch.
+        choices: those that have ended, to learn from.
+
+    Raises:
+        ValueError: for a policy of another kind; at :meth:`build`, for parts that do not fit each other.
+    """
+
+    config: SACOptionsConfig
+    loss: DeviceSACLoss
+    actor_losses = ("loss_actor", "loss_alpha", "loss_option")
+    actor_means = ("alpha", "entropy", "option_entropy", "option_value", "option_kl")
+    metric_names = ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate")
+    excluded_keys = (*OptionNormalHead.param_keys, "action_log_prob")
+    carried = (OPTION_KEY, AGE_KEY)
+    fills_at_random = False
+
+    def __init__(
+        self,
+        config: SACOptionsConfig,
+        *,
+        options: OptionSet | None = None,
+        policy: OptionPolicy | None = None,
+        option_value: nn.Module | None = None,
+        critic: nn.Module | None = None,
+        networks: OptionNetworks | None = None,
+        find_options: Callable[[EnvBase | None], OptionSet] | None = None,
+        usage: Callable[[OptionSet], Mapping[str, Any]] = lambda options: {},
+        anneals_choice: bool = False,
+    ) -> None:
+        if policy is not None and not isinstance(policy, OptionPolicy):
+            raise ValueError(
+                f"policy: expected an OptionPolicy, received {type(policy).__name__}. Remedy: OptionPolicy(controller, "
+                "actor), the same in the collector and here."
+            )
+        self._policy, self._option_value = policy, option_value
+        self._options = options if policy is None else policy.controller.options
+        self._find_options = find_options or (lambda env: task_options(config.env))
+        self.networks = networks or OptionNetworks(config)
+        self._usage, self._anneals_choice = usage, anneals_choice
+        super().__init__(config, actor=None if policy is None else policy.actor, critic=critic)
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> OptionSet:
+        """Names and rules of the options; known once there is an env."""
+        assert self._options is not None
+        return self._options
+
+    def fitted(self, env: EnvBase) -> EnvBase:
+        """The env with the state of the options."""
+        return TransformedEnv(env, OptionState(self._options_of(env).num_options))
+
+    def watch(self, metrics: DeviceMetrics, env: EnvBase | None) -> None:
+        """Makes the shares of the steps that each option runs."""
+        options = self._options_of(env)
+        self.usage = OptionUsage(metrics, options.names, **self._usage(options))
+
+    def summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """Adds how the options are used, and warns where they have collapsed; :class:`OptionUsage` has the limits."""
+        return row | self.usage.check(row)
+
+    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> OptionActor:
+        """An actor that is told the option."""
+        return self.networks.actor(observation, action, self.options)
+
+    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> TensorDictModule:
+        """Critics that are told the option."""
+        return self.networks.critic(observation, action, self.options)
+
+    def make_loss(self, actor: nn.Module, critic: nn.Module) -> DeviceSACLoss:
+        """The losses of soft actor-critic and, as ``loss.option``, that of the controller."""
+        config, setup = self.config, self.setup
+        loss = make_sac_loss(actor, critic, config, setup)
+        if self._policy is None:
+            example = cast("EnvBase", setup.env).fake_tensordict
+            selector = self.networks.choice(setup.specs, self.options, setup.device)
+            self.controller = self.networks.controller(selector, self.options, example())
+        else:
+            self.controller = self._policy.controller
+        loss.option = OptionLoss(
+            self.controller,
+            self._option_value or self.networks.choice(setup.specs, self.options, setup.device),
+            clip=config.option_clip,
+            entropy_coeff=config.option_entropy_coeff,
+        )
+        return loss
+
+    def make_passes(self) -> OptionPasses:
+        """The equations of soft actor-critic, and of the choice of options."""
+        return OptionPasses(SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer), self)
+
+    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """Actor, temperature where it is learnt, and the policy over options with its values."""
+        temperature = temperature_groups(self.loss, self.config)
+        return [*super().actor_groups(), *temperature, (self.option_params, self.config.option_learning_rate)]
+
+    @property
+    def option_params(self) -> list[nn.Parameter]:
+        """Parameters of the policy over options and of its values."""
+        option = cast("OptionLoss", self.loss.option)
+        return [*option.controller.parameters(), *option.value.parameters()]
+
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """The policy's actor."""
+        return cast("OptionPolicy", policy).actor
+
+    def policy_of(self, actor: nn.Module) -> OptionPolicy:
+        """The controller and the actor; the given policy where there is one."""
+        return self._policy or OptionPolicy(self.controller, actor)
+
+    def build(self, setup: Setup) -> nn.Module:
+        """Networks, losses and optimisers."""
+        given = {"policy": self._policy, "option_value": self._option_value}
+        refuse_recurrent(setup.owner, given, env=setup.env, own_state=self.carried)
+        policy = super().build(setup)
+        self._following_option = setup.compiled(self.controller.following_option)
+        return policy
+
+    def connect(self, collector: Any) -> None:
+        """Makes the memory of the choices, which are of the form of a batch's."""
+        config, example = self.config, collector.batch
+        keys = [key for key in self.controller.in_keys if key not in (OPTION_KEY, AGE_KEY)]
+        self.segments = OptionSegments(example, gamma=config.gamma, keys=None if self._policy else keys)
+        rows = self.segments(example)
+        self.segments.restart()
+        self.choices = OptionReplay(rows, capacity=config.option_capacity, batch_size=config.minibatch_size)
+
+    def _options_of(self, env: EnvBase | None) -> OptionSet:
+        if self._options is None:
+            self._options = self._find_options(env)
+        return self._options
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """The temperature of the choice of an option, where it changes."""
+        if self._anneals_choice:
+            self.controller.step(self.config.batch_size)
+        return {}
+
+    def keep(self, batch: TensorDictBase) -> TensorDictBase:
+        """Keeps the options that ended, and counts those that run; the transitions without what only choices need."""
+        self.choices.extend(self.segments(batch))
+        self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
+        return batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY)
+
+    def experience(self) -> dict[str, Stateful]:
+        """The options that run, and those that have ended."""
+        return {"option_segments": self.segments, "option_choices": self.choices, "option_usage": self.usage}
+
+    def update(self, sample: TensorDictBase, number: int) -> Update:
+        """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
+        sample.set(("next", ACTIVE_KEY), self._following_option(sample))
+        choices = self.setup.repaired(self.choices.sample(len(sample)))
+        return super().update(sample.set(CHOICES, choices), number)
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
+        self.controller.write_following(rows)
+        super().probe(rows.set(CHOICES, self.setup.repaired(self.choices.sample(len(rows)))))
+
+    def target_share(self) -> float | Tensor:
+        """``tau`` at each ``target_interval``-th update."""
+        return sac_target_share(self.config, self.setup)
+
+    def after_load(self) -> None:
+        """A temperature that is not learnt stays that of the settings."""
+        keep_temperature(self.loss, self.config)
+
+
+class SACOptionsTrainer(OffPolicyTrainer):
+    """The loop of :class:`OffPolicyTrainer` on :class:`SACOptions`.
 
     Args:
         config: every choice of the run.
@@ -52,36 +402,16 @@ class SACOptionsTrainer(SACTrainer):
             task that the config names.
         collector: a collector that acts with the trainer's policy; by default a :class:`DeviceCollector` of the env.
         options: names and rules; by default those of the task.
-        policy: an :class:`OptionPolicy` of your own; by default :meth:`make_controller` and :meth:`make_actor`. Where
-            only a collector is given, its policy.
+        policy: an :class:`OptionPolicy` of your own; by default one on perceptrons. Where only a collector is given,
+            its policy.
         option_value: maps what the controller reads to values of the options ``[*, O]``, or of the state ``[*, 1]``;
             by default a network of ``observation``.
         critic: a TensorDict module that reads observations, action and "active_option".
-
-    Attributes:
-        loss: actor, critics, target critics, temperature; ``loss.option`` is the loss of the controller.
-        usage: share of the steps that each option runs.
 
     Raises:
         ValueError: at construction, for actions that are not continuous and bounded, a task without options, or parts
             that do not fit each other.
     """
-
-    statistics: ClassVar[tuple[str, ...]] = (
-        *SACTrainer.statistics[:3],
-        "loss_option",
-        *SACTrainer.statistics[3:5],
-        "option_entropy",
-        "option_value",
-        "option_kl",
-        *SACTrainer.statistics[5:],
-    )
-    losses: ClassVar[tuple[str, ...]] = (*SACTrainer.losses, "loss_option")
-    config: SACOptionsConfig
-    excluded_keys = (*OptionNormalHead.param_keys, "action_log_prob")
-
-    carried = (OPTION_KEY, AGE_KEY)
-    fills_at_random = False
 
     def __init__(
         self,
@@ -95,163 +425,8 @@ class SACOptionsTrainer(SACTrainer):
         critic: nn.Module | None = None,
     ) -> None:
         policy = policy if policy is not None else getattr(collector, "policy", None)
-        if policy is not None and not isinstance(policy, OptionPolicy):
-            raise ValueError(
-                f"policy: expected an OptionPolicy, received {type(policy).__name__}. Remedy: OptionPolicy(controller, "
-                "actor), the same in the collector and here."
-            )
-        self._policy, self._option_value = policy, option_value
-        self._options = options if policy is None else policy.controller.options
-        actor = None if policy is None else policy.actor
-        parts = {"policy": policy, "option_value": option_value}
-        refuse_recurrent(type(self).__name__, parts, env=env, own_state=self.carried)
-        super().__init__(config, env=env, collector=collector, actor=actor, critic=critic)
-
-    # -- construction -------------------------------------------------------------------------------------------------
-
-    @property
-    def options(self) -> OptionSet:
-        """Names and rules of the options."""
-        if self._options is None:
-            self._options = task_options(self.config.env)
-        return self._options
-
-    def make_env(self) -> EnvBase:
-        """The package's task that the config names, with the state of the options."""
-        return TransformedEnv(super().make_env(), OptionState(self.options.num_options))
-
-    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> OptionActor:
-        """An actor that is told the option."""
-        size = observation.shape[-1] + self.options.num_options
-        layers = actor_layers(size, 2 * action.shape[-1], self.config)
-        network = MixedSequential(*layers, precision=self.config.precision).to(action.device)
-        return OptionActor(network, self.options, spec=action)
-
-    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> TensorDictModule:
-        """Critics that are told the option."""
-        config, count = self.config, self.options.num_options
-        net = EnsembleQ(
-            config.num_critics,
-            observation.shape[-1] + action.shape[-1] + count,
-            hidden_sizes=(config.hidden_size, config.hidden_size),
-            activation=config.activation,
-            precision=config.precision,
-            device=cast("Any", action.device),
-        )
-        return TensorDictModule(OptionConditioned(net, count), ["observation", "action", ACTIVE_KEY], [VALUE_KEY])
-
-    def make_option_network(self) -> nn.Module:
-        """A number for each option, logits of the choice or values, from ``observation``."""
-        specs = cast("Any", self.env if self.env is not None else self._specs)
-        size = vector_observation(specs).shape[-1]
-        layers = actor_layers(size, self.options.num_options, self.config)
-        return MixedSequential(*layers, precision=self.config.precision).to(self.device)
-
-    def make_controller(self) -> OptionController:
-        """A policy over the options that reads ``observation``."""
-        return OptionController(
-            self.make_option_network(),
-            self.options,
-            example=cast("EnvBase", self.env).fake_tensordict(),
-            temperature=self.config.option_temperature,
-        )
-
-    def actor_of(self, policy: nn.Module) -> nn.Module:
-        """The policy's actor."""
-        return cast("OptionPolicy", policy).actor
-
-    def policy_of(self, actor: nn.Module) -> OptionPolicy:
-        """The controller and the actor; the given policy where there is one."""
-        return self._policy or OptionPolicy(self.controller, actor)
-
-    def make_loss(self, actor: nn.Module, critic: nn.Module) -> DeviceSACLoss:
-        """The losses of soft actor-critic and, as ``loss.option``, that of the controller."""
-        config = self.config
-        loss = super().make_loss(actor, critic)
-        self.controller = self.make_controller() if self._policy is None else self._policy.controller
-        loss.option = OptionLoss(
-            self.controller,
-            self._option_value or self.make_option_network(),
-            clip=config.option_clip,
-            entropy_coeff=config.option_entropy_coeff,
-        )
-        return loss
-
-    def build(self) -> nn.Module:
-        """See the parent."""
-        policy = super().build()
-        self._following_option = self.compiled(self.controller.following_option)
-        return policy
-
-    def _make_optimizers(self) -> None:
-        super()._make_optimizers()
-        self._option_loss = Differentiable(self.loss, self._option_part, self._option_params)
-
-    @property
-    def _option_params(self) -> list[nn.Parameter]:
-        option = cast("OptionLoss", self.loss.option)
-        return [*option.controller.parameters(), *option.value.parameters()]
-
-    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """Actor, temperature where it is learnt, and the policy over options with its values."""
-        return [*super().actor_groups(), (self._option_params, self.config.option_learning_rate)]
-
-    def _make_state(self) -> None:
-        super()._make_state()
-        self.usage = OptionUsage(self.metrics, self.options.names)
-
-    def _make_buffer(self) -> DeviceReplayBuffer:
-        config, example = self.config, self.collector.batch
-        keys = [key for key in self.controller.in_keys if key not in (OPTION_KEY, AGE_KEY)]
-        self.segments = OptionSegments(example, gamma=config.gamma, keys=None if self._policy else keys)
-        rows = self.segments(example)
-        self.segments.restart()
-        self.choices = OptionReplay(rows, capacity=config.option_capacity, batch_size=config.minibatch_size)
-        return super()._make_buffer()
-
-    def experience(self) -> dict[str, Stateful]:
-        """The options that run, and those that have ended."""
-        return {"option_segments": self.segments, "option_choices": self.choices, "option_usage": self.usage}
-
-    # -- the loop -----------------------------------------------------------------------------------------------------
-
-    def store(self, batch: TensorDictBase) -> None:
-        """Writes the transitions, and the options that ended, to their buffers."""
-        self.choices.extend(self.segments(batch))
-        self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
-        super().store(batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY))
-
-    def summarise(self, row: dict[str, float]) -> dict[str, float]:
-        """Adds how the options are used to a row, and warns where they have collapsed; see :class:`OptionUsage`."""
-        return row | self.usage.check(row)
-
-    def update(self, sample: TensorDictBase) -> None:
-        """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
-        sample.set(("next", ACTIVE_KEY), self._following_option(sample))
-        super().update(sample.set(CHOICES, self._draw_choices(len(sample))))
-
-    def probe(self, rows: TensorDictBase) -> None:
-        """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        self.controller.write_following(rows)
-        super().probe(rows.set(CHOICES, self._draw_choices(len(rows))))
-
-    def _draw_choices(self, rows: int) -> TensorDictBase:
-        choices = self.choices.sample(rows)
-        return choices[self.guard.repair(choices)[1]] if self.guard.repairs else choices
-
-    # -- parts of an update -------------------------------------------------------------------------------------------
-
-    def actor_gradients(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Step:
-        """Loss of actor, temperature and controller, statistics, and the gradients of the loss times ``weight``."""
-        total, (actor, temperature, *others), grads = super().actor_gradients(sample, context, weight)
-        (loss,), row, pull = self._option_loss.pullback(sample.get(CHOICES))
-        option_grads, _ = pull([self.actor_optimizer.cotangent(loss) * weight])
-        return total + loss, (actor, temperature, loss, *others, *row), grads + option_grads
-
-    def _option_part(self, choices: TensorDictBase) -> tuple[Row, Row]:
-        losses = cast("OptionLoss", self.loss.option)(choices.copy())
-        total = losses["loss_option_policy"] + losses["loss_option_value"] + losses["loss_option_entropy"]
-        return (total,), tuple(losses[name] for name in ("option_entropy", "option_value", "option_kl"))
+        parts: dict[str, Any] = {"options": options, "policy": policy, "option_value": option_value, "critic": critic}
+        super().__init__(config, SACOptions(config, **parts), env=env, collector=collector)
 
 
 def task_options(name: str) -> OptionSet:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
-from torchrl_perf.trainers.dqn_config import DQNConfig
+from torchrl_perf.trainers.dqn import DQNConfig
 
 __all__ = ["FUEL_BREAKS_PRESETS", "FuelBreaksConfig"]
 

@@ -4,14 +4,14 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torchrl_perf.trainers.ac_iqn_config import ACIQNConfig
+from torchrl_perf.trainers.ac_iqn import ACIQNConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.ddpg_config import DDPGConfig
-from torchrl_perf.trainers.dqn_config import DQNConfig
-from torchrl_perf.trainers.iqn_config import IQNConfig
+from torchrl_perf.trainers.ddpg import DDPGConfig
+from torchrl_perf.trainers.dqn import DQNConfig
+from torchrl_perf.trainers.iqn import IQNConfig
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
-from torchrl_perf.trainers.rainbow_config import RainbowConfig
-from torchrl_perf.trainers.sac_config import SACConfig
+from torchrl_perf.trainers.rainbow import RainbowConfig
+from torchrl_perf.trainers.sac import SACConfig
 
 Agent = Literal["iqn", "ac-iqn", "dqn", "rainbow", "ddpg", "sac"]
 MarineEnv = Literal["MarineNavigation", "MarineEmpty"]

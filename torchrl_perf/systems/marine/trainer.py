@@ -1,17 +1,19 @@
-"""Six agents that learn to navigate, each the package's own trainer on one policy that all vessels share."""
+"""Six agents that learn to navigate, each one of the package's algorithms on one policy that all vessels share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import nn
+from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation
+from torchrl_perf.modules.deterministic import Squash
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.systems.marine.config import (
     MarineACIQNConfig,
@@ -23,13 +25,14 @@ from torchrl_perf.systems.marine.config import (
     MarineSACConfig,
 )
 from torchrl_perf.systems.marine.networks import make_marine_actor, make_marine_critic, make_marine_policy
-from torchrl_perf.trainers.ac_iqn import ACIQNTrainer
-from torchrl_perf.trainers.ddpg import DDPGTrainer
-from torchrl_perf.trainers.dqn import DQNTrainer
-from torchrl_perf.trainers.iqn import IQNTrainer
-from torchrl_perf.trainers.off_policy import NOT_STORED, OffPolicyTrainer
-from torchrl_perf.trainers.rainbow import RainbowTrainer
-from torchrl_perf.trainers.sac import SACTrainer
+from torchrl_perf.trainers.ac_iqn import ACIQN
+from torchrl_perf.trainers.ddpg import DDPG
+from torchrl_perf.trainers.dqn import DQN
+from torchrl_perf.trainers.iqn import IQN
+from torchrl_perf.trainers.off_policy import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy_task import NOT_STORED, Task, both
+from torchrl_perf.trainers.rainbow import Rainbow
+from torchrl_perf.trainers.sac import SAC
 
 __all__ = [
     "MarineACIQNTrainer",
@@ -38,6 +41,7 @@ __all__ = [
     "MarineIQNTrainer",
     "MarineRainbowTrainer",
     "MarineSACTrainer",
+    "MarineTask",
     "make_marine_env",
 ]
 
@@ -69,99 +73,142 @@ def make_marine_env(config: MarineConfig, device: torch.device, **options: Any) 
     return AgentStreams(MarineNavigation(config.num_envs, **{**arguments, **options}))
 
 
-class MarineRun(OffPolicyTrainer):
-    """What the six trainers add to those of the agents: the world, and what becomes of the vessels.
+class MarineTask(Task):
+    """The world of the vessels, and what becomes of them.
 
     Metrics, means over the interval: ``navigation/success``, ``navigation/collision`` and ``navigation/timeout``, each
     a share of the vessels that ended; ``navigation/colregs``, share of a vessel's steps with a penalty;
     ``navigation/active``, share of the places whose vessel is active; ``navigation/stage`` of the curriculum.
     """
 
-    config: MarineConfig
-    not_stored: ClassVar[tuple[NestedKey, ...]] = (
-        *NOT_STORED,
-        *("event", "colregs"),
-        *(("next", "event"), ("next", "colregs")),
+    not_stored: ClassVar[tuple[NestedKey, ...]] = (*NOT_STORED, *both(("event", "colregs")))
+    metric_names = (
+        *("navigation/success", "navigation/collision", "navigation/timeout"),
+        *("navigation/colregs", "navigation/active", "navigation/stage"),
     )
 
-    def make_env(self) -> EnvBase:
-        """:func:`make_marine_env`."""
-        return make_marine_env(self.config, self.device)
+    def make_env(self, config: Any, device: torch.device) -> EnvBase:
+        """The world that the config describes."""
+        return make_marine_env(config, device)
 
-    def measure(self, batch: TensorDictBase) -> None:
-        """Those of every trainer, and how the vessels ended."""
-        super().measure(batch)
-        following = cast("Mapping[str, Any]", batch.get("next"))
-        if self.valid_key is None or following.get("event", None) is None:
+    def measure(self, trainer: Any, batch: TensorDictBase) -> None:
+        """How the vessels ended; nothing of a world without vessels."""
+        following, add = cast("Mapping[str, Any]", batch.get("next")), trainer.metrics.add
+        if trainer.valid_key is None or following.get("event", None) is None:
             return
-        valid = batch.get(self.valid_key)
-        ended, event, add = valid & following["done"], following["event"], self.metrics.add
+        valid = batch.get(trainer.valid_key)
+        ended, event = valid & following["done"], following["event"]
         for name, number in EVENTS.items():
             add(f"navigation/{name}", (event == number).float(), mask=ended)
         late = following["truncated"] & ~following["terminated"]
         add("navigation/timeout", late.float(), mask=ended)
         add("navigation/colregs", (following["colregs"] > 0).float(), mask=valid)
         add("navigation/active", valid.float())
-        stage = getattr(getattr(self.env, "base_env", None), "stage", None)
+        stage = getattr(getattr(trainer.env, "base_env", None), "stage", None)
         if stage is not None:
             add("navigation/stage", stage.float(), reduce="last")
 
 
-class MarineDQNTrainer(MarineRun, DQNTrainer):
-    """:class:`DQNTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
+class MarineDQNTrainer(OffPolicyTrainer):
+    """:class:`DQN` on vessels that share its policy; the arguments are those of :class:`DQNTrainer`."""
 
-    config: MarineDQNConfig
-
-    def make_policy(self, env: EnvBase) -> EpsilonGreedy:
-        """:func:`make_marine_policy`."""
-        return make_marine_policy(env, self.config)
-
-
-class MarineIQNTrainer(MarineRun, IQNTrainer):
-    """:class:`IQNTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
-
-    config: MarineIQNConfig
-
-    def make_policy(self, env: EnvBase) -> EpsilonGreedy:
-        """:func:`make_marine_policy`."""
-        return make_marine_policy(env, self.config)
+    def __init__(
+        self,
+        config: MarineDQNConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        policy: EpsilonGreedy | None = None,
+    ) -> None:
+        algorithm = DQN(config, policy=policy, make_policy=make_marine_policy)
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
 
 
-class MarineRainbowTrainer(MarineRun, RainbowTrainer):
-    """:class:`RainbowTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
+class MarineIQNTrainer(OffPolicyTrainer):
+    """:class:`IQN` on vessels that share its policy; the arguments are those of :class:`IQNTrainer`."""
 
-    config: MarineRainbowConfig
-
-    def make_policy(self, env: EnvBase) -> EpsilonGreedy:
-        """:func:`make_marine_policy`."""
-        return make_marine_policy(env, self.config)
-
-
-class _MarineActorCritic(MarineRun):
-    """Actor and critic on encoders of their own."""
-
-    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """:func:`make_marine_actor`."""
-        return make_marine_actor(action, self.config, getattr(self, "squash", "tanh"))
-
-    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """:func:`make_marine_critic`."""
-        return make_marine_critic(action, self.config)
+    def __init__(
+        self,
+        config: MarineIQNConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        policy: EpsilonGreedy | None = None,
+    ) -> None:
+        algorithm = IQN(config, policy=policy, make_policy=make_marine_policy)
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
 
 
-class MarineDDPGTrainer(_MarineActorCritic, DDPGTrainer):
-    """:class:`DDPGTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
+class MarineRainbowTrainer(OffPolicyTrainer):
+    """:class:`Rainbow` on vessels that share its policy; the arguments are those of :class:`RainbowTrainer`."""
 
-    config: MarineDDPGConfig
+    def __init__(
+        self,
+        config: MarineRainbowConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        policy: EpsilonGreedy | None = None,
+    ) -> None:
+        algorithm = Rainbow(config, policy=policy, make_policy=make_marine_policy)
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
 
 
-class MarineACIQNTrainer(_MarineActorCritic, ACIQNTrainer):
-    """:class:`ACIQNTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
+class MarineDDPGTrainer(OffPolicyTrainer):
+    """:class:`DDPG` on vessels that share its policy; the arguments are those of :class:`DDPGTrainer`."""
 
-    config: MarineACIQNConfig
+    def __init__(
+        self,
+        config: MarineDDPGConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        algorithm = DDPG(config, actor=actor, critic=critic, **_networks())
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
 
 
-class MarineSACTrainer(_MarineActorCritic, SACTrainer):
-    """:class:`SACTrainer` on vessels that share its policy; arguments, attributes and errors are its own."""
+class MarineACIQNTrainer(OffPolicyTrainer):
+    """:class:`ACIQN` on vessels that share its policy; the arguments are those of :class:`ACIQNTrainer`."""
 
-    config: MarineSACConfig
+    def __init__(
+        self,
+        config: MarineACIQNConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        algorithm = ACIQN(config, actor=actor, critic=critic, **_networks("atan"))
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+
+
+class MarineSACTrainer(OffPolicyTrainer):
+    """:class:`SAC` on vessels that share its policy; the arguments are those of :class:`SACTrainer`."""
+
+    def __init__(
+        self,
+        config: MarineSACConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        algorithm = SAC(config, actor=actor, critic=critic, **_networks())
+        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+
+
+def _networks(squash: Squash = "tanh") -> dict[str, Callable[..., nn.Module]]:
+    """Actor and critic on encoders of their own, as an algorithm makes them."""
+
+    def make_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
+        return make_marine_actor(action, config, squash)
+
+    def make_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
+        return make_marine_critic(action, config)
+
+    return {"make_actor": make_actor, "make_critic": make_critic}

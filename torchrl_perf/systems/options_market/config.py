@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
-from torchrl_perf.trainers.sac_options_config import SACOptionsConfig
+from torchrl_perf.trainers.sac_options import SACOptionsConfig
 
 __all__ = ["OPTIONS_MARKET_PRESETS", "OptionsMarketConfig"]
 

@@ -15,23 +15,10 @@ FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usag
 
 OF_TRAINERS: dict[str, tuple[str, ...]] = {
     "PPOTrainer": ("train/learning_rate", "train/grad_norm"),
-    "OffPolicyTrainer": ("train/updates", "buffer/rows"),
-    "ValueTrainer": ("train/epsilon", "train/learning_rate"),
-    "DeterministicTrainer": ("train/noise",),
-    "SACOptionsTrainer": ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate"),
-    "OptionsMarketTrainer": (
-        *("market/weight", "market/exposure", "market/turnover", "market/cost", "market/trades"),
-        "option/temperature",
-    ),
-    "MarineRun": (
-        *("navigation/success", "navigation/collision", "navigation/timeout"),
-        *("navigation/colregs", "navigation/active", "navigation/stage"),
-    ),
     "ActiveDynamicsTrainer": (
         *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
         *("train/loss_recon", "train/loss_kl", "train/loss_novelty", "train/grad_norm"),
     ),
-    "FuelBreaksTrainer": ("fire/burned",),
     "DurotaxisTrainer": (*("episode/score", "episode/progress", "curriculum/stage", "colony/nodes"),),
 }
 """What each class of trainers adds to those that it derives from."""
@@ -43,6 +30,7 @@ def known_metrics(trainer: Any) -> list[str]:
     names += [f"train/{name}" for name in getattr(trainer, "statistics", ())]
     for kind in type(trainer).__mro__:
         names += OF_TRAINERS.get(kind.__name__, ())
+    names += getattr(trainer, "metric_names", ())
     names += [f"episode/{outcome}" for outcome in getattr(trainer.env, "outcomes", ())[1:]]
     return list(dict.fromkeys(names))
 

@@ -4,23 +4,28 @@ from torchrl_perf.moved import moved_from as _moved_from
 from torchrl_perf.trainers.ac_iqn import ACIQNTrainer
 from torchrl_perf.trainers.ac_iqn_config import AC_IQN_PRESETS, ACIQNConfig
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import PRESETS, PPOConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPGTrainer, make_deterministic_actor
 from torchrl_perf.trainers.ddpg_config import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, TD3Config
 from torchrl_perf.trainers.dqn import DQNTrainer, make_q_policy
 from torchrl_perf.trainers.dqn_config import DQN_PRESETS, DQNConfig
 from torchrl_perf.trainers.group_adam import GroupAdam
-from torchrl_perf.trainers.hybrid_ppo import HybridPPOTrainer, make_hybrid_actor
-from torchrl_perf.trainers.hybrid_ppo_config import HYBRID_PPO_PRESETS, HybridPPOConfig
+from torchrl_perf.trainers.hybrid_ppo import (
+    HYBRID_PPO_PRESETS,
+    HybridPPOConfig,
+    HybridPPOTrainer,
+    make_hybrid_actor,
+)
 from torchrl_perf.trainers.iqn import IQNTrainer, make_quantile_policy
 from torchrl_perf.trainers.iqn_config import IQN_PRESETS, QR_DQN_PRESETS, IQNConfig, QRDQNConfig
 from torchrl_perf.trainers.minibatches import minibatches
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy_actor_critic import ActorCriticTrainer
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
+from torchrl_perf.trainers.on_policy import OnPolicyTrainer
+from torchrl_perf.trainers.on_policy_algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.optimization import GuardedAdam
-from torchrl_perf.trainers.ppo import PPOTrainer
+from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.rainbow import RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.rainbow_config import RAINBOW_PRESETS, RainbowConfig
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
@@ -72,6 +77,8 @@ __all__ = [
     "NumericalGuard",
     "OffPolicyConfig",
     "OffPolicyTrainer",
+    "OnPolicyAlgorithm",
+    "OnPolicyTrainer",
     "PPOConfig",
     "PPOTrainer",
     "QRDQNConfig",

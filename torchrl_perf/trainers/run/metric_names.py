@@ -14,7 +14,7 @@ FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usag
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 
 OF_TRAINERS: dict[str, tuple[str, ...]] = {
-    "PPOTrainer": ("train/learning_rate", "train/grad_norm"),
+    "OnPolicyTrainer": ("train/learning_rate", "train/grad_norm"),
     "OffPolicyTrainer": ("train/updates", "buffer/rows"),
     "ValueTrainer": ("train/epsilon", "train/learning_rate"),
     "DeterministicTrainer": ("train/noise",),

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from torchrl_perf import __version__
-from torchrl_perf.registry import ALGORITHMS, MARINE, SYSTEMS
+from torchrl_perf.registry import ALGORITHMS as _ALGORITHMS
+from torchrl_perf.registry import MARINE as _MARINE
+from torchrl_perf.registry import SYSTEMS as _SYSTEMS
 
 __all__ = ["main"]
 
-TRAINED = (*ALGORITHMS, MARINE, *SYSTEMS)
-WHOLE = tuple(dict.fromkeys(MARINE if name.startswith(f"{MARINE}-") else name for name in SYSTEMS))
+TRAINED = (*_ALGORITHMS, _MARINE, *_SYSTEMS)
+WHOLE = tuple(dict.fromkeys(_MARINE if name.startswith(f"{_MARINE}-") else name for name in _SYSTEMS))
 BENCHMARKS = (
     "ppo",
     "gae",
@@ -33,7 +35,7 @@ USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
-                      {", ".join(ALGORITHMS)};
+                      {", ".join(_ALGORITHMS)};
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN

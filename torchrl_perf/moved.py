@@ -81,6 +81,7 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "objectives": {
         "systems.active_dynamics": ("MultiStepELBOLoss", "PredictiveELBOLoss"),
     },
+    "trainers.config": {"trainers.ppo": ("PPOConfig", "PRESETS")},
     "trainers.run": {"trainers.run.run": ("RunFolderError", "RunResult", "TrainingDivergedError", "train")},
 }
 """Old package, then new one, then names."""
@@ -108,6 +109,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "active_dynamics_evaluation": "systems.active_dynamics.evaluation",
         "durotaxis_episodes": "systems.durotaxis.evaluation",
         "active_dynamics_model": "systems.active_dynamics.networks",
+        "hybrid_ppo_config": "trainers.hybrid_ppo",
         "loop": "trainers.run.loop",
         "run_files": "trainers.run.files",
         "checkpoint": "trainers.run.checkpoint",
@@ -121,6 +123,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "fault": "trainers.run.fault",
         "torchrl_hooks": "trainers.torchrl.install",
         "hooks_log": "trainers.torchrl.log",
+        "hybrid_ppo_config": "trainers.hybrid_ppo",
         "dqn_config": "trainers.dqn",
         "iqn_config": "trainers.iqn",
         "rainbow_config": "trainers.rainbow",

@@ -7,7 +7,7 @@ tests read this list and no other.
 import importlib
 from typing import Any, NamedTuple
 
-__all__ = ["ALGORITHMS", "MARINE_AGENTS", "SYSTEMS", "Entry", "entry_of"]
+__all__ = ["ALGORITHMS", "MARINE", "MARINE_AGENTS", "SYSTEMS", "TASKS", "Entry", "entry_of"]
 
 
 class Entry(NamedTuple):
@@ -21,13 +21,37 @@ class Entry(NamedTuple):
     def load(self, part: str) -> Any:
         """The object behind ``"config"`` or ``"trainer"``, or ``"presets"``: settings for each task, by env name."""
         if part == "presets":
-            return self.load("config").presets()
-        module, _, name = getattr(self, part).partition(":")
-        return getattr(importlib.import_module(f"torchrl_perf.{module}"), name)
+            return self._presets()
+        return self._named(getattr(self, part), "torchrl_perf/registry.py")
+
+    def _presets(self) -> Any:
+        kind = self.load("config")
+        file = f"torchrl_perf/{self.config.partition(':')[0].replace('.', '/')}.py"
+        found = self._named(kind.presets_in, file) if kind.presets_in else {}
+        if not found:
+            raise LookupError(
+                f"{kind.__name__}: expected settings for one task at least, received presets_in={kind.presets_in!r}. "
+                f"Remedy: in {file}, a dictionary of them by env name, and presets_in='module:NAME' that names it."
+            )
+        return found
+
+    @staticmethod
+    def _named(place: str, file: str) -> Any:
+        """The object at ``module:name``, which ``file`` says."""
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(f"torchrl_perf.{module}"), name)
+        except (AttributeError, ModuleNotFoundError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name != f"torchrl_perf.{module}":
+                raise  # another package is absent, which its own message says
+            raise LookupError(
+                f"{file}: expected module:name of an object below torchrl_perf, received {place!r}. Remedy: correct it "
+                "there."
+            ) from error
 
 
 ALGORITHMS = {
-    "ppo": Entry("trainers.config:PPOConfig", "trainers.ppo:PPOTrainer"),
+    "ppo": Entry("trainers.ppo:PPOConfig", "trainers.ppo:PPOTrainer"),
     "dqn": Entry("trainers.dqn:DQNConfig", "trainers.dqn:DQNTrainer"),
     "sac": Entry("trainers.sac:SACConfig", "trainers.sac:SACTrainer"),
     "qr-dqn": Entry("trainers.iqn:QRDQNConfig", "trainers.iqn:IQNTrainer"),
@@ -37,9 +61,15 @@ ALGORITHMS = {
     "td3": Entry("trainers.ddpg:TD3Config", "trainers.ddpg:DDPGTrainer"),
     "ac-iqn": Entry("trainers.ac_iqn:ACIQNConfig", "trainers.ac_iqn:ACIQNTrainer"),
     "sac-options": Entry("trainers.sac_options:SACOptionsConfig", "trainers.sac_options:SACOptionsTrainer"),
-    "hybrid-ppo": Entry("trainers.hybrid_ppo_config:HybridPPOConfig", "trainers.hybrid_ppo:HybridPPOTrainer"),
+    "hybrid-ppo": Entry("trainers.hybrid_ppo:HybridPPOConfig", "trainers.hybrid_ppo:HybridPPOTrainer"),
 }
 """Algorithms for any env whose actions fit."""
+
+TASKS = ("CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous", "Ferry", "HybridTarget")
+"""Classes of ``torchrl_perf.envs`` that any algorithm may name as its task; systems have tasks of their own."""
+
+MARINE = "marine"
+"""``train marine --agent iqn`` is ``train marine-iqn``."""
 
 MARINE_AGENTS = {"iqn": "IQN", "ac-iqn": "ACIQN", "dqn": "DQN", "rainbow": "Rainbow", "ddpg": "DDPG", "sac": "SAC"}
 """Agents of ``train marine``, and what the names of their parts begin with."""
@@ -56,7 +86,7 @@ SYSTEMS = {
         "systems.options_market.config:OptionsMarketConfig", "systems.options_market.trainer:OptionsMarketTrainer"
     ),
     **{
-        f"marine-{agent}": Entry(
+        f"{MARINE}-{agent}": Entry(
             f"systems.marine.config:Marine{name}Config", f"systems.marine.trainer:Marine{name}Trainer"
         )
         for agent, name in MARINE_AGENTS.items()

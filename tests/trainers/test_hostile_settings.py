@@ -14,6 +14,7 @@ import torch
 from torchrl_perf.cli import main
 from torchrl_perf.cli import train as command
 from torchrl_perf.cli.options import OPTIONS, joined, refuse_bad_options
+from torchrl_perf.registry import Entry
 from torchrl_perf.trainers import ConfigError, DQNConfig, PPOConfig, PPOTrainer, SACConfig
 from torchrl_perf.trainers.config import TASKS
 from torchrl_perf.trainers.run.memory_floor import check_fits, least_bytes
@@ -284,6 +285,14 @@ class TestTasks:
             assert kind.algorithm == name
             assert kind.presets(), f"{name} has no preset: {kind.presets_in}"
             assert {type(preset) for preset in kind.presets().values()} == {kind}
+
+    def test_what_a_contributor_forgets_is_named_with_the_file(self):
+        with pytest.raises(LookupError, match=r"^torchrl_perf/registry\.py: .*'trainers.ppo:PPOTrain'.*Remedy"):
+            Entry("trainers.ppo:PPOConfig", "trainers.ppo:PPOTrain").load("trainer")
+        with pytest.raises(LookupError, match=r"^torchrl_perf/registry\.py: .*'trainers.none:PPOConfig'.*Remedy"):
+            Entry("trainers.none:PPOConfig", "").load("config")
+        with pytest.raises(LookupError, match=r"^RunConfig: .*presets_in=''.*in torchrl_perf/trainers/config\.py"):
+            Entry("trainers.config:RunConfig", "").load("presets")
 
     @pytest.mark.parametrize("env", ["CartPole", "Acrobot", "MountainCar"])
     def test_atoms_of_each_task(self, env):

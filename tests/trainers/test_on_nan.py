@@ -105,7 +105,7 @@ class TestSkip:
             assert ended or batch["advantage"][5, :5].isnan().all()  # the NaN stays in its episode
             assert batch["advantage"][:5].isfinite().all()
             if by_hand:
-                rows = flat_rows(batch, trainer._loss_keys)
+                rows = flat_rows(batch, trainer.algorithm.row_keys)
                 bad = rows["advantage"].isnan().squeeze(-1)
                 for number in torch.nonzero(bad).flatten().tolist():
                     for key in rows.keys(True, True):

@@ -137,7 +137,7 @@ class TestHybridPPO:
             "value_target",
             "state_value",
         }
-        assert set(trainer._loss_keys) == expected
+        assert set(trainer.algorithm.row_keys) == expected
         assert not [key for key in trainer.collector.batch.keys(True, True) if "params" in key]
 
     def test_losses_of_the_package_and_of_torchrl_are_the_same(self):

@@ -29,7 +29,7 @@ def minibatch(trainer):
     batch = trainer.advantage(trainer.collect())
     while batch["valid"].all():
         batch = trainer.advantage(trainer.collect())
-    return batch, flat_rows(batch, trainer._loss_keys)
+    return batch, flat_rows(batch, trainer.algorithm.row_keys)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -104,5 +104,6 @@ def test_an_observation_of_that_name_and_another_kind_is_no_flag():
     env = Named(6, device="cpu")
     trainer = PPOTrainer(PPOConfig(**OPTIONS), env=env)
     assert trainer.valid_key is None
-    assert trainer._valid_rows(TensorDict({}, [4]), torch.arange(4), torch.zeros(4, 1)) is None
+    rows = TensorDict({"advantage": torch.zeros(4, 1)}, [4])
+    assert trainer.algorithm.whole(rows, torch.arange(4)).counts is None
     trainer.close()

@@ -12,7 +12,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_perf.envs import CartPole
-from torchrl_perf.trainers.config import PPOConfig
+from torchrl_perf.trainers.ppo import PPOConfig
 
 
 def plain_network(inputs: int, outputs: int, device: torch.device) -> nn.Module:

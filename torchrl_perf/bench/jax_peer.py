@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchrl_perf.trainers.config import PPOConfig
+from torchrl_perf.trainers.ppo import PPOConfig
 
 
 class Rollout(NamedTuple):

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from torchrl_perf import __version__
+from torchrl_perf.registry import ALGORITHMS as _ALGORITHMS
+from torchrl_perf.registry import MARINE as _MARINE
+from torchrl_perf.registry import SYSTEMS as _SYSTEMS
 
 __all__ = ["main"]
 
-ALGORITHMS = ("ppo", "dqn", "sac", "qr-dqn", "iqn", "rainbow", "ddpg", "td3", "ac-iqn", "sac-options", "hybrid-ppo")
-SYSTEMS = ("active-dynamics", "marine", "durotaxis", "fuel-breaks", "options-market")
-MARINE = tuple(f"marine-{agent}" for agent in ("iqn", "ac-iqn", "dqn", "rainbow", "ddpg", "sac"))
+TRAINED = (*_ALGORITHMS, _MARINE, *_SYSTEMS)
+WHOLE = tuple(dict.fromkeys(_MARINE if name.startswith(f"{_MARINE}-") else name for name in _SYSTEMS))
 BENCHMARKS = (
     "ppo",
     "gae",
@@ -33,8 +35,8 @@ USAGE = f"""usage: torchrl-perf COMMAND ...
 
 commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
-                      {", ".join(ALGORITHMS)};
-                      or a whole system: {", ".join(SYSTEMS)} (`train marine --agent iqn`)
+                      {", ".join(_ALGORITHMS)};
+                      or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if arguments else 2
     command, *rest = arguments
-    commands = {"train": ((*ALGORITHMS, *SYSTEMS, *MARINE), _train), "bench": (BENCHMARKS, _bench)}
+    commands = {"train": (TRAINED, _train), "bench": (BENCHMARKS, _bench)}
     try:
         if command in TOOLS:
             return _tool(command, rest)

@@ -22,7 +22,7 @@ from torchrl_perf.cli.resume import (
     refuse_own_env,
 )
 from torchrl_perf.cli.stored_settings import read_settings
-from torchrl_perf.registry import ALGORITHMS, MARINE_AGENTS, SYSTEMS, Entry, entry_of
+from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
@@ -31,9 +31,6 @@ from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.run.run import RunFolderError, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "SYSTEMS", "main"]
-
-
-MARINE = "marine"
 
 Settings = TypeVar("Settings")
 

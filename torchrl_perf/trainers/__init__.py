@@ -3,14 +3,12 @@
 from torchrl_perf.moved import moved_from as _moved_from
 from torchrl_perf.trainers.ac_iqn import AC_IQN_PRESETS, ACIQNConfig, ACIQNTrainer
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import PRESETS, PPOConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.deterministic import make_deterministic_actor
 from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
 from torchrl_perf.trainers.group_adam import GroupAdam
-from torchrl_perf.trainers.hybrid_ppo import HybridPPOTrainer, make_hybrid_actor
-from torchrl_perf.trainers.hybrid_ppo_config import HYBRID_PPO_PRESETS, HybridPPOConfig
+from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer, make_hybrid_actor
 from torchrl_perf.trainers.iqn import (
     IQN_PRESETS,
     QR_DQN_PRESETS,
@@ -23,8 +21,10 @@ from torchrl_perf.trainers.minibatches import minibatches
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Update
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
+from torchrl_perf.trainers.on_policy import OnPolicyTrainer
+from torchrl_perf.trainers.on_policy_algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.optimization import GuardedAdam
-from torchrl_perf.trainers.ppo import PPOTrainer
+from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -72,6 +72,8 @@ __all__ = [
     "NumericalGuard",
     "OffPolicyConfig",
     "OffPolicyTrainer",
+    "OnPolicyAlgorithm",
+    "OnPolicyTrainer",
     "PPOConfig",
     "PPOTrainer",
     "QRDQNConfig",

@@ -1,19 +1,20 @@
-"""Settings of a run: what all algorithms share, and PPO's own."""
+"""Settings of a run that all algorithms share."""
 
 import dataclasses
 import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
+from torchrl_perf.moved import moved_from
+from torchrl_perf.registry import TASKS
 from torchrl_perf.trainers.config_checks import (
     Checks,
     ConfigError,
     UnknownSettingError,
     is_count,
-    is_positive,
     is_share,
     settings_from,
     unknown_setting,
@@ -21,8 +22,6 @@ from torchrl_perf.trainers.config_checks import (
 from torchrl_perf.trainers.setting_names import nearest_word, plain_word
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
-TASKS: tuple[str, ...] = (*get_args(EnvName), "Ferry", "HybridTarget")
-"""Names of the package's tasks that any algorithm may name; systems have tasks of their own."""
 
 
 @dataclass(frozen=True)
@@ -319,134 +318,14 @@ def _is_device(name: str) -> bool:
     return re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", name) is not None
 
 
-@dataclass(frozen=True)
-class PPOConfig(RunConfig):
-    """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
-
-    Raises:
-        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
-    """
-
-    algorithm: ClassVar[str] = "ppo"
-    presets_in: ClassVar[str] = "trainers.config:PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
-
-    env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
-    gamma: float = 0.98
-    """Discount factor."""
-    epochs: int = 8
-    """Passes over each batch."""
-    minibatches: int = 4
-    """Parts that a batch is split into at each pass; has to divide num_envs * num_steps."""
-    learning_rate: float = 1.5e-3
-    """Adam's step size at the start."""
-    anneal_learning_rate: bool = True
-    """Lower the learning rate linearly to 0 over the run, or over schedule_steps."""
-    lmbda: float = 0.95
-    """Lambda of generalised advantage estimation."""
-    clip_epsilon: float = 0.2
-    """Clipping range of the probability ratio."""
-    clip_value: bool = False
-    """Clip the change of the value estimate as well."""
-    value_clip_epsilon: float | None = None
-    """Range of that change, in the units of the return; None is clip_epsilon."""
-    normalize_advantage: bool = True
-    """Normalise the advantages of each minibatch."""
-    entropy_coeff: float = 0.01
-    """Weight of the entropy bonus at the start."""
-    entropy_coeff_final: float | None = None
-    """Weight of the entropy bonus at the end, reached linearly; None keeps it constant."""
-    entropy_frames: int | None = None
-    """Env steps after which that weight is reached; None is the whole run."""
-    entropy_floor: float | None = None
-    """Entropy of the policy, in nats, below which the shortfall is a loss of its own; None is no floor."""
-    entropy_floor_coeff: float = 1.0
-    """Weight of that loss."""
-    critic_coeff: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Largest norm of the gradient."""
-    target_kl: float | None = None
-    """Skip the rest of an iteration's updates once a minibatch's KL divergence exceeds this; None never."""
-    kl_estimate: Literal["samples", "closed_form"] = "samples"
-    """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
-    and never negative."""
-    hidden_size: int = 64
-    """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Activation of the hidden layers."""
-    loss: Literal["device", "torchrl"] = "device"
-    """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""
-
-    def _check(self, checks: Checks) -> None:
-        super()._check(checks)
-        checks.each(("epochs", "minibatches", "hidden_size"), is_count, "a positive integer")
-        checks.each(("lmbda",), is_share, "a number in [0, 1]")
-        checks.each(("learning_rate", "max_grad_norm", "critic_coeff"), is_positive, "a positive number")
-        checks.each(("clip_epsilon",), lambda value: 0 < value < 1, "a number in (0, 1)")
-        checks.each(("value_clip_epsilon", "entropy_floor_coeff"), is_positive, "a positive number")
-        checks.each(("entropy_frames",), is_count, "a positive integer")
-        checks.each(("target_kl",), lambda value: value >= 0, "a number of at least 0")
-        self._check_loss(checks)
-        if checks.sound("num_envs", "num_steps", "minibatches") and self.batch_size % self.minibatches:
-            checks.add(
-                "minibatches",
-                f"minibatches: expected a divisor of num_envs * num_steps = {self.batch_size}, received "
-                f"{self.minibatches}. Remedy: minibatches={largest_divisor(self.batch_size, self.minibatches)}.",
-            )
-
-    def _check_loss(self, checks: Checks) -> None:
-        """What TorchRL's own loss does not have."""
-        if not checks.sound("loss") or self.loss == "device":
-            return
-        for name, usual in (("kl_estimate", "samples"), ("entropy_floor", None)):
-            if checks.sound(name) and (value := getattr(self, name)) != usual:
-                checks.add(
-                    name, f"{name}: expected {usual!r} with loss='torchrl', received {value!r}. Remedy: loss='device'."
-                )
-
-    @property
-    def experiences_per_iteration(self) -> int:
-        """Rows that the updates of one iteration learn from, repeats counted."""
-        return self.epochs * self.batch_size
+def check_minibatches(config: Any, checks: Checks) -> None:
+    """Note a number of ``minibatches`` that does not divide the rows of a batch."""
+    if checks.sound("num_envs", "num_steps", "minibatches") and config.batch_size % config.minibatches:
+        checks.add(
+            "minibatches",
+            f"minibatches: expected a divisor of num_envs * num_steps = {config.batch_size}, received "
+            f"{config.minibatches}. Remedy: minibatches={largest_divisor(config.batch_size, config.minibatches)}.",
+        )
 
 
-PRESETS: dict[str, PPOConfig] = {
-    "CartPole": PPOConfig(),
-    # Values reach -100 here: a small critic weight and a wide limit keep the gradient from being the critic's alone.
-    "Pendulum": PPOConfig(
-        env="Pendulum",
-        num_steps=64,
-        total_steps=600_000,
-        minibatches=8,
-        learning_rate=2e-3,
-        gamma=0.95,
-        clip_epsilon=0.1,
-        entropy_coeff=0.0,
-        critic_coeff=0.1,
-        max_grad_norm=10.0,
-        activation="relu",
-    ),
-    "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99),
-    # PPO's noise, drawn anew at each step, does not climb the hill: the mean return stays at -200, the least there is.
-    "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99),
-    # The goal is first reached by chance: a large entropy weight keeps the noise up, and falls to let it end. 92 to 95.
-    "MountainCarContinuous": PPOConfig(
-        env="MountainCarContinuous",
-        num_envs=256,
-        num_steps=64,
-        total_steps=2_000_000,
-        minibatches=8,
-        learning_rate=3e-3,
-        gamma=0.9995,
-        lmbda=0.99,
-        clip_epsilon=0.1,
-        entropy_coeff=0.15,
-        entropy_coeff_final=0.0,
-        critic_coeff=0.1,
-        max_grad_norm=10.0,
-        activation="relu",
-    ),
-}
-"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores."""
+__getattr__ = moved_from(__name__)

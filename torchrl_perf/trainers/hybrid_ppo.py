@@ -1,28 +1,64 @@
 """PPO for actions with discrete and continuous parts, with every step of the loop on the device."""
 
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
 from torch import nn
 from torchrl.data import MultiCategorical
 from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
 from torchrl_perf.modules.mlp import FusedMLP
-from torchrl_perf.trainers.config import PPOConfig
-from torchrl_perf.trainers.hybrid_ppo_config import HybridPPOConfig
-from torchrl_perf.trainers.ppo import PPOTrainer
+from torchrl_perf.trainers.ppo import PPO, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.spaces import observation_inputs
 
 
-class HybridPPOTrainer(PPOTrainer):
-    """PPO on a :class:`HybridActor` (arXiv:1707.06347, arXiv:1903.01344): one ratio of all parts is clipped.
+@dataclass(frozen=True)
+class HybridPPOConfig(PPOConfig):
+    """Every choice of a PPO run whose actions have discrete and continuous parts (arXiv:1707.06347, arXiv:1903.01344).
 
-    Arguments, attributes and errors are those of :class:`PPOTrainer`; the default actor is :func:`make_hybrid_actor`.
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
-    config: HybridPPOConfig
+    algorithm: ClassVar[str] = "hybrid-ppo"
+    presets_in: ClassVar[str] = "trainers.hybrid_ppo:HYBRID_PPO_PRESETS"
+
+    env: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
+        "HybridTarget", "CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"
+    ] = "HybridTarget"
+    """Which of the package's tasks to learn; an action of one part serves too."""
+
+
+HYBRID_PPO_PRESETS: dict[str, HybridPPOConfig] = {
+    "HybridTarget": HybridPPOConfig(
+        num_envs=64,
+        num_steps=16,
+        total_steps=122_880,
+        gamma=0.8,
+        lmbda=0.9,
+        epochs=5,
+        minibatches=4,
+        learning_rate=3e-3,
+        entropy_coeff=0.03,
+        entropy_coeff_final=0.0,
+    ),
+}
+"""Settings for each task, by env name."""
+
+
+class HybridPPO(PPO):
+    """PPO on a :class:`HybridActor` (arXiv:1707.06347, arXiv:1903.01344): one ratio of all parts is clipped."""
 
     def make_actor(self, env: EnvBase) -> nn.Module:
         """:func:`make_hybrid_actor`."""
         return make_hybrid_actor(env, self.config)
+
+
+class HybridPPOTrainer(PPOTrainer):
+    """:class:`PPOTrainer` for actions with discrete and continuous parts; the actor is :func:`make_hybrid_actor`."""
+
+    algorithm_class: ClassVar[type[PPO]] = HybridPPO  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:

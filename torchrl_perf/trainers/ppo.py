@@ -1,179 +1,211 @@
-"""Proximal policy optimisation (arXiv:1707.06347) with every step of the loop on the device."""
+"""Proximal policy optimisation (arXiv:1707.06347): its settings, networks, advantages and loss."""
 
-from functools import partial
-from typing import Any, cast
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
-from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.collectors.native_autoreset import is_native
-from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.functional.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import linear
-from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.objectives import DeviceClipPPOLoss
-from torchrl_perf.runtime import Captured, capture
-from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import PPOConfig
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
-from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
-from torchrl_perf.trainers.optimization import GuardedAdam
-from torchrl_perf.trainers.recurrent import refuse_recurrent
-from torchrl_perf.trainers.run.made_of import describe
-from torchrl_perf.trainers.run.memory_estimate import announce_memory
-from torchrl_perf.trainers.run.memory_floor import check_fits
-from torchrl_perf.trainers.run.numerics import NumericalGuard
-from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
-from torchrl_perf.trainers.tasks import make_env
+from torchrl_perf.trainers.config import EnvName, RunConfig, check_minibatches
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.on_policy import OnPolicyTrainer
+from torchrl_perf.trainers.on_policy_algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.transforms import GAETransform
-from torchrl_perf.transforms.missing import fill_missing
-
-LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
-STATISTICS = (*LOSSES, "entropy", "kl_approx", "clip_fraction")
-VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams
 
 
-class PPOTrainer(Checkpointed):
-    """PPO whose iteration (collect, advantage, update, measure) is one function of device state.
-
-    On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
-    costs the host one launch. On a CPU the same code runs eagerly, or compiled. The loop itself is :meth:`iteration`;
-    :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it.
-
-    Args:
-        config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
-        actor: a probabilistic TensorDict module for the env's action; by default :func:`make_actor`.
-        critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
-
-    Attributes:
-        own_env: whether the env was given, and not made as the config says.
-        iterations_done: iterations run so far (host integer).
-        episodes: returns and lengths of finished episodes, on the device.
-        metrics: accumulators on the device; flush them for the values.
-        guard: finds what is not finite, and judges the flushed rows.
-        statistics: names of what the loss says of each minibatch; their means over the applied updates are metrics.
-        value_size: numbers that the critic gives for a state, 1 unless a subclass has components.
-        valid_key: ``"valid"`` of an env that says which of its rows count, such as
-            :class:`~torchrl_perf.envs.AgentStreams`, or None. The others reach no loss, statistic or episode.
+@dataclass(frozen=True)
+class PPOConfig(RunConfig):
+    """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
-        ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
+    algorithm: ClassVar[str] = "ppo"
+    presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
+
+    env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
+    gamma: float = 0.98
+    """Discount factor."""
+    epochs: int = 8
+    """Passes over each batch."""
+    minibatches: int = 4
+    """Parts that a batch is split into at each pass; has to divide num_envs * num_steps."""
+    learning_rate: float = 1.5e-3
+    """Adam's step size at the start."""
+    anneal_learning_rate: bool = True
+    """Lower the learning rate linearly to 0 over the run, or over schedule_steps."""
+    lmbda: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_epsilon: float = 0.2
+    """Clipping range of the probability ratio."""
+    clip_value: bool = False
+    """Clip the change of the value estimate as well."""
+    value_clip_epsilon: float | None = None
+    """Range of that change, in the units of the return; None is clip_epsilon."""
+    normalize_advantage: bool = True
+    """Normalise the advantages of each minibatch."""
+    entropy_coeff: float = 0.01
+    """Weight of the entropy bonus at the start."""
+    entropy_coeff_final: float | None = None
+    """Weight of the entropy bonus at the end, reached linearly; None keeps it constant."""
+    entropy_frames: int | None = None
+    """Env steps after which that weight is reached; None is the whole run."""
+    entropy_floor: float | None = None
+    """Entropy of the policy, in nats, below which the shortfall is a loss of its own; None is no floor."""
+    entropy_floor_coeff: float = 1.0
+    """Weight of that loss."""
+    critic_coeff: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the gradient."""
+    target_kl: float | None = None
+    """Skip the rest of an iteration's updates once a minibatch's KL divergence exceeds this; None never."""
+    kl_estimate: Literal["samples", "closed_form"] = "samples"
+    """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
+    and never negative."""
+    hidden_size: int = 64
+    """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the hidden layers."""
+    loss: Literal["device", "torchrl"] = "device"
+    """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("epochs", "minibatches", "hidden_size"), is_count, "a positive integer")
+        checks.each(("lmbda",), is_share, "a number in [0, 1]")
+        checks.each(("learning_rate", "max_grad_norm", "critic_coeff"), is_positive, "a positive number")
+        checks.each(("clip_epsilon",), lambda value: 0 < value < 1, "a number in (0, 1)")
+        checks.each(("value_clip_epsilon", "entropy_floor_coeff"), is_positive, "a positive number")
+        checks.each(("entropy_frames",), is_count, "a positive integer")
+        checks.each(("target_kl",), lambda value: value >= 0, "a number of at least 0")
+        self._check_loss(checks)
+        check_minibatches(self, checks)
+
+    def _check_loss(self, checks: Checks) -> None:
+        """What TorchRL's own loss does not have."""
+        if not checks.sound("loss") or self.loss == "device":
+            return
+        for name, usual in (("kl_estimate", "samples"), ("entropy_floor", None)):
+            if checks.sound(name) and (value := getattr(self, name)) != usual:
+                checks.add(
+                    name, f"{name}: expected {usual!r} with loss='torchrl', received {value!r}. Remedy: loss='device'."
+                )
+
+    @property
+    def experiences_per_iteration(self) -> int:
+        """Rows that the updates of one iteration learn from, repeats counted."""
+        return self.epochs * self.batch_size
+
+
+PRESETS: dict[str, PPOConfig] = {
+    "CartPole": PPOConfig(),
+    # Values reach -100 here: a small critic weight and a wide limit keep the gradient from being the critic's alone.
+    "Pendulum": PPOConfig(
+        env="Pendulum",
+        num_steps=64,
+        total_steps=600_000,
+        minibatches=8,
+        learning_rate=2e-3,
+        gamma=0.95,
+        clip_epsilon=0.1,
+        entropy_coeff=0.0,
+        critic_coeff=0.1,
+        max_grad_norm=10.0,
+        activation="relu",
+    ),
+    "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99),
+    # PPO's noise, drawn anew at each step, does not climb the hill: the mean return stays at -200, the least there is.
+    "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99),
+    # The goal is first reached by chance: a large entropy weight keeps the noise up, and falls to let it end. 92 to 95.
+    "MountainCarContinuous": PPOConfig(
+        env="MountainCarContinuous",
+        num_envs=256,
+        num_steps=64,
+        total_steps=2_000_000,
+        minibatches=8,
+        learning_rate=3e-3,
+        gamma=0.9995,
+        lmbda=0.99,
+        clip_epsilon=0.1,
+        entropy_coeff=0.15,
+        entropy_coeff_final=0.0,
+        critic_coeff=0.1,
+        max_grad_norm=10.0,
+        activation="relu",
+    ),
+}
+"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores."""
+
+
+class PPO(OnPolicyAlgorithm):
+    """An actor and a critic, advantages by GAE (arXiv:1506.02438), and the clipped loss.
+
+    Attributes:
+        actor: the policy.
+        critic: writes ``state_value``.
+        gae: writes ``advantage``, ``value_target`` and ``state_value`` into a batch.
+        value_size: numbers that the critic gives for a state, 1 unless a subclass has components.
+    """
+
+    losses: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "loss_entropy")
     value_size: int = 1
+    loss: ClipPPOLoss  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: Any,
+        env: EnvBase,
+        acceleration: Acceleration,
         *,
-        env: EnvBase | None = None,
-        actor: torch.nn.Module | None = None,
-        critic: torch.nn.Module | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
     ) -> None:
-        self.config, self.own_env = config, env is not None
-        self.device = resolve_device(config.device) if env is None else env.device
-        self.mode = resolve_mode(config.mode, self.device)
-        check_fits(config, self.device)
-        self.acceleration = acceleration_of(config)
-        torch.manual_seed(config.seed)
-        self.env = env or self.make_env()
-        self.actor = self.acceleration.policy(actor or self.make_actor(self.env))
-        self.critic = self.acceleration.policy(critic or self.make_critic(self.env))
-        self._check_parts()
-        self.valid_key = self._find_valid_key()
-        self._lacks_final_observations = is_native(self.env)
-        # the old policy's parameters, from which the divergence is computed
-        closed_form = config.kl_estimate == "closed_form"
-        self.statistics = (*STATISTICS, "kl") if closed_form else STATISTICS
-        self.collector = DeviceCollector(
-            self.env,
-            self.actor,
-            frames_per_batch=config.batch_size,
-            mode="eager" if self.mode == "eager" else "compile",
-            compile_mode=config.compile_mode,
-            exclude_keys=() if closed_form else getattr(self.actor, "param_keys", ("logits", "loc", "scale")),
-        )
-        if self.mode == "graph" and self.collector.waits_for_host:
+        self.config, self.env = config, env
+        self.actor = acceleration.policy(actor or self.make_actor(env))
+        self.critic = acceleration.policy(critic or self.make_critic(env))
+        self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
+        self.valid_key = valid_key_of(env)
+        if self.valid_key is not None and config.loss == "torchrl":
             raise ValueError(
-                f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
-                f"{type(self.env).__name__}. Remedy: a DeviceEnv, or mode='compile'."
+                f"loss: expected 'device' for {type(env).__name__}, whose rows do not all count ({self.valid_key!r}), "
+                "received 'torchrl'. Remedy: loss='device'."
             )
+        closed_form = config.kl_estimate == "closed_form"
+        statistics = (*self.losses, "entropy", "kl_approx", "clip_fraction")
+        self.statistics = (*statistics, "kl") if closed_form else statistics
+        # the closed form needs the old policy's parameters
+        self.unused_keys = () if closed_form else getattr(self.actor, "param_keys", ("logits", "loc", "scale"))
         self.gae = self.make_gae()
         self.loss = self._make_loss()
-        self.optimizer = GuardedAdam(
-            self.loss.parameters(),
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=self.acceleration,
-        )
-        self.metrics = DeviceMetrics(self.device)
-        self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)
-        self.phases = PhaseTimer(self.device)
-        self.iterations_done = 0
-        self._make_state()
-        self.train_state = self._make_train_state()
-        compile_ = partial(self.acceleration.compile, device=self.device) if self.mode != "eager" else lambda fn: fn
-        self._losses_fn = compile_(self._losses)
-        self._guard_fn = compile_(self._guard)
-        self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
-        self._part_losses_fn = compile_(self._part_losses)
-        # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-        graph = self.mode == "graph"
-        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
-        rows = config.batch_size // config.minibatches
-        self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+        self.row_keys = self._loss_keys()
+        self.schedules = {"entropy_coeff": cast("Tensor", self.loss.entropy_coeff)}
 
-    def make_env(self) -> EnvBase:
-        """The default env: the package's task that the config names."""
-        return make_env(self.config, self.device)
-
-    def make_actor(self, env: EnvBase) -> torch.nn.Module:
+    def make_actor(self, env: EnvBase) -> nn.Module:
         """The default actor, :func:`make_actor`."""
         return make_actor(env, self.config)
 
-    def make_critic(self, env: EnvBase) -> torch.nn.Module:
+    def make_critic(self, env: EnvBase) -> nn.Module:
         """The default critic, :func:`make_critic`."""
         return make_critic(env, self.config)
 
     def make_gae(self) -> GAETransform:
-        """What computes advantages; writes ``advantage``, ``value_target`` and ``state_value`` into a batch."""
-        return GAETransform(gamma=self.config.gamma, lmbda=self.config.lmbda, value_network=self.critic)
-
-    def _check_parts(self) -> None:
-        """Refuse an env or a critic that does not fit; the collector checks the actor."""
-        refuse_recurrent(type(self).__name__, {"actor": self.actor, "critic": self.critic}, env=self.env)
-        if self.env.batch_size != (self.config.num_envs,):
-            raise ValueError(
-                f"env: expected batch_size [{self.config.num_envs}], the config's num_envs, received "
-                f"{list(self.env.batch_size)}. Remedy: make both the same."
-            )
-        root = self.env.fake_tensordict().exclude("next")
-        needed = [*getattr(self.critic, "in_keys", [])]
-        if absent := [key for key in needed if key not in root.keys(True)]:
-            raise ValueError(
-                f"critic: expected in_keys among {sorted(map(str, root.keys(True, True)))}, which the env gives, "
-                f"received {absent}. Remedy: set its in_keys."
-            )
-
-    def _find_valid_key(self) -> str | None:
-        """The env's flag of the rows that count, where it has one."""
-        spec = self.env.observation_spec.get(VALID, None)
-        batch = self.env.batch_size
-        if spec is None or spec.dtype != torch.bool or spec.shape not in (batch, (*batch, 1)):
-            return None
-        if self.config.loss == "torchrl":
-            raise ValueError(
-                f"loss: expected 'device' for {type(self.env).__name__}, whose rows do not all count ({VALID!r}), "
-                "received 'torchrl'. Remedy: loss='device'."
-            )
-        return VALID
+        """What computes advantages."""
+        return GAETransform(gamma=self.config.gamma, lmbda=self.config.lmbda, value_network=cast("Any", self.critic))
 
     def _make_loss(self) -> ClipPPOLoss:
         config = self.config
@@ -186,8 +218,8 @@ class PPOTrainer(Checkpointed):
         }
         kind, own = (DeviceClipPPOLoss, own) if config.loss == "device" else (ClipPPOLoss, {})
         loss = kind(
-            self.actor,
-            self.critic,
+            cast("Any", self.actor),
+            cast("Any", self.critic),
             **own,
             clip_epsilon=config.clip_epsilon,
             clip_value=value_range if config.clip_value else False,
@@ -201,7 +233,11 @@ class PPOTrainer(Checkpointed):
             # it asks at each call whether this is set: of a buffer, that is a host read
             del loss.clip_value
             loss.clip_value = value_range
-        keys = loss.tensor_keys
+        return loss
+
+    def _loss_keys(self) -> list[NestedKey]:
+        """The entries that the loss reads."""
+        keys = self.loss.tensor_keys
         read = [
             *cast("list[NestedKey]", self.actor.in_keys),
             *cast("list[NestedKey]", self.critic.in_keys),
@@ -211,236 +247,91 @@ class PPOTrainer(Checkpointed):
             read += [key] if isinstance(key, str | tuple) else cast("list[NestedKey]", key)
         read += cast("Any", self.actor)[-1].in_keys if "kl" in self.statistics else []
         read += [] if self.valid_key is None else [self.valid_key]
-        self._loss_keys = list(dict.fromkeys(read))
-        return loss
+        return list(dict.fromkeys(read))
 
-    def _make_state(self) -> None:
-        """What changes from one iteration to the next on the device, beside parameters, moments and envs."""
-        device = self.device
-        self._entropy_coeff = cast("Tensor", self.loss.entropy_coeff)
-        self._iteration = torch.zeros((), device=device)
-        self._stopped = torch.zeros((), dtype=torch.bool, device=device)
-        self._sums = torch.zeros(len(self.statistics) + 1, device=device)
-        self._applied = torch.zeros((), device=device)
-        self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
-        self.guard = NumericalGuard(
-            self.metrics,
-            self._iteration,
-            on_nan=self.config.on_nan,
-            losses=LOSSES,
-            parameters=[name for name, _ in self.loss.named_parameters()],
-            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
-            parts=lambda: {"actor": self.actor, "critic": self.critic, "optimizer": self.optimizer},
-        )
-        self.guard.watch(self.env)
-        self._first_bad = self.guard.first_bad
-
-    @property
-    def first_bad_iteration(self) -> Tensor:
-        """First iteration with a number that was not finite, counted from 1, or -1: 0-d, on the device."""
-        return self._first_bad
-
-    # -- the loop -----------------------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        """One more iteration of the run."""
-        self.micro.call(self._iterate)
-
-    def iteration(self) -> None:
-        """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""
-        self.schedule()
-        with self.phases.phase("collect"):
-            batch = self.collect()
-            self.guard.check(self.watched(batch))
-        with self.phases.phase("advantage"):
-            batch = self.advantage(batch)
-        with self.phases.phase("update"):
-            self.update(batch)
-        with self.phases.phase("measure"):
-            self.measure(batch)
-
-    def schedule(self) -> None:
-        """Learning rate and entropy weight of this iteration."""
+    def schedule(self, iteration: Tensor) -> None:
+        """The weight of the entropy bonus."""
         config = self.config
-        done = self._iteration / config.schedule_iterations
-        if config.schedule_steps is not None:
-            done = done.clamp_max(1.0)  # where the run is longer than its schedules
-        if config.anneal_learning_rate:
-            self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         if config.entropy_coeff_final is not None:
             frames = config.entropy_frames
             length = config.schedule_iterations if frames is None else frames / config.batch_size
             ends = config.entropy_coeff, config.entropy_coeff_final
-            self._entropy_coeff.copy_(linear(self._iteration, *ends, length))
-        self._iteration += 1
+            self.schedules["entropy_coeff"].copy_(linear(iteration, *ends, length))
 
-    @accelerated
-    def collect(self) -> TensorDictBase:
-        """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
-        with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
-            return self.collector.collect().copy()
-
-    def watched(self, batch: TensorDictBase) -> TensorDictBase:
-        """The part of a batch in which the guard looks for what is not finite: all of it.
-
-        An env that resets itself under TorchRL's mark has NaN for its final observations, which is no fault.
-        """
-        if not self._lacks_final_observations:
-            return batch
-        batch = batch.copy()
-        ended = batch.get(("next", "done"))
-        return batch.set("next", fill_missing(batch.get("next").copy(), batch, ended))
-
-    @accelerated
-    def advantage(self, batch: TensorDictBase) -> TensorDictBase:
+    def estimate(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds ``advantage``, ``value_target`` and ``state_value`` to the batch."""
         return self.gae(batch)
 
-    @accelerated
-    def update(self, batch: TensorDictBase) -> None:
-        """``epochs`` passes over the batch in shuffled minibatches."""
-        rows = flat_rows(batch, self._loss_keys)
-        order = self.guard.repair(rows)[1] if self.guard.repairs else None
-        self._stopped.zero_()
-        self._sums.zero_()
-        self._applied.zero_()
-        for shuffled in minibatch_indices(
-            rows.shape[0],
-            epochs=self.config.epochs,
-            parts=self.config.minibatches,
-            device=self.device,
-            permutation=self._permutation_fn,
-        ):
-            index = shuffled if order is None else order[shuffled]
-            attempt = partial(self._gradients, rows, index)
-            total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
-            grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
-            self.optimizer.step(grad_scale, skip)
-            self.guard.note(statistics[: len(LOSSES)], self.optimizer.grad_norms, fault)
+    def minibatch_loss(self, rows: TensorDictBase) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The clipped objective, the critic's loss and the entropy bonus."""
+        losses = self.loss(rows)
+        return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], losses
 
-    def measure(self, batch: TensorDictBase) -> None:
-        """Episode statistics and metrics of the iteration, accumulated on the device."""
-        self.guard.report()
-        valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
-        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
-        means = (self._sums / self._applied).unbind()
-        names = (*(f"train/{name}" for name in self.statistics), "train/grad_norm")
-        self.metrics.add_all(dict(zip(names, means, strict=True)))
-        self.metrics.add("train/updates_applied", self._applied)
-        self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
-        self.metrics.add("train/learning_rate", self.optimizer.learning_rate, reduce="last")
-        finished = self.episodes.count > 0
-        self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
-        self.metrics.add("episode/mean_length", self.episodes.mean_length, reduce="last", mask=finished)
-        self.metrics.add("episode/count", self.episodes.count, reduce="last")
-        self.metrics.add("train/first_bad_iteration", self._first_bad, reduce="last")
+    def stop(self, statistics: Mapping[str, Tensor]) -> Tensor | None:
+        """Whether the policy has gone as far from the old one as ``target_kl`` allows."""
+        if self.config.target_kl is None:
+            return None
+        return statistics["kl" if "kl" in statistics else "kl_approx"] > self.config.target_kl
 
-    # -- one minibatch ------------------------------------------------------------------------------------------------
-
-    def _gradients(self, rows: TensorDictBase, index: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-        """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
-        self.optimizer.zero_grad()
-        if parts == 1:
-            total, statistics = self._losses_fn(rows, index)
-            self.optimizer.scaled(total).backward()
-            return total.detach(), statistics
-        # normalised over the whole minibatch, and not in each part
-        advantage = rows.get(self.loss.tensor_keys.advantage)[index]
-        valid = self._valid_rows(rows, index, advantage)
+    def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
+        """Advantages that are normalised over the whole minibatch, and how many rows of a part count."""
+        key = self.loss.tensor_keys.advantage
+        advantage, valid = rows.get(key)[index], None
+        if isinstance(self.loss, DeviceClipPPOLoss):
+            flags = rows.select(*self.loss.valid_keys, strict=False)
+            valid = self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
         if self.config.normalize_advantage:
             advantage = normalized_advantage(advantage, valid)
-        # a part counts as much as it has rows that count
         counts = None if valid is None else valid.flatten(1).sum(-1) if valid.ndim > 1 else valid
-        counts = None if counts is None else counts.to(torch.float32)
-        sums: list[tuple[Tensor, Tensor]] = []
+        return Whole({key: advantage}, None if counts is None else counts.to(torch.float32))
+
+    @contextlib.contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Within it the loss takes advantages as they are."""
         self.loss.normalize_advantage = False
         try:
-            for part, chosen in zip(parts_of(index, parts, counts), parts_of(advantage, parts), strict=True):
-                total, statistics = self._part_losses_fn(rows, part.batch, chosen.batch)
-                self.optimizer.scaled(total * part.weight).backward()
-                sums.append((total.detach() * part.weight, statistics * part.weight))
+            yield
         finally:
             self.loss.normalize_advantage = self.config.normalize_advantage
-        totals, statistics = zip(*sums, strict=True)
-        return torch.stack(totals).sum(), torch.stack(statistics).sum(0)
 
-    def _valid_rows(self, rows: TensorDictBase, index: Tensor, advantage: Tensor) -> Tensor | None:
-        """The flags of the rows at ``index`` that the loss counts, or None for all of them."""
-        if not isinstance(self.loss, DeviceClipPPOLoss):
-            return None
-        flags = rows.select(*self.loss.valid_keys, strict=False)
-        return self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
-
-    def probe(self, rows: TensorDictBase) -> None:
-        """The passes of an update on ``rows [b]``, eagerly, to see how much memory they take."""
+    def probe_rows(self, rows: TensorDictBase) -> TensorDictBase:
+        """Rows with advantages, values and targets of 0."""
         keys = self.loss.tensor_keys
-        rows.set(keys.advantage, torch.zeros(len(rows), 1, device=self.device))
-        for key in (keys.value_target, keys.value):
-            rows.set(key, torch.zeros(len(rows), self.value_size, device=self.device))
-        self._losses(rows, torch.arange(len(rows), device=self.device))[0].backward()
+        for key, size in ((keys.advantage, 1), (keys.value_target, self.value_size), (keys.value, self.value_size)):
+            rows.set(key, torch.zeros(len(rows), size, device=self.env.device))
+        return rows
 
-    def probe_batch(self, batch: TensorDictBase) -> None:
-        """The advantages of a batch ``[n, T]``."""
-        self.gae(batch)
 
-    def _part_losses(self, rows: TensorDictBase, index: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`_losses` with advantages ``[b, 1]`` that are normalised already."""
-        minibatch = cast("TensorDictBase", rows[index])
-        return self._sum_losses(minibatch.set(self.loss.tensor_keys.advantage, advantage))
+class PPOTrainer(OnPolicyTrainer):
+    """PPO with every step of the loop on the device; the loop is that of :class:`OnPolicyTrainer`.
 
-    def _losses(self, rows: TensorDictBase, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Total loss of the rows at ``index``, and the statistics as one vector."""
-        return self._sum_losses(rows[index])
+    Args:
+        config: every choice of the run.
+        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        actor: a probabilistic TensorDict module for the env's action; by default :func:`make_actor`.
+        critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
 
-    def _sum_losses(self, minibatch: TensorDictBase) -> tuple[Tensor, Tensor]:
-        losses = self.loss(minibatch)
-        total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-        return total, torch.stack([losses[name].detach() for name in self.statistics])
+    Attributes:
+        actor: acts in the env.
+        critic: values states.
+        gae: computes advantages.
+        value_size: numbers that the critic gives for a state.
 
-    def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
+    Raises:
+        ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
+    """
 
-        The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
-        """
-        finite = total.isfinite() & grad_norm.isfinite()
-        if self.config.target_kl is not None:
-            kl = statistics[self.statistics.index("kl" if "kl" in self.statistics else "kl_approx")]
-            self._stopped.logical_or_(kl > self.config.target_kl)
-        apply = finite & ~self._stopped
-        row = torch.cat([statistics, grad_norm.view(1)])
-        self._sums += torch.where(apply, row, 0.0)
-        self._applied += apply
-        fault = self.optimizer.is_fault(total, grad_norm)
-        self.guard.mark_bad(fault)
-        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32), fault
+    algorithm_class: ClassVar[type[PPO]] = PPO  # pyright: ignore[reportIncompatibleVariableOverride]
+    algorithm: PPO
 
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def _make_train_state(self) -> TrainState:
-        """Everything that changes between two iterations."""
-        counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "_entropy_coeff"))
-        return TrainState(
-            made_by=self.config.algorithm,
-            made_of=describe(self.env, self.parts(), own_env=self.own_env),
-            device=self.device,
-            counters=counters,
-            **self.parts(),
-        )
-
-    def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds, by name, beside the counters."""
-        return {
-            "actor": self.actor,
-            "critic": self.critic,
-            "optimizer": self.optimizer,
-            "collector": self.collector,
-            "episodes": self.episodes,
-            "metrics": self.metrics,
-            "micro_batches": self.micro,
-        }
-
-    def close(self) -> None:
-        """Releases the graph and the env."""
-        if isinstance(self._iterate, Captured):
-            self._iterate.release()
-        self.collector.shutdown()
+    def __init__(
+        self,
+        config: PPOConfig,
+        *,
+        env: EnvBase | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, env=env, actor=actor, critic=critic)
+        self.actor, self.critic = self.algorithm.actor, self.algorithm.critic
+        self.gae, self.value_size = self.algorithm.gae, self.algorithm.value_size

@@ -215,7 +215,6 @@ class SACOptions(ActorCritic):
         critic: a TensorDict module that reads observations, action and "active_option".
         networks: makes those that are not given.
         find_options: gives the options of an env; by default those of the package's task that the config names.
-        metrics: kind of the accumulators, which look at the use of options.
         usage: gives arguments of the :class:`OptionUsage` by name.
         anneals_choice: whether the temperature of the choice follows the controller's schedule.
 

@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.trainers.config import PPOConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.ppo import PPOConfig
 
 
 @dataclass(frozen=True)

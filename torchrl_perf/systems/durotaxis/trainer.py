@@ -1,20 +1,22 @@
 """PPO that teaches a colony of cells to climb a stiffness gradient, with every step of the loop on the device."""
 
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.modules import ValueOperator
 
 from torchrl_perf.envs.durotaxis import GRAPH_FEATURES, ColonyCurriculum, Durotaxis
+from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.modules import HybridActor
+from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
-from torchrl_perf.trainers.device import accelerated
-from torchrl_perf.trainers.ppo import PPOTrainer
+from torchrl_perf.trainers.ppo import PPO, PPOTrainer
+from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.transforms import ComponentAdvantage, GAETransform
 
@@ -27,50 +29,25 @@ _PROGRESS = GRAPH_FEATURES.index("progress")
 _NEEDED = ("component_names", "reward_weights", "settings")
 
 
-class DurotaxisTrainer(PPOTrainer):
-    """PPO on :class:`~torchrl_perf.envs.Durotaxis` (arXiv:1707.06347; actions for each node: arXiv:1903.01344).
-
-    Actor and critic have a transformer encoder of nodes and colony each (:class:`~torchrl_perf.modules.NodeEncoder`).
-    With ``value_heads="components"`` the critic has a value for each component of the reward that counts, in the units
-    of the reward, so that the values add up to that of the whole; each has an advantage of its own, and the policy
-    learns from their sum by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
-    place and are saved). With all of them 1, and unless they are standardised, that is the advantage of the reward.
-
-    Metrics beside PPO's, of the last finished episodes: the shares of outcomes ``episode/success``,
-    ``episode/overgrowth``, ...; ``episode/progress`` of the colony's centre to the goal; ``episode/score``, which is
-    ``1000 * success + 100 * progress + return`` and marks the best checkpoint; and the return of each component,
-    ``component/...``. Of the interval: ``colony/nodes``, the mean number of nodes.
-
-    Arguments, attributes and errors are those of :class:`PPOTrainer`.
+class ColonyPPO(PPO):
+    """PPO whose critic may value each component of the reward (arXiv:1707.06347, nodes: arXiv:1903.01344).
 
     Attributes:
-        names: of the components that the critic has values for.
+        component_names: of the reward's components that count.
         colonies: outcomes, progress and returns of finished episodes, on the device.
         component_advantage: adds the advantages of the components up; None with ``value_heads="total"``.
     """
 
-    config: DurotaxisConfig
     component_advantage: ComponentAdvantage | None
 
-    def make_env(self) -> EnvBase:
-        """The colony as the config describes it."""
-        config = self.config
-        stages = ColonyCurriculum()
-        if config.stage_one_frames:
-            stages = ColonyCurriculum(frames=(0, config.stage_one_frames), delete_only=(True, False))
-        return Durotaxis(
+    def __init__(self, config: DurotaxisConfig, env: EnvBase, acceleration: Acceleration, **networks: Any) -> None:
+        super().__init__(config, env, acceleration, **networks)
+        self.colonies = EpisodeColumns(
             config.num_envs,
-            reward_mode=config.reward_mode,
-            max_episode_steps=config.max_episode_steps,
-            actions=config.actions,
-            curriculum=stages,
-            device=self.device,
-            size=(config.width, config.height),
-            critical_nodes=config.critical_nodes,
-            slope=config.slope,
-            intercept=config.intercept,
-            field=config.field,
-            delete_max=config.delete_max,
+            totals=("return", *self.component_names),
+            ends=(*ENDS, "progress"),
+            device=cast("torch.device", env.device),
+            window=max(WINDOW, config.num_envs),
         )
 
     def make_actor(self, env: EnvBase) -> HybridActor:
@@ -99,28 +76,18 @@ class DurotaxisTrainer(PPOTrainer):
         if self.config.value_heads == "components":
             keys = {"reward": COLUMNS, "advantage": "advantage_components"}
             self.component_advantage = ComponentAdvantage(
-                torch.ones(len(names), device=self.device), names=names, standardize=self.config.standardize_components
+                torch.ones(len(names), device=self.env.device),
+                names=names,
+                standardize=self.config.standardize_components,
             )
         return GAETransform(
             gamma=self.config.gamma, lmbda=self.config.lmbda, value_network=self.critic, keys=keys, chunk_size=16_384
         )
 
-    def _make_state(self) -> None:
-        super()._make_state()
-        self.colonies = EpisodeColumns(
-            self.config.num_envs,
-            totals=("return", *self.component_names),
-            ends=(*ENDS, "progress"),
-            device=self.device,
-            window=max(WINDOW, self.config.num_envs),
-        )
-
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds, by name, beside the counters."""
-        parts = {**super().parts(), "colonies": self.colonies}
+        """What a checkpoint holds beside the networks, by name."""
+        parts: dict[str, Stateful] = {"colonies": self.colonies}
         return parts if self.component_advantage is None else {**parts, "component_advantage": self.component_advantage}
-
-    # -- the loop -----------------------------------------------------------------------------------------------------
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
         """All of a batch but the next nodes, its largest part, which are the nodes of the step after."""
@@ -132,36 +99,93 @@ class DurotaxisTrainer(PPOTrainer):
         columns = batch.get(("next", "reward_components"))
         return columns.index_select(-1, self._chosen) * weights.index_select(0, self._chosen)
 
-    @accelerated
-    def advantage(self, batch: TensorDictBase) -> TensorDictBase:
+    def estimate(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds ``advantage [N, T, 1]``, and ``value_target`` and ``state_value [N, T, C]`` to the batch."""
         if self.component_advantage is None:
             return self.gae(batch)
         batch.set(("next", COLUMNS), self.columns(batch))
         return self.component_advantage(self.gae(batch))
 
-    def probe_batch(self, batch: TensorDictBase) -> None:
-        """The advantages of a batch ``[n, T]``."""
-        self.advantage(batch)
-
-    def measure(self, batch: TensorDictBase) -> None:
-        """Episode statistics and metrics of the iteration, accumulated on the device."""
-        super().measure(batch)
+    def measure(self, batch: TensorDictBase, metrics: DeviceMetrics, guard: NumericalGuard) -> None:
+        """How the colonies' episodes ended, and the parts of their returns."""
         following = batch.get("next")
         outcome, done = following.get("outcome"), following.get("done")
         ends = [(outcome == number).float() for number in range(1, 1 + len(ENDS))]
         ends.append(following.get("graph")[..., _PROGRESS : _PROGRESS + 1])
         totals = [following.get("reward"), self.columns(batch)]
-        finite = self.guard.finite
+        finite = guard.finite
         self.colonies.update(finite(torch.cat(totals, -1)), finite(torch.cat(ends, -1)), done)
         means, finished = self.colonies.means(), self.colonies.count > 0
         score = 1000 * means["success"] + 100 * means["progress"] + means["return"]
         rows = {f"episode/{name}": means[name] for name in (*ENDS, "progress")} | {"episode/score": score}
         rows |= {f"component/{name}": means[name] for name in self.component_names}
         for name, value in rows.items():
-            self.metrics.add(name, value, reduce="last", mask=finished)
-        self.metrics.add("curriculum/stage", _durotaxis(self.env).get_buffer("state_stage"), reduce="max")
-        self.metrics.add("colony/nodes", following.get("node_mask").sum(-1, dtype=torch.float32))
+            metrics.add(name, value, reduce="last", mask=finished)
+        metrics.add("curriculum/stage", _durotaxis(self.env).get_buffer("state_stage"), reduce="max")
+        metrics.add("colony/nodes", following.get("node_mask").sum(-1, dtype=torch.float32))
+
+
+class DurotaxisTrainer(PPOTrainer):
+    """PPO on :class:`~torchrl_perf.envs.Durotaxis` (arXiv:1707.06347; actions for each node: arXiv:1903.01344).
+
+    Actor and critic have a transformer encoder of nodes and colony each (:class:`~torchrl_perf.modules.NodeEncoder`).
+    With ``value_heads="components"`` the critic has a value for each component of the reward that counts, in the units
+    of the reward, so that the values add up to that of the whole; each has an advantage of its own, and the policy
+    learns from their sum by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
+    place and are saved). With all of them 1, and unless they are standardised, that is the advantage of the reward.
+
+    Metrics beside PPO's, of the last finished episodes: the shares of outcomes ``episode/success``,
+    ``episode/overgrowth``, ...; ``episode/progress`` of the colony's centre to the goal; ``episode/score``, which is
+    ``1000 * success + 100 * progress + return`` and marks the best checkpoint; and the return of each component,
+    ``component/...``. Of the interval: ``colony/nodes``, the mean number of nodes.
+
+    Arguments and errors are those of :class:`PPOTrainer`, and so are the other attributes.
+
+    Attributes:
+        component_names: of the reward's components that count.
+        colonies: outcomes, progress and returns of finished episodes, on the device.
+        component_advantage: adds the advantages of the components up; None with ``value_heads="total"``.
+    """
+
+    algorithm_class: ClassVar[type[PPO]] = ColonyPPO  # pyright: ignore[reportIncompatibleVariableOverride]
+    algorithm: ColonyPPO
+
+    def __init__(
+        self,
+        config: DurotaxisConfig,
+        *,
+        env: EnvBase | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, env=env, actor=actor, critic=critic)
+        self.component_names, self.colonies = self.algorithm.component_names, self.algorithm.colonies
+        self.component_advantage = self.algorithm.component_advantage
+
+    def columns(self, batch: TensorDictBase) -> Tensor:
+        """The components of the reward that count, in its units: ``[N, T, C]``, whose sum is the reward."""
+        return self.algorithm.columns(batch)
+
+    def make_env(self) -> EnvBase:
+        """The colony as the config describes it."""
+        config = self.config
+        stages = ColonyCurriculum()
+        if config.stage_one_frames:
+            stages = ColonyCurriculum(frames=(0, config.stage_one_frames), delete_only=(True, False))
+        return Durotaxis(
+            config.num_envs,
+            reward_mode=config.reward_mode,
+            max_episode_steps=config.max_episode_steps,
+            actions=config.actions,
+            curriculum=stages,
+            device=self.device,
+            size=(config.width, config.height),
+            critical_nodes=config.critical_nodes,
+            slope=config.slope,
+            intercept=config.intercept,
+            field=config.field,
+            delete_max=config.delete_max,
+        )
 
 
 def _durotaxis(env: EnvBase) -> Durotaxis:

@@ -14,7 +14,7 @@ FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usag
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 
 OF_TRAINERS: dict[str, tuple[str, ...]] = {
-    "PPOTrainer": ("train/learning_rate", "train/grad_norm"),
+    "OnPolicyTrainer": ("train/learning_rate", "train/grad_norm"),
     "ActiveDynamicsTrainer": (
         *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
         *("train/loss_recon", "train/loss_kl", "train/loss_novelty", "train/grad_norm"),

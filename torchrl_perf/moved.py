@@ -123,7 +123,6 @@ _MODULES: dict[str, dict[str, str]] = {
         "fault": "trainers.run.fault",
         "torchrl_hooks": "trainers.torchrl.install",
         "hooks_log": "trainers.torchrl.log",
-        "hybrid_ppo_config": "trainers.hybrid_ppo",
         "dqn_config": "trainers.dqn",
         "iqn_config": "trainers.iqn",
         "rainbow_config": "trainers.rainbow",

@@ -1,6 +1,6 @@
 """Actor and critic of a PPO run, as TensorDict modules."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from tensordict.nn import NormalParamExtractor
@@ -10,9 +10,6 @@ from torchrl.modules import ValueOperator
 
 from torchrl_perf.modules import DeviceActor, FusedMLP
 from torchrl_perf.trainers.spaces import action_choices, observation_inputs
-
-if TYPE_CHECKING:
-    from torchrl_perf.trainers.ppo import PPOConfig
 
 
 class _StateIndependentScale(nn.Module):
@@ -26,7 +23,7 @@ class _StateIndependentScale(nn.Module):
         return torch.cat([loc, self.log_scale.expand_as(loc)], -1)
 
 
-def make_actor(env: EnvBase, config: "PPOConfig") -> DeviceActor:
+def make_actor(env: EnvBase, config: Any) -> DeviceActor:
     """A policy for the env's action spec: writes ``action`` and ``action_log_prob``.
 
     It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`. Discrete
@@ -58,7 +55,7 @@ def make_actor(env: EnvBase, config: "PPOConfig") -> DeviceActor:
     )
 
 
-def make_critic(env: EnvBase, config: "PPOConfig") -> ValueOperator:
+def make_critic(env: EnvBase, config: Any) -> ValueOperator:
     """A value network: reads what :func:`make_actor` reads, writes ``state_value [*, 1]``."""
     inputs = observation_inputs(env)
     net = FusedMLP(

@@ -70,7 +70,7 @@ def learn(trainer: OptionsMarketTrainer, log_interval: int) -> None:
         trainer.step()
         if done % log_interval and done != iterations:
             continue
-        row = trainer.metrics.flush(done * trainer.config.batch_size)  # the only copy to the host
+        row = trainer.summarise(trainer.metrics.flush(done * trainer.config.batch_size))  # the only copy to the host
         print(
             f"{done * trainer.config.batch_size:>9,} steps   weight {row['market/weight']:+.2f}   turnover "
             f"{row['market/turnover']:.4f}   options in use {row['option/num_used']:.0f}   "

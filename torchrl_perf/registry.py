@@ -78,6 +78,12 @@ SYSTEMS = {
     "active-dynamics": Entry(
         "systems.active_dynamics.config:ActiveDynamicsConfig", "systems.active_dynamics.trainer:ActiveDynamicsTrainer"
     ),
+    **{
+        f"{MARINE}-{agent}": Entry(
+            f"systems.marine.config:Marine{name}Config", f"systems.marine.trainer:Marine{name}Trainer"
+        )
+        for agent, name in MARINE_AGENTS.items()
+    },
     "durotaxis": Entry("systems.durotaxis.config:DurotaxisConfig", "systems.durotaxis.trainer:DurotaxisTrainer"),
     "fuel-breaks": Entry(
         "systems.fuel_breaks.config:FuelBreaksConfig", "systems.fuel_breaks.trainer:FuelBreaksTrainer"
@@ -85,12 +91,6 @@ SYSTEMS = {
     "options-market": Entry(
         "systems.options_market.config:OptionsMarketConfig", "systems.options_market.trainer:OptionsMarketTrainer"
     ),
-    **{
-        f"{MARINE}-{agent}": Entry(
-            f"systems.marine.config:Marine{name}Config", f"systems.marine.trainer:Marine{name}Trainer"
-        )
-        for agent, name in MARINE_AGENTS.items()
-    },
 }
 """Whole systems with a task of their own; ``train marine --agent iqn`` is ``marine-iqn``."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_perf.bench import collector, flashbax_peer, gae, jax_peer, offpolicy, ppo, readme, replay
+from torchrl_perf.bench import collector, flashbax_peer, gae, jax_peer, offpolicy, ppo, replay
 from torchrl_perf.bench.baselines import TorchRLPPO
 from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
 from torchrl_perf.envs import CartPole
@@ -87,12 +87,6 @@ def test_baseline_takes_as_many_optimiser_steps_as_the_trainer() -> None:
 def test_jax_peer_runs_the_same_updates() -> None:
     row = jax_peer.measure(PPOConfig(num_envs=4, num_steps=8), 2)
     assert row["steps_per_second"] == pytest.approx(32 / row["ms"] * 1e3)
-
-
-def test_readme_table_is_the_one_that_the_results_give() -> None:
-    text = (ROOT / "README.md").read_text()
-    shown = text.split(readme.BEGIN)[1].split(readme.END)[0].strip()
-    assert shown == readme.results_table()
 
 
 def test_committed_results_name_their_machine() -> None:

@@ -64,7 +64,8 @@ class Curriculum:
         if frames[0] != 0 or any(b <= a for a, b in pairwise(frames)):
             raise ValueError(
                 f"Curriculum expected frames that rise from 0, received {frames}. Remedy: sort the stages "
-                "by the frame at which they begin, each its own."
+                "by the frame at which they begin, each its own:"
+                " a curriculum does not go backwards."
             )
         for name, least in (("robots", 1), ("obstacles", 0), ("cores", 0)):
             if any(not isinstance(v, int) or isinstance(v, bool) or v < least for v in getattr(self, name)):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -175,24 +175,6 @@ def test_asymmetric_clipping():
     ours, theirs = (cls(actor, critic, clip_epsilon=(0.1, 0.4), functional=False)(batch.clone()) for cls in LOSSES)
     torch.testing.assert_close(ours["loss_objective"], theirs["loss_objective"].squeeze())
     torch.testing.assert_close(ours["clip_fraction"], theirs["clip_fraction"])
-
-
-def test_separate_losses_keep_the_critic_loss_from_a_shared_trunk():
-    torch.manual_seed(0)
-    trunk = TensorDictModule(nn.Linear(3, 3), ["observation"], ["hidden"])
-    head = TensorDictModule(nn.Linear(3, 2), ["hidden"], ["logits"])
-    actor = ProbabilisticActor(
-        TensorDictSequential(trunk, head), ["logits"], distribution_class=GumbelCategorical, return_log_prob=True
-    )
-    critic = TensorDictSequential(trunk, ValueOperator(nn.Linear(3, 1), in_keys=["hidden"]))
-    batch = make_batch(*(module.double() for module in (actor, critic))).exclude("hidden")
-    results = []
-    for cls in LOSSES:
-        loss = cls(actor, critic, separate_losses=True)
-        loss.zero_grad()
-        loss(batch.clone())["loss_critic"].sum().backward()
-        results.append([p.grad is None or not p.grad.any() for p in trunk.parameters()])
-    assert results[0] == results[1]
 
 
 def test_keys_can_be_renamed():

@@ -18,11 +18,13 @@ SLOW_TIMEOUT = 1_200  # seconds for a test marked slow or long that names no lim
 def pytest_configure(config: pytest.Config) -> None:
     """Keep torch to one thread: the tensors of a test are small, and more threads only wait for one another.
 
-    A shell has what it starts in the background ignore Ctrl-C, and so would the runs that tests interrupt.
+    What is started in the background ignores Ctrl-C, or the end of its terminal, and so would the runs that tests stop.
     """
     torch.set_num_threads(1)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

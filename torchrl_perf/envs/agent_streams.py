@@ -184,8 +184,7 @@ class AgentStreams(EnvBase):
         if action is None:
             raise KeyError(
                 f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}. "
-                "Remedy: run a "
-                "policy that writes it."
+                "Remedy: run a policy that writes it."
             )
         env = self.base_env
         td = TensorDict({}, batch_size=env.batch_size, device=env.device)
@@ -213,8 +212,7 @@ class AgentStreams(EnvBase):
         if valid is None:
             raise KeyError(
                 f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}. Remedy: "
-                "step "
-                "from what reset or the last step gave."
+                "step from what reset or the last step gave."
             )
         return valid
 

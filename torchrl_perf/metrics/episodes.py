@@ -148,8 +148,7 @@ class EpisodeStatistics:
                 raise ValueError(
                     f"EpisodeStatistics.load_state_dict: expected {name} of shape {tuple(target.shape)} and "
                     f"{target.dtype}, received {tuple(source.shape)} and {source.dtype}. Remedy: construct it with the "
-                    "saved "
-                    "num_envs, window and dtype."
+                    "saved num_envs, window and dtype."
                 )
         for name in _STATE:
             getattr(self, name).copy_(state_dict[name])
@@ -205,8 +204,8 @@ class EpisodeStatistics:
         if valid is not None and (valid.shape, valid.dtype, valid.device) != (done.shape, torch.bool, done.device):
             raise ValueError(
                 f"EpisodeStatistics.update: expected bool valid of shape {tuple(done.shape)} on {self.device}, "
-                "received "
-                f"{tuple(valid.shape)} {valid.dtype} on {valid.device}. Remedy: pass 'valid' of the same [N, T] batch."
+                f"received {tuple(valid.shape)} {valid.dtype} on {valid.device}. Remedy: pass 'valid' of the same [N, "
+                "T] batch."
             )
         return dim
 

@@ -69,8 +69,7 @@ class MetricLayout:
         if slot is not None:
             raise ValueError(
                 f"DeviceMetrics.add({name!r}): expected reduce={slot.reduce!r} as at the first add, received "
-                f"{reduce!r}. "
-                "Remedy: use another name for another reduction."
+                f"{reduce!r}. Remedy: use another name for another reduction."
             )
         kind, limit = ("histogram", MAX_HISTOGRAMS) if reduce == "histogram" else ("scalar", self.capacity)
         if self._used[kind] >= limit:

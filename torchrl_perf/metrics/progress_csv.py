@@ -80,8 +80,7 @@ class ProgressCSVLogger(Logger):
         if step is None or any(name in row for name in _FIXED):
             raise ValueError(
                 f"ProgressCSVLogger.log_metrics: expected a step and metrics not named {_FIXED}, received step={step} "
-                "and "
-                f"{sorted(row)}. Remedy: pass step= and rename the metric."
+                f"and {sorted(row)}. Remedy: pass step= and rename the metric."
             )
         last = self.last_step
         if self._continues and last is not None and step <= last:

@@ -40,8 +40,7 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
         fn: function of tensors, free of host waits.
         device: where it runs; by default CUDA where there is one.
         **options: passed to ``torch.compile``; they override the defaults above. A ``mode`` is added to the
-        ``options``,
-            which ``torch.compile`` itself takes only without a mode.
+            ``options``, which ``torch.compile`` itself takes only without a mode.
 
     Returns:
         The compiled function. Nothing is compiled before its first call.

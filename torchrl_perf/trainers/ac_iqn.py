@@ -1,10 +1,9 @@
 """AC-IQN, a deterministic policy on a critic of implicit quantiles, with every step of the loop on the device."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
@@ -16,14 +15,11 @@ from torchrl_perf.trainers.deterministic import (
     PENDULUM,
     DeterministicConfig,
     DeterministicPasses,
+    NoisyActor,
     make_deterministic_actor,
-    noise_schedule,
-    noisy,
-    without_noise,
 )
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic
-from torchrl_perf.trainers.run.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ AC_IQN_PRESETS: dict[str, ACIQNConfig] = {"Pendulum": ACIQNConfig(**PENDULUM)}
 """Settings for each task, by env name."""
 
 
-class ACIQN(ActorCritic):
+class ACIQN(NoisyActor, ActorCritic):
     """Actor-critic with implicit quantiles: IQN (arXiv:1806.06923) for continuous actions, in the manner of DDPG.
 
     Levels are drawn on the device in each update, anew in each replay of a graph. An update that is split for want of
@@ -69,7 +65,6 @@ class ACIQN(ActorCritic):
 
     config: ACIQNConfig
     loss: ACIQNLoss
-    metric_names = ("train/noise",)
 
     def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
         """:func:`make_deterministic_actor`, squashed by the arc tangent."""
@@ -103,24 +98,6 @@ class ACIQN(ActorCritic):
     def make_passes(self) -> DeterministicPasses:
         """The deterministic policy gradient."""
         return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
-
-    # -- noise on the actions -----------------------------------------------------------------------------------------
-
-    def policy_of(self, actor: nn.Module) -> nn.Module:
-        """The actor within the noise that the config asks for."""
-        return noisy(actor, self.config)
-
-    def actor_of(self, policy: nn.Module) -> nn.Module:
-        """What the noise is added to."""
-        return without_noise(policy)
-
-    def parts(self) -> dict[str, Stateful]:
-        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
-        return {**super().parts(), "policy": self.policy}
-
-    def schedule(self) -> Mapping[str, Tensor]:
-        """Scale of the noise of the next collection."""
-        return noise_schedule(self.policy, self.config.batch_size)
 
 
 class ACIQNTrainer(OffPolicyTrainer):

@@ -1,6 +1,5 @@
 """Deterministic policy gradients, DDPG and TD3, with every step of the loop on the device."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,14 +16,11 @@ from torchrl_perf.trainers.deterministic import (
     PENDULUM,
     DeterministicConfig,
     DeterministicPasses,
+    NoisyActor,
     make_deterministic_actor,
-    noise_schedule,
-    noisy,
-    without_noise,
 )
 from torchrl_perf.trainers.off_policy import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic, make_ensemble_critic
-from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.twin_critics import critics_wanted
 
 
@@ -83,7 +79,7 @@ TD3_PRESETS: dict[str, TD3Config] = {"Pendulum": TD3Config(**PENDULUM)}
 """Settings for each task, by env name."""
 
 
-class DDPG(ActorCritic):
+class DDPG(NoisyActor, ActorCritic):
     """DDPG (arXiv:1509.02971), and with a :class:`TD3Config` TD3 (arXiv:1802.09477).
 
     TD3's actor and targets move at each ``policy_delay``-th update of an iteration; nothing is computed of them at the
@@ -92,7 +88,6 @@ class DDPG(ActorCritic):
 
     config: DDPGConfig
     loss: DeviceTD3Loss
-    metric_names = ("train/noise",)
 
     def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
         """:func:`make_deterministic_actor`, squashed by tanh."""
@@ -122,24 +117,6 @@ class DDPG(ActorCritic):
     def _target_noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[B, D]`` standard normal numbers for the target's actions; None where they have no noise."""
         return torch.randn_like(sample.get(self.loss.action_key)) if self.loss.target_noise > 0 else None
-
-    # -- noise on the actions -----------------------------------------------------------------------------------------
-
-    def policy_of(self, actor: nn.Module) -> nn.Module:
-        """The actor within the noise that the config asks for."""
-        return noisy(actor, self.config)
-
-    def actor_of(self, policy: nn.Module) -> nn.Module:
-        """What the noise is added to."""
-        return without_noise(policy)
-
-    def parts(self) -> dict[str, Stateful]:
-        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
-        return {**super().parts(), "policy": self.policy}
-
-    def schedule(self) -> Mapping[str, Tensor]:
-        """Scale of the noise of the next collection."""
-        return noise_schedule(self.policy, self.config.batch_size)
 
 
 class DDPGTrainer(OffPolicyTrainer):

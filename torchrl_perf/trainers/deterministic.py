@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -19,6 +19,7 @@ from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.off_policy_actor_critic import ActorCriticConfig, Pass, Passes, actor_layers
+from torchrl_perf.trainers.run.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -114,27 +115,37 @@ class DeterministicPasses(Passes):
 NOISES: tuple[Any, ...] = (GaussianNoise, OUNoise)
 
 
-def noisy(actor: nn.Module, config: DeterministicConfig) -> nn.Module:
-    """The policy that collects: an actor within the noise that a config asks for."""
-    return (OUNoise if config.noise == "ou" else GaussianNoise)(
-        cast("Any", actor),
-        sigma_start=config.noise_start,
-        sigma_end=config.noise_end,
-        decay_frames=config.noise_frames,
-    )
+class NoisyActor:
+    """The part of an :class:`ActorCritic` that puts the noise of a :class:`DeterministicConfig` on its actions."""
 
+    config: DeterministicConfig
+    policy: nn.Module
+    metric_names: ClassVar[tuple[str, ...]] = ("train/noise",)
 
-def without_noise(policy: nn.Module) -> nn.Module:
-    """What noise is added to in a policy, or the policy itself where it has none."""
-    return cast("nn.Module", policy.policy) if isinstance(policy, NOISES) else policy
+    def policy_of(self, actor: nn.Module) -> nn.Module:
+        """The actor within the noise that the config asks for."""
+        config = self.config
+        return (OUNoise if config.noise == "ou" else GaussianNoise)(
+            cast("Any", actor),
+            sigma_start=config.noise_start,
+            sigma_end=config.noise_end,
+            decay_frames=config.noise_frames,
+        )
 
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """What the noise is added to, or the policy itself where it has none."""
+        return cast("nn.Module", policy.policy) if isinstance(policy, NOISES) else policy
 
-def noise_schedule(policy: nn.Module, frames: int) -> Mapping[str, Tensor]:
-    """Advances the noise of a policy by frames; its scale, by the name of its column."""
-    if not isinstance(policy, NOISES):
-        return {}
-    cast("Any", policy).step(frames)
-    return {"train/noise": cast("Any", policy).sigma}
+    def parts(self) -> dict[str, Stateful]:
+        """Networks and targets; the optimisers' moments; schedule and state of the noise."""
+        return {**cast("Any", super()).parts(), "policy": self.policy}
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """Advances the noise by the frames of an iteration; its scale, by the name of its column."""
+        if not isinstance(self.policy, NOISES):
+            return {}
+        cast("Any", self.policy).step(self.config.batch_size)
+        return {"train/noise": cast("Any", self.policy).sigma}
 
 
 def make_deterministic_actor(

@@ -57,15 +57,13 @@ class Curriculum:
             if not value or len(value) != len(self.frames):
                 raise ValueError(
                     f"Curriculum expected one {name} for each of {len(self.frames)} stages, received {value}. Remedy: "
-                    "give all "
-                    "entries the same length, at least 1."
+                    "give all entries the same length, at least 1."
                 )
         frames = self.frames
         if frames[0] != 0 or any(b <= a for a, b in pairwise(frames)):
             raise ValueError(
                 f"Curriculum expected frames that rise from 0, received {frames}. Remedy: sort the stages "
-                "by the frame at which they begin, each its own:"
-                " a curriculum does not go backwards."
+                "by the frame at which they begin, each its own: a curriculum does not go backwards."
             )
         for name, least in (("robots", 1), ("obstacles", 0), ("cores", 0)):
             if any(not isinstance(v, int) or isinstance(v, bool) or v < least for v in getattr(self, name)):

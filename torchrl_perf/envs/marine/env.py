@@ -158,8 +158,7 @@ class MarineNavigation(StructuredEnv):
         if needed > given:
             raise ValueError(
                 f"MarineNavigation expected a curriculum of at most max_{what}={given} {what}, received one with "
-                f"{needed}. "
-                f"Remedy: raise max_{what} or take a curriculum with fewer."
+                f"{needed}. Remedy: raise max_{what} or take a curriculum with fewer."
             )
         return given
 

@@ -48,8 +48,7 @@ def check_room(curriculum: Curriculum, candidates: int) -> None:
             raise ValueError(
                 f"MarineNavigation expected worlds of 55 m that hold stage {number} ({stage}), received {share:.0%} of "
                 f"{_TRIALS} trials that leave every robot a free start and goal. Remedy: take fewer robots or "
-                "obstacles, a "
-                "shorter distance, or more candidates."
+                "obstacles, a shorter distance, or more candidates."
             )
 
 

@@ -2,7 +2,7 @@
 
 Each class is the sync-free, capturable counterpart of a TorchRL class: it takes the same TensorDicts and keys and drops
 into an existing script alone. Import from the subpackages (``torchrl_perf.envs``, ``torchrl_perf.collectors``, ...);
-this module itself imports nothing.
+this module itself imports none of them.
 
 Dimension key, used in every shape of the package:
 
@@ -18,6 +18,10 @@ bootstrap, ``done`` stops the recursion. A truncated step bootstraps from the tr
 keeps in ("next", <observation>).
 """
 
+from torchrl_perf.moved import install as _install
+
 __version__ = "0.1.0"
 
 __all__ = ["__version__"]
+
+_install()

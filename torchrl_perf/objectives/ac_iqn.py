@@ -12,6 +12,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl_perf.functional.losses.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
+from torchrl_perf.objectives.loss_module import COMMON_OPTIONS
 from torchrl_perf.objectives.quantile import checked_counts
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss, bootstrap_discount
 
@@ -61,7 +62,7 @@ class ACIQNLoss(DeterministicPolicyLoss):
         **options: Any,
     ) -> None:
         actor, critic = options.pop("actor", actor_network), options.pop("critic", qvalue_network)
-        known = ("delay_actor", "separate_losses", "reduction", "use_prioritized_weights", "priority_key", "valid_key")
+        known = ("delay_actor", "separate_losses", *COMMON_OPTIONS)
         refuse(self, {name: value for name, value in options.items() if name not in known})
         required(self, actor_network=actor, qvalue_network=critic)
         if not hasattr(critic, "sample"):

@@ -19,10 +19,11 @@ from torchrl_perf.functional.masked import masked_entropy
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
 from torchrl_perf.objectives.checks import column, refuse, required
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+from torchrl_perf.objectives.loss_module import COMMON_OPTIONS, OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.sac import check_loss_function, scored_sample, without_gradient
 from torchrl_perf.objectives.td3 import bootstrap_discount
 from torchrl_perf.objectives.twins import members_of
+from torchrl_perf.runtime.self_capture import self_capturing
 
 
 class HybridDraw(NamedTuple):
@@ -130,7 +131,7 @@ class HybridSACLoss(OffPolicyLoss):
         fixed_alpha = not options.pop("learn_alpha", not fixed_alpha)
         entropy = options.pop("entropy", target_entropy)
         share = options.pop("choice_entropy", target_entropy_weight)
-        known = ("reduction", "use_prioritized_weights", "priority_key", "valid_key")
+        known = COMMON_OPTIONS
         refuse(self, {name: value for name, value in options.items() if name not in known})
         required(self, actor_network=actor, qvalue_network=critic)
         super().__init__(gamma=gamma, **options)
@@ -304,6 +305,7 @@ class HybridSACLoss(OffPolicyLoss):
         return targets
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.
 

@@ -13,6 +13,7 @@ from torchrl_perf.functional.rows.valid import reduced, valid_mean
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.objectives.loss_module import OffPolicyLoss
+from torchrl_perf.runtime.self_capture import self_capturing
 
 
 class ICMLoss(OffPolicyLoss):
@@ -29,6 +30,7 @@ class ICMLoss(OffPolicyLoss):
         icm: the module.
         beta: weight of the forward model's loss, in [0, 1].
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the rows that count; all do by default.
+        capture: as for :class:`~torchrl_perf.objectives.loss_module.OffPolicyLoss`.
 
     Attributes:
         icm: the module.
@@ -41,8 +43,10 @@ class ICMLoss(OffPolicyLoss):
     icm_params: TensorDictParams
     SUPPORTED_VALUE_ESTIMATORS = ()
 
-    def __init__(self, icm: ICM, *, beta: float = 0.2, valid_key: NestedKey | None = None) -> None:
-        super().__init__(valid_key=valid_key, use_prioritized_weights=False)
+    def __init__(
+        self, icm: ICM, *, beta: float = 0.2, valid_key: NestedKey | None = None, capture: bool = True
+    ) -> None:
+        super().__init__(valid_key=valid_key, use_prioritized_weights=False, capture=capture)
         if not 0.0 <= beta <= 1.0:
             raise ValueError(f"beta: expected a weight in [0, 1], received {beta}.")
         self.beta = beta
@@ -83,6 +87,7 @@ class ICMLoss(OffPolicyLoss):
         return (1 - self.beta) * inverse, self.beta * error, reward, accuracy.detach()
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The loss of a batch of transitions of any shape ``[*]``.
 

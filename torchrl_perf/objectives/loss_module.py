@@ -38,6 +38,8 @@ ESTIMATORS = {
     TD1Estimator: ValueEstimators.TD1,
     TDLambdaEstimator: ValueEstimators.TDLambda,
 }
+COMMON_OPTIONS = ("reduction", "use_prioritized_weights", "priority_key", "valid_key", "capture")
+"""Arguments of :class:`OffPolicyLoss` that a loss passes on, beside the discount factor."""
 LAMBDAS = {ValueEstimators.TD0: None, ValueEstimators.TD1: 1.0, ValueEstimators.TDLambda: 0.95}
 
 
@@ -84,6 +86,8 @@ class OffPolicyLoss(LossModule):
         priority_key: where priorities are written, as ``set_keys(priority=...)``.
         valid_key: of flags, as ``set_keys(valid=...)``. Rows that are False, and rows that TorchRL's masks
             (``loss_mask_key``) leave out, count in no loss, gradient or statistic.
+        capture: on CUDA, calls become CUDA graphs once their shape repeats, see
+            :func:`~torchrl_perf.runtime.self_capture.self_capturing`.
 
     Raises:
         ValueError: for a gamma outside of [0, 1], an unknown reduction or use of weights.
@@ -110,8 +114,10 @@ class OffPolicyLoss(LossModule):
         use_prioritized_weights: str | bool = "auto",
         priority_key: NestedKey | None = None,
         valid_key: NestedKey | None = None,
+        capture: bool = True,
     ) -> None:
         super().__init__()
+        self.capture = capture
         reduction = "mean" if reduction is None else reduction
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction: expected one of {REDUCTIONS}, received {reduction!r}. Remedy: 'mean'.")

@@ -17,6 +17,7 @@ from torchrl_perf.modules.option_set import ACTIVE_KEY, AVAILABLE_KEY, LOG_PROB_
 from torchrl_perf.modules.options import OptionController
 from torchrl_perf.objectives.checks import column, entry, refuse
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+from torchrl_perf.runtime.self_capture import self_capturing
 
 _OPTIONS = ("use_prioritized_weights", "priority_key", "valid_key", "reduction")
 
@@ -155,6 +156,7 @@ class OptionLoss(OffPolicyLoss):
             next_value,
         )
 
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The losses of transitions ``[*]``; writes "td_error".
 

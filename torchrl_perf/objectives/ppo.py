@@ -25,6 +25,7 @@ from torchrl_perf.functional.rows.valid import (
 from torchrl_perf.modules.hybrid import HybridDistribution
 from torchrl_perf.objectives.action_distributions import divergence, entropies
 from torchrl_perf.runtime.precision import widened
+from torchrl_perf.runtime.self_capture import self_capturing, substituted
 
 UNSUPPORTED = ("advantage_norm", "delay_actor", "max_importance_ratio")
 REDUCTIONS = ("mean", "sum", "none")
@@ -48,12 +49,14 @@ class _DevicePPO:
         *,
         valid_key: NestedKey | None = None,
         log_explained_variance: bool = False,
+        capture: bool = True,
         **kwargs: Any,
     ) -> None:
         self._check_arguments(kwargs)
         options = {"log_explained_variance": log_explained_variance, **kwargs}
         super().__init__(actor_network, critic_network, **options)  # pyright: ignore[reportCallIssue]  (of the loss)
         loss = cast("Any", self)
+        self.capture = capture
         self._given_valid_key = None if valid_key is None else cast("NestedKey", unravel_key(valid_key))
         self._actor_valid_key = _valid_key_of(loss.actor_network)
         # a Python bool: asking the parent's clip_value buffer would be a host read at each call
@@ -90,7 +93,8 @@ class _DevicePPO:
         loss = cast("Any", self)
         if not loss.functional:
             return contextlib.nullcontext()
-        return getattr(loss, f"{which}_params").to_module(getattr(loss, which), preserve_module_state=False)
+        params = substituted(getattr(loss, f"{which}_params"))
+        return params.to_module(getattr(loss, which), preserve_module_state=False)
 
     # -- what is read -------------------------------------------------------------------------------------------------
 
@@ -400,6 +404,7 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
         )
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Losses and diagnostics of a minibatch ``[B]``."""
         tensordict = tensordict.copy()  # the networks write into it
@@ -461,6 +466,7 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
         self._set_out_keys("loss_objective", "kl", "entropy", "loss_entropy", *critic, "kl_approx", "beta")
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Losses and diagnostics of a minibatch ``[B]``; adapts ``beta``."""
         tensordict = tensordict.copy()  # the networks write into it

@@ -17,6 +17,7 @@ from torchrl_perf.functional.losses.sac import critic_rows, soft_target
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+from torchrl_perf.runtime.self_capture import self_capturing
 
 __all__ = ["LOSS_FUNCTIONS", "VALUE_KEY", "DeviceSACLoss", "checked_gamma", "frozen", "target_entropy"]
 
@@ -143,6 +144,7 @@ class DeviceSACLoss(OffPolicyLoss):
         use_prioritized_weights: str | bool = "auto",
         scalar_output_mode: str | None = None,
         valid_key: NestedKey | None = None,
+        capture: bool = True,
         **former: Any,
     ) -> None:
         actor, critic = former.pop("actor", actor_network), former.pop("critic", qvalue_network)
@@ -157,6 +159,7 @@ class DeviceSACLoss(OffPolicyLoss):
             use_prioritized_weights=use_prioritized_weights,
             priority_key=priority_key,
             valid_key=valid_key,
+            capture=capture,
         )
         check_loss_function(loss_function)
         _check_version(value_network, delay_actor, delay_value, scalar_output_mode)
@@ -337,6 +340,7 @@ class DeviceSACLoss(OffPolicyLoss):
         return loss, -self.log_alpha * self.reduced(log_prob.detach() + self.target_entropy, td)
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.
 

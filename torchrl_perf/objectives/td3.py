@@ -22,6 +22,7 @@ from torchrl_perf.objectives.sac import (
     without_gradient,
     without_shared,
 )
+from torchrl_perf.runtime.self_capture import self_capturing
 
 Bounds = tuple[float | Tensor, float | Tensor]
 
@@ -147,6 +148,7 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         return self.actor_losses(self.prepared(tensordict), detached=True), {}
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """All losses of a batch ``[*]`` from the same parameters; writes ``td_error [*]`` into it.
 
@@ -227,6 +229,7 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
         deactivate_vmap: bool = False,
         use_prioritized_weights: str | bool = "auto",
         valid_key: NestedKey | None = None,
+        capture: bool = True,
         target_noise: float | None = None,
         **former: Any,
     ) -> None:
@@ -242,6 +245,7 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
             use_prioritized_weights=use_prioritized_weights,
             priority_key=priority_key,
             valid_key=valid_key,
+            capture=capture,
         )
         check_loss_function(loss_function)
         self.relative_noise = target_noise is not None

@@ -17,8 +17,9 @@ from torchrl.objectives import ValueEstimators
 from torchrl_perf.functional.masked import effective_mask, of_agents
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.objectives.checks import entry, refuse, required
-from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss
+from torchrl_perf.objectives.loss_module import COMMON_OPTIONS, OffPolicyKeys, OffPolicyLoss
 from torchrl_perf.objectives.td3 import bootstrap_discount
+from torchrl_perf.runtime.self_capture import self_capturing
 
 ACTION_SPACES = ("categorical", "one-hot", "one_hot")
 
@@ -143,7 +144,7 @@ class DistributionalLoss(OffPolicyLoss):
         action_space: str | TensorSpec | None = None,
         **options: Any,
     ) -> None:
-        known = ("gamma", "reduction", "use_prioritized_weights", "priority_key", "valid_key")
+        known = ("gamma", *COMMON_OPTIONS)
         refuse(self, {name: value for name, value in options.items() if name not in known})
         super().__init__(**options)
         if isinstance(value_network, EpsilonGreedy):
@@ -205,6 +206,7 @@ class DistributionalLoss(OffPolicyLoss):
         return self.reduced(rows.loss, td), rows.priority, self.mean(rows.value, td)
 
     @dispatch
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The loss of a batch of any shape ``[*]``; writes ``td_error [*]``, the priorities, into it.
 

@@ -1,0 +1,6 @@
+"""Modules that record themselves: forward and backward pass as CUDA graphs, inside an ordinary eager loop."""
+
+from torchrl_perf.runtime.self_capture.module import SelfCaptureWarning, is_recorded, self_capturing
+from torchrl_perf.runtime.self_capture.substitutes import substituted
+
+__all__ = ["SelfCaptureWarning", "is_recorded", "self_capturing", "substituted"]

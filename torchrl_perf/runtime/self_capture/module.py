@@ -1,0 +1,220 @@
+"""Modules whose calls record themselves on CUDA once they repeat, and run as they are everywhere else."""
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_perf.runtime.capture import is_capturing
+from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
+from torchrl_perf.runtime.self_capture.watch import Watch
+from torchrl_perf.runtime.waits.frames import locate, traceback_chain
+
+__all__ = ["SelfCaptureWarning", "is_recorded", "self_capturing"]
+
+WARMUP = 2
+"""Calls of one shape that run eagerly before the next is recorded: kernels are loaded, libraries tuned."""
+SHAPES = 8
+"""Shapes that a module records; others run eagerly."""
+SLOTS = 4
+"""Calls of one shape whose backward pass may be outstanding at once; more run eagerly."""
+RENEWALS = 8
+"""Times that a module records anew because a parameter was replaced."""
+DEVICES = ("cuda",)
+
+_INLINE: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
+
+
+class SelfCaptureWarning(UserWarning):
+    """Said once for a module that goes on eagerly, with the reason."""
+
+
+class _Shape:
+    """Calls of one shape: how many there were, and what is recorded of them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.recordings: list[Recording] = []
+
+
+class _Recorder:
+    """The recordings of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.watch = Watch(module)
+        self.shapes: dict[Any, _Shape] = {}
+        self.refusal: str | None = None
+        self._renewals = 0
+        self._lock = threading.RLock()
+        self._said: set[str] = set()
+
+    def __call__(self, eagerly: Callable[[TensorDictBase], Any], tensordict: TensorDictBase) -> Any:
+        leaves = dict(tensordict.items(True, True)) if type(tensordict) is TensorDict else {}
+        device = _device_of(leaves)
+        if device is None:
+            return eagerly(tensordict)
+        # one thread at a time: it may choose a recording, or put aliases in the place of parameters
+        with self._lock:
+            recording = self._recording(tensordict, leaves, device)
+            return eagerly(tensordict) if recording is None else recording(tensordict, list(leaves.values()))
+
+    def _recording(
+        self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
+    ) -> Recording | None:
+        """What repeats this call; None for one that runs eagerly."""
+        if (name := self.watch.replaced()) is not None:
+            self._renew(name)
+        if (part := self.watch.hooked()) is not None:
+            self._say("hooks", f"{part} has hooks, which a graph would not call. Remedy: remove them")
+            return None
+        if self.refusal is not None:
+            return None
+        key = self._key(tensordict, leaves, device)
+        shape = self.shapes.get(key)
+        if shape is None:
+            if len(self.shapes) == SHAPES:
+                self._say("shapes", f"more than {SHAPES} shapes. Remedy: batches of few sizes, such as drop_last=True")
+                return None
+            shape = self.shapes[key] = _Shape()
+        if shape.calls < WARMUP:
+            shape.calls += 1
+            return None
+        for recording in shape.recordings:
+            if recording.free:
+                return recording
+        if len(shape.recordings) == SLOTS:
+            self._say("slots", f"more than {SLOTS} calls wait for their backward pass. Remedy: backward() after each")
+            return None
+        return self._record(shape, tensordict, leaves, device)
+
+    def _key(self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device) -> Any:
+        grad = torch.is_grad_enabled()
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        kinds = [(key, leaf.shape, leaf.dtype, grad and leaf.requires_grad) for key, leaf in leaves.items()]
+        modes = (grad, torch.is_inference_mode_enabled(), autocast, torch.get_float32_matmul_precision())
+        return device, stream, tensordict.batch_size, modes, self.watch.modes(), self.watch.settings(), tuple(kinds)
+
+    def _record(
+        self, shape: _Shape, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
+    ) -> Recording | None:
+        module = self._module()
+        assert module is not None  # it is being called
+        token = _INLINE.set(True)
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        try:
+            recording = Recording(module, tensordict, leaves, self.watch, device, pool)
+        except Exception as error:
+            site = (
+                "" if isinstance(error, NotRecordableError) else f" at {locate(traceback_chain(error.__traceback__))}"
+            )
+            self.refusal = f"{type(error).__name__}{site}: {error}"
+            self._say("refusal", f"{self.refusal}. Remedy: no host wait and no shape that depends on numbers")
+            return None
+        finally:
+            _INLINE.reset(token)
+        shape.recordings.append(recording)
+        return recording
+
+    def _renew(self, name: str) -> None:
+        """A tensor was replaced, not written: everything is recorded anew, a few times."""
+        module = self._module()
+        assert module is not None
+        self._renewals += 1
+        self.watch, self.shapes = Watch(module), {}
+        if self._renewals > RENEWALS:
+            self.refusal = f"{name} was replaced {self._renewals} times"
+            self._say("replaced", f"{self.refusal}. Remedy: write in place, {name}.copy_(...)")
+
+    def _say(self, what: str, why: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(
+                f"{type(self._module()).__name__} runs eagerly: expected a call that CUDA graphs can repeat, received "
+                f"{why}, or capture=False.",
+                SelfCaptureWarning,
+                stacklevel=6,
+            )
+
+
+_MAKING = threading.Lock()
+_RECORDERS: "weakref.WeakKeyDictionary[nn.Module, _Recorder]" = weakref.WeakKeyDictionary()
+
+
+def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[Any, TensorDictBase], Any]:
+    """Decorates ``forward(self, tensordict)`` of a module: on CUDA its calls become CUDA graphs, gradients included.
+
+    The first two calls of a shape run as they are; the third is recorded, and from then on the call is one replay and
+    its backward pass another (after one pass over the recorded forward). Everything around stays eager: any optimiser,
+    clipping, scheduler, accumulation, ``zero_grad``. Results and gradients are fresh tensors, equal to eager ones.
+
+    * **Parameters and buffers** are read where they are: write them in place. One that is replaced is found, and the
+      module records anew, up to eight times.
+    * **Random numbers** are fresh at each call.
+    * **Several calls** may wait for their backward pass, up to four of a shape; more run eagerly.
+    * **Each shape** is recorded by itself, up to eight; a change of ``training``, of autocast, of gradient mode, of the
+      stream or of a plain attribute of the module counts as another shape.
+    * **Entries** that the module writes into its argument are written; writing to a tensor of the argument in place is
+      not recordable.
+    * **Refused**: ``create_graph=True``; a second pass through an output after the next call; a backward pass after a
+      write to a parameter that it needs, as in eager PyTorch.
+    * **What cannot be recorded** (a host wait, shapes that depend on numbers, hooks of modules) runs eagerly, and
+      :class:`SelfCaptureWarning` says so once, with the line.
+
+    Inside ``torch.compile``, ``capture`` or a dispatch mode, on a CPU, and where the module's ``capture`` is False, the
+    call is what it would be without the decorator.
+
+    Args:
+        forward: the method; takes a TensorDict and returns one.
+    """
+
+    @functools.wraps(forward)
+    def call(self: nn.Module, tensordict: TensorDictBase) -> Any:
+        if not (_possible() and getattr(self, "capture", True)):
+            return forward(self, tensordict)
+        recorder = _RECORDERS.get(self)
+        if recorder is None:
+            with _MAKING:
+                recorder = _RECORDERS.get(self) or _RECORDERS.setdefault(self, _Recorder(self))
+        return recorder(functools.partial(forward, self), tensordict)
+
+    return call
+
+
+def is_recorded(module: nn.Module) -> bool:
+    """Whether some shape of a module's calls is recorded."""
+    recorder = _RECORDERS.get(module)
+    return recorder is not None and any(shape.recordings for shape in recorder.shapes.values())
+
+
+def _possible() -> bool:
+    """Whether a call here may become a graph."""
+    if torch.compiler.is_compiling() or not (torch.cuda.is_initialized() or "cpu" in DEVICES):
+        return False
+    return not (
+        _INLINE.get()
+        or is_capturing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _device_of(leaves: dict[Any, Any]) -> torch.device | None:
+    """The device of all leaves, where recording is possible; None for a mixture, for other kinds of leaf, for a CPU."""
+    device = None
+    for leaf in leaves.values():
+        if type(leaf) is not Tensor:
+            return None
+        if device is None:
+            device = leaf.device
+        elif leaf.device != device:
+            return None
+    return device if device is not None and device.type in DEVICES else None

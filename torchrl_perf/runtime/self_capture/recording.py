@@ -1,0 +1,323 @@
+"""One recorded call: a graph of the forward pass, graphs of its backward passes, and the autograd node between them."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from torchrl_perf.runtime._graph import record
+from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
+from torchrl_perf.runtime.self_capture.watch import Watch
+
+__all__ = ["NotRecordableError", "Recording"]
+
+Grads = tuple[Tensor | None, ...]
+
+
+class NotRecordableError(RuntimeError):
+    """Raised for a call that a graph cannot repeat; it has run eagerly up to here, and can go on so."""
+
+
+class _Output(NamedTuple):
+    key: NestedKey
+    written: bool
+    """Whether it goes into the TensorDict that was given, not into the one that is returned."""
+
+
+class _Backward:
+    """The gradients of some outputs with respect to all leaves: eagerly over the recorded forward, then as a graph.
+
+    Attributes:
+        chosen: numbers of the outputs, among those that have a gradient.
+        reads: parameters and buffers that these gradients are computed from, as positions in the state.
+    """
+
+    def __init__(self, chosen: tuple[int, ...]) -> None:
+        self.chosen = chosen
+        self.reads: tuple[int, ...] = ()
+        self.graph: Any = None
+        self.eager = False
+        self.seeds: list[Tensor] = []
+        self.found: Grads = ()
+
+
+class _Ticket:
+    """One call of a recording, kept by the autograd node of its outputs."""
+
+    __slots__ = ("__weakref__", "fresh", "number", "recording", "used", "versions")
+
+    def __init__(self, recording: "Recording", versions: list[int]) -> None:
+        self.recording, self.number, self.versions = recording, recording.number, versions
+        self.used: set[int] = set()
+        self.fresh: list[Tensor] = []
+
+
+class _Node(torch.autograd.Function):
+    """Stands for everything between the leaves and the outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, ticket: _Ticket, *leaves: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.ticket = ticket
+        ctx.set_materialize_grads(False)
+        fresh, ticket.fresh = ticket.fresh, []
+        return tuple(fresh)
+
+    @staticmethod
+    def backward(ctx: Any, *seeds: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, *ctx.ticket.recording.backward(ctx.ticket, seeds)
+
+
+class Recording:
+    """One call of a module on a TensorDict of fixed shapes, repeated by graphs.
+
+    Args:
+        module: what is called; its parameters are read where they are.
+        tensordict: an example of the argument.
+        leaves: its tensors, by key.
+        watch: the state of the module.
+        device: CUDA device with an index.
+        pool: memory pool handle of the graphs.
+
+    Raises:
+        NotRecordableError: for a result that is no TensorDict, or an input that is written in place.
+        Exception: whatever the module or the recording raises.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tensordict: TensorDictBase,
+        leaves: dict[NestedKey, Tensor],
+        watch: Watch,
+        device: torch.device,
+        pool: Any,
+    ) -> None:
+        self.number = 0
+        self._device, self._pool, self._state = device, pool, watch.state
+        self._reads: set[int] | None = None
+        self._last: Callable[[], _Ticket | None] = lambda: None
+        self._backwards: dict[tuple[int, ...], _Backward] = {}
+        self._lock = threading.RLock()
+        grad = torch.is_grad_enabled()
+        self._inputs = [leaf.detach().clone() for leaf in leaves.values()]
+        # what the module sees has a version of its own: loading the inputs must not count as a write to what is saved
+        seen = {key: aliased(given) for key, given in zip(leaves, self._inputs, strict=True)}
+        for alias, leaf in zip(seen.values(), leaves.values(), strict=True):
+            alias.requires_grad_(grad and leaf.requires_grad)
+        static = tensordict.empty(recurse=True)
+        for key, alias in seen.items():
+            static.set(key, alias)
+        versions = [alias._version for alias in seen.values()]
+        aliases = aliases_of(iter(self._state)) if grad else {}
+
+        def forward() -> None:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                self._take(called_with(module, aliases, static), static, seen)
+
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a weight that was converted outside is no part of the graph
+        try:
+            self._graph, _ = record(forward, device, pool, ())
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+        if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
+            raise NotRecordableError(f"it writes to {written[0]!r} of its argument in place")
+        self._groups = _by_dtype(self._inputs)
+        self._find_leaves(aliases, list(seen.values()))
+
+    def _take(self, result: Any, static: TensorDictBase, seen: dict[NestedKey, Tensor]) -> None:
+        """Keeps what the module returns and what it writes into its argument."""
+        if not isinstance(result, TensorDictBase):
+            raise NotRecordableError(f"it returns {type(result).__name__}, not a TensorDict")
+        self._returns_argument = result is static
+        named = [(_Output(key, True), leaf) for key, leaf in static.items(True, True) if seen.get(key) is not leaf]
+        if not self._returns_argument:
+            self._batch_size = result.batch_size
+            named += [(_Output(key, False), leaf) for key, leaf in result.items(True, True)]
+        if strange := [each.key for each, leaf in named if not isinstance(leaf, Tensor)]:
+            raise NotRecordableError(f"{strange[0]!r} of its result is no tensor")
+        self._keys = [each for each, _ in named]
+        # a leaf that is returned as it is has no history to go back through
+        self._outputs = [leaf.clone() if leaf.requires_grad and leaf.grad_fn is None else leaf for _, leaf in named]
+
+    def _pack(self, tensor: Tensor) -> tuple[Tensor, int]:
+        # its memory, without the version that a later write to a parameter would raise
+        return tensor.data, tensor.untyped_storage().data_ptr()
+
+    def _unpack(self, packed: tuple[Tensor, int]) -> Tensor:
+        if self._reads is not None:
+            self._reads.add(packed[1])
+        return packed[0]
+
+    def _find_leaves(self, aliases: dict[int, Tensor], seen: list[Tensor]) -> None:
+        """The leaves that the outputs depend on, each beside what it stands for: a parameter or an input's number."""
+        self._differentiable = [number for number, output in enumerate(self._outputs) if output.requires_grad]
+        owner: dict[int, Tensor | int] = {id(aliases[id(real)]): real for real in self._state if id(real) in aliases}
+        owner |= {id(alias): number for number, alias in enumerate(seen)}
+        self._leaves = _accumulating([self._outputs[number] for number in self._differentiable])
+        self._stands_for = [owner.get(id(leaf), leaf) for leaf in self._leaves]
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> bool:
+        """Whether no backward pass of an earlier call can still come."""
+        last = self._last()
+        return last is None or len(last.used) == len(self._differentiable)
+
+    def __call__(self, tensordict: TensorDictBase, leaves: Sequence[Tensor]) -> TensorDictBase:
+        """The call on these inputs: fresh tensors, with a gradient where the module's have one.
+
+        Args:
+            tensordict: the argument, which is written to where the module does so.
+            leaves: its tensors, in the order of the example.
+        """
+        with self._lock:
+            self._record_backwards()
+            with torch.no_grad():
+                for targets, numbers in self._groups:
+                    torch._foreach_copy_(targets, [leaves[number] for number in numbers])
+                self._graph.replay()
+                fresh = _fresh(self._outputs)
+            self.number += 1
+            if self._differentiable:
+                ticket = _Ticket(self, [tensor._version for tensor in self._state])
+                ticket.fresh = [fresh[number] for number in self._differentiable]
+                self._last = weakref.ref(ticket)
+                ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
+                for number, output in zip(self._differentiable, _Node.apply(ticket, *ends), strict=True):
+                    fresh[number] = output
+        result = tensordict if self._returns_argument else TensorDict({}, self._batch_size)
+        for output, value in zip(self._keys, fresh, strict=True):
+            (tensordict if output.written else result).set(output.key, value)
+        return result
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, ticket: _Ticket, seeds: Sequence[Tensor | None]) -> Grads:
+        """Gradients of the leaves.
+
+        Args:
+            ticket: the call that is gone back through.
+            seeds: gradients of the outputs that have one, None where none arrived.
+
+        Raises:
+            RuntimeError: for a gradient of a gradient, a call whose intermediate results are overwritten, and a
+                parameter that was written since the call.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "backward: expected create_graph=False, since a recorded backward pass has no gradient of its own, "
+                "received True. Remedy: capture=False."
+            )
+        with self._lock:
+            if ticket.number != self.number:
+                raise RuntimeError(
+                    "backward: expected one pass through each output, before the next call, received another pass "
+                    f"{self.number - ticket.number} calls later. Remedy: add the losses before backward(), or "
+                    "capture=False."
+                )
+            chosen = tuple(number for number, seed in enumerate(seeds) if seed is not None)
+            ticket.used.update(chosen)
+            way = self._backwards.setdefault(chosen, _Backward(chosen))
+            given = [seed for seed in seeds if seed is not None]
+            if way.graph is None:
+                found = self._backward_eagerly(way, given)
+                self._check_versions(way, ticket)
+            else:
+                self._check_versions(way, ticket)
+                torch._foreach_copy_(way.seeds, given)
+                way.graph.replay()
+                found = way.found
+            present = _fresh([grad for grad in found if grad is not None])
+        numbers = iter(present)
+        return tuple(None if grad is None else next(numbers) for grad in found)
+
+    def _backward_eagerly(self, way: _Backward, seeds: list[Tensor]) -> Grads:
+        """Over the recorded forward pass, whose intermediate results are those of the last replay."""
+        self._reads = set()
+        try:
+            found = self._grads(way, seeds)
+        finally:
+            reads, self._reads = self._reads, None
+        pointers = [tensor.untyped_storage().data_ptr() for tensor in self._state]
+        way.reads = tuple(number for number, pointer in enumerate(pointers) if pointer in reads)
+        way.seeds = [torch.empty_like(seed, memory_format=torch.contiguous_format) for seed in seeds]
+        return found
+
+    def _grads(self, way: _Backward, seeds: list[Tensor]) -> Grads:
+        outputs = [self._outputs[self._differentiable[number]] for number in way.chosen]
+        return torch.autograd.grad(outputs, self._leaves, seeds, retain_graph=True, allow_unused=True)
+
+    def _record_backwards(self) -> None:
+        """Records backward passes that have run once, on the thread that called, before the next inputs come."""
+        for way in self._backwards.values():
+            if way.graph is None and not way.eager:
+                try:
+                    way.graph, way.found = record(
+                        lambda way=way: self._grads(way, way.seeds), self._device, self._pool, ()
+                    )
+                except Exception:
+                    way.eager = True  # the pass over the recorded forward is as right, and slower
+
+    def _check_versions(self, way: _Backward, ticket: _Ticket) -> None:
+        for number in way.reads:
+            if self._state[number]._version != ticket.versions[number]:
+                raise RuntimeError(
+                    "backward: expected the parameters that the loss was computed from, received some that were "
+                    f"written in place since ({list(self._state[number].shape)}, version "
+                    f"{self._state[number]._version} for {ticket.versions[number]}). Remedy: backward() before the "
+                    "optimiser's step."
+                )
+
+    def release(self) -> None:
+        """Gives the memory of the graphs back."""
+        for graph in (self._graph, *(way.graph for way in self._backwards.values())):
+            if graph is not None:
+                graph.reset()
+        self._backwards.clear()
+        self._outputs, self._leaves = [], []
+
+
+def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
+    """Tensors of one dtype, which one launch copies, and their numbers."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
+    for number, tensor in enumerate(tensors):
+        targets, numbers = groups.setdefault(tensor.dtype, ([], []))
+        targets.append(tensor)
+        numbers.append(number)
+    return list(groups.values())
+
+
+def _fresh(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies, those of one dtype by one launch."""
+    copies: list[Any] = [None] * len(tensors)
+    for group, numbers in _by_dtype([tensor.detach() for tensor in tensors]):
+        # times one is exact, signs of zeros and infinities included
+        made = torch._foreach_mul(group, 1) if group[0].dtype != torch.bool else [each.clone() for each in group]
+        for number, copy in zip(numbers, made, strict=True):
+            copies[number] = copy
+    return copies
+
+
+def _accumulating(outputs: list[Tensor]) -> list[Tensor]:
+    """The leaves that outputs depend on, each once, in the order in which they are met."""
+    leaves: dict[int, Tensor] = {}
+    waiting = [output.grad_fn for output in reversed(outputs)]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            leaves.setdefault(id(variable), variable)
+        waiting += [following for following, _ in node.next_functions]
+    return list(leaves.values())

@@ -1,0 +1,108 @@
+"""What a recording depends on besides its inputs: the tensors and the switches of a module, compared at each call."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictParams
+from torch import Tensor, nn
+
+__all__ = ["Watch"]
+
+
+class _Slot(NamedTuple):
+    """A place that holds a tensor, and the tensor that was there."""
+
+    holder: dict[str, Any]
+    key: str
+    tensor: Tensor
+    pointer: int
+    requires_grad: bool
+    name: str
+
+
+class Watch:
+    """The parameters and buffers of a module as they were, to be found replaced; its modes and its hooks.
+
+    Args:
+        module: the module; networks that it keeps outside its registered children count as well.
+
+    Attributes:
+        state: parameters and buffers, each once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = list(_parts(module))
+        self._slots = [
+            _Slot(*found, found[2].data_ptr(), found[2].requires_grad, name) for name, *found in _slots(self.parts)
+        ]
+        self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
+        self._attributes = module.__dict__
+
+    def modes(self) -> tuple[bool, ...]:
+        """The ``training`` flag of each part."""
+        return tuple([part.training for part in self.parts])
+
+    def settings(self) -> tuple[Any, ...]:
+        """Numbers, words and flags among the attributes of the module itself."""
+        return tuple([value for value in self._attributes.values() if type(value) in _PLAIN])
+
+    def replaced(self) -> str | None:
+        """The name of the first tensor that is another object, at another address or frozen since; None without one."""
+        for slot in self._slots:
+            tensor = slot.holder.get(slot.key)
+            if (
+                tensor is not slot.tensor
+                or tensor.data_ptr() != slot.pointer
+                or tensor.requires_grad is not slot.requires_grad
+            ):
+                return slot.name
+        return None
+
+    def hooked(self) -> str | None:
+        """The class of the first part with hooks, which a graph would not call; None without one.
+
+        Those of the module itself stand around the graph, and are called.
+        """
+        for part in self.parts[1:]:
+            if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+                return type(part).__name__
+        return None
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, its children, and modules that it holds without registering them, each once."""
+    seen: set[int] = set()
+    waiting: list[nn.Module] = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting += [child for child in part._modules.values() if child is not None]
+        waiting += [value for value in part.__dict__.values() if isinstance(value, nn.Module)]
+
+
+def _slots(parts: list[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    for part in parts:
+        if isinstance(part, TensorDictParams):
+            yield from _leaves(type(part).__name__, part._param_td)
+            continue
+        for holder in (part._parameters, part._buffers):
+            for key, tensor in holder.items():
+                if isinstance(tensor, Tensor):
+                    yield f"{type(part).__name__}.{key}", holder, key, tensor
+
+
+def _leaves(name: str, tensordict: TensorDictBase) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    """The dictionaries of a TensorDict themselves: asking for a leaf by its key costs the host 3 us each."""
+    holder: dict[str, Any] = tensordict._tensordict  # pyright: ignore[reportAttributeAccessIssue]
+    for key, value in holder.items():
+        if isinstance(value, TensorDictBase):
+            yield from _leaves(f"{name}.{key}", value)
+        elif isinstance(value, Tensor):
+            yield f"{name}.{key}", holder, key, value

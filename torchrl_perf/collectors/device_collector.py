@@ -43,9 +43,11 @@ from torchrl_perf.collectors.stepping import (
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
 from torchrl_perf.functional.rows.copies import copy_all_
-from torchrl_perf.runtime import Captured, capture, host_syncs
+from torchrl_perf.runtime import Captured, capture, host_syncs, is_capturing
 from torchrl_perf.runtime.compile import CompileMode, compiled
 
+COMPILE_AFTER = 200_000
+"""Steps (of all envs) after which mode ``"auto"`` compiles, where as many are left to repay the 15 s or so."""
 Mode = Literal["auto", "eager", "compile", "graph"]
 COMPILES_ANY_STEP = TorchVersion(torch.__version__) >= "2.13"
 """Whether the compiler traces the step of TorchRL's base class, whose specs are cached in the env's ``__dict__``."""
@@ -70,6 +72,8 @@ class DeviceCollector(SharedPolicyCollector):
         mode: ``"eager"``; ``"compile"``: the step is one compiled function (below transforms on torch before 2.13 the
             policy and the env's own arithmetic are); ``"graph"``: the compiled rollout is one CUDA graph; ``"auto"``:
             ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, and a warning that names what waits.
+            Its graph begins with eager kernels, within a second, and compiles them after 200,000 steps (15 s) where as
+            many are left, or at once where it is recorded by somebody else; results then agree to rounding.
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
@@ -243,6 +247,7 @@ class DeviceCollector(SharedPolicyCollector):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
         self._audit_pending = self._audits = self.mode == "auto"
+        self._compiles = not self._audits  # "auto" compiles once that pays
         # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
         settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
@@ -286,7 +291,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._started = False
 
     def _select_step(self) -> None:
-        compiles = self.mode in ("graph", "compile")
+        compiles = self.mode == "compile" or (self.mode == "graph" and self._compiles)
         fuse = partial(compiled, device=self.device, mode=self._compile_mode) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         if resets_inside_step(self.env):
@@ -440,6 +445,7 @@ class DeviceCollector(SharedPolicyCollector):
             self.pre_collect_hook()
         if not self._started or self.reset_at_each_iter:
             self._start()
+        self._compile_where_it_pays()
         kind = self.exploration_type
         if self._random_steps:
             left = f"{self._random_steps} random steps to go, which every replay would repeat"
@@ -456,6 +462,18 @@ class DeviceCollector(SharedPolicyCollector):
         return self.batch if self._stored is None else self._stored.update_(self.batch)
 
     rollout = collect
+
+    def _compile_where_it_pays(self) -> None:
+        """Mode ``"auto"`` on CUDA: a graph of eager kernels at first, compiled ones after :data:`COMPILE_AFTER` steps.
+
+        A graph that somebody else records has them from the start, since it is recorded once.
+        """
+        if self._compiles or self._audit_pending or self.mode != "graph":
+            return
+        left = (self.total_frames - self._frames) // self.num_envs if self.total_frames >= 0 else COMPILE_AFTER
+        if is_capturing() or min(self._frames // self.num_envs, left) >= COMPILE_AFTER:
+            self._compiles = True
+            self._select_step()
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``.

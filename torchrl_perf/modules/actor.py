@@ -12,6 +12,8 @@ from torch import nn
 from torchrl.data import TensorSpec
 from torchrl.modules import ProbabilisticActor
 
+from torchrl_perf.runtime.self_capture import self_capturing
+
 
 class DeviceActor(ProbabilisticActor):
     """``torchrl.modules.ProbabilisticActor`` of one network and one distribution, with a short way to a sample.
@@ -24,6 +26,9 @@ class DeviceActor(ProbabilisticActor):
     Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``param_keys``, ``action`` and ``action_log_prob``
     (shaped as the batch).
 
+    On CUDA a call that samples becomes a CUDA graph once its shape repeats, see
+    :func:`~torchrl_perf.runtime.self_capture.self_capturing`; ``capture = False`` turns that off.
+
     Args:
         network: maps the inputs to the distribution's parameters, one tensor for each of ``param_keys``.
         distribution_class: a ``torch.distributions`` class that takes the parameters by name.
@@ -35,6 +40,8 @@ class DeviceActor(ProbabilisticActor):
             0. All do by default.
         distribution_kwargs: further arguments of the distribution, such as its bounds.
     """
+
+    capture = True
 
     def __init__(
         self,
@@ -66,6 +73,10 @@ class DeviceActor(ProbabilisticActor):
         """Write parameters, action and log-probability; sample or not as TorchRL's exploration type says."""
         if interaction_type() is not InteractionType.RANDOM or tensordict_out is not None or kwargs:
             return super().forward(tensordict, tensordict_out, **kwargs)
+        return self._sampled(tensordict)
+
+    @self_capturing
+    def _sampled(self, tensordict: TensorDictBase) -> TensorDictBase:
         head = cast("TensorDictModule", self.module[0])
         network = cast("nn.Module", head.module)
         params = network(*[tensordict.get(key) for key in head.in_keys])

@@ -14,6 +14,7 @@ from torchrl.data import Binary, Categorical, Composite, MultiCategorical, Multi
 from torchrl_perf.functional.masked import effective_mask, of_agents, of_rows
 from torchrl_perf.functional.schedules import linear
 from torchrl_perf.modules.specs import composite_of
+from torchrl_perf.runtime.self_capture import self_capturing
 
 ACTION_VALUE_KEY, CHOSEN_VALUE_KEY = "action_value", "chosen_action_value"
 SINGLE = Categorical | OneHot
@@ -215,6 +216,7 @@ class EpsilonGreedy(TensorDictModuleBase):
             )
         return values
 
+    @self_capturing
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action; explore or not as TorchRL's exploration type says."""
         explores = interaction_type() is InteractionType.RANDOM

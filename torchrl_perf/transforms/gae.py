@@ -20,6 +20,7 @@ from torchrl_perf.functional import generalized_advantage_estimate
 from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.rows.missing import stand_in, steps_without_successor
 from torchrl_perf.functional.rows.valid import fitted_rows
+from torchrl_perf.runtime.self_capture import self_capturing
 
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""
@@ -229,7 +230,21 @@ class GAETransform(ValueEstimatorBase, Transform):
         """Write the estimate into a ``[*batch, T]`` batch and return it; a replay buffer's samples pass untouched."""
         if self._is_in_replay_buffer():
             return tensordict
+        if params is None and target_params is None and time_dim is None:
+            return self._estimate_own(tensordict)
         return self._estimate(tensordict, _of(params, target_params), time_dim)
+
+    @self_capturing
+    def _estimate_own(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._estimate(tensordict, _Parameters(None, None), None)
+
+    def recorded_entries(self) -> list[NestedKey]:
+        """Every entry that an estimate may read: what a recording holds of a batch."""
+        keys, network = self.tensor_keys, self.value_network
+        states = [keys.value, *([] if network is None else network.in_keys)]
+        following = [keys.reward, keys.done, keys.terminated, "truncated", *states]
+        flags = [keys.steps_to_next_obs, MASK_KEY, *([] if self.valid_key is None else [self.valid_key])]
+        return [*states, *flags, *(unravel_key(("next", key)) for key in following)]
 
     def value_estimate(
         self,

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import skip_existing
+from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
 from torchrl_perf.runtime.capture import is_capturing
@@ -57,7 +59,7 @@ class _Recorder:
         self._said: set[str] = set()
 
     def __call__(self, eagerly: Callable[[TensorDictBase], Any], tensordict: TensorDictBase) -> Any:
-        leaves = dict(tensordict.items(True, True)) if type(tensordict) is TensorDict else {}
+        leaves = self._leaves(tensordict)
         device = _device_of(leaves)
         if device is None:
             return eagerly(tensordict)
@@ -65,6 +67,16 @@ class _Recorder:
         with self._lock:
             recording = self._recording(tensordict, leaves, device)
             return eagerly(tensordict) if recording is None else recording(tensordict, list(leaves.values()))
+
+    def _leaves(self, tensordict: TensorDictBase) -> dict[Any, Any]:
+        """The entries that the call may read, by key; none of other kinds of TensorDict."""
+        if type(tensordict) is not TensorDict:
+            return {}
+        read = getattr(self._module(), "recorded_entries", None)
+        if read is None:
+            return dict(tensordict.items(True, True))
+        found = {key: tensordict.get(key, None) for key in read()}
+        return {key: leaf for key, leaf in found.items() if leaf is not None}
 
     def _recording(
         self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
@@ -101,7 +113,17 @@ class _Recorder:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         kinds = [(key, leaf.shape, leaf.dtype, grad and leaf.requires_grad) for key, leaf in leaves.items()]
         modes = (grad, torch.is_inference_mode_enabled(), autocast, torch.get_float32_matmul_precision())
-        return device, stream, tensordict.batch_size, modes, self.watch.modes(), self.watch.settings(), tuple(kinds)
+        modes = (*modes, interaction_type(), skip_existing())
+        return (
+            device,
+            stream,
+            tensordict.batch_size,
+            tuple(tensordict.names),
+            modes,
+            self.watch.modes(),
+            self.watch.settings(),
+            tuple(kinds),
+        )
 
     def _record(
         self, shape: _Shape, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device

@@ -119,6 +119,12 @@ class _DevicePPO:
             )
         return advantage
 
+    def recorded_entries(self, leaves: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+        """What a recording holds of a batch: all of it, less what follows where the advantage is there already."""
+        if cast("Any", self).tensor_keys.advantage not in leaves:
+            return leaves
+        return {key: leaf for key, leaf in leaves.items() if not (isinstance(key, tuple) and key[0] == "next")}
+
     def valid_rows(self, tensordict: TensorDictBase, rows: torch.Size) -> Tensor | None:
         """The rows that count, or None for all: our flag, and the masks that TorchRL's losses honour.
 

@@ -238,13 +238,14 @@ class GAETransform(ValueEstimatorBase, Transform):
     def _estimate_own(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._estimate(tensordict, _Parameters(None, None), None)
 
-    def recorded_entries(self) -> list[NestedKey]:
-        """Every entry that an estimate may read: what a recording holds of a batch."""
+    def recorded_entries(self, leaves: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+        """What a recording holds of a batch: what an estimate may read."""
         keys, network = self.tensor_keys, self.value_network
         states = [keys.value, *([] if network is None else network.in_keys)]
         following = [keys.reward, keys.done, keys.terminated, "truncated", *states]
         flags = [keys.steps_to_next_obs, MASK_KEY, *([] if self.valid_key is None else [self.valid_key])]
-        return [*states, *flags, *(unravel_key(("next", key)) for key in following)]
+        read = {unravel_key(key) for key in [*states, *flags]} | {unravel_key(("next", key)) for key in following}
+        return {key: leaf for key, leaf in leaves.items() if key in read}
 
     def value_estimate(
         self,

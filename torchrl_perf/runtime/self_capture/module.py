@@ -72,11 +72,9 @@ class _Recorder:
         """The entries that the call may read, by key; none of other kinds of TensorDict."""
         if type(tensordict) is not TensorDict:
             return {}
+        leaves = dict(tensordict.items(True, True))
         read = getattr(self._module(), "recorded_entries", None)
-        if read is None:
-            return dict(tensordict.items(True, True))
-        found = {key: tensordict.get(key, None) for key in read()}
-        return {key: leaf for key, leaf in found.items() if leaf is not None}
+        return leaves if read is None else read(leaves)
 
     def _recording(
         self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,8 @@ class _Backward:
         self.graph: Any = None
         self.eager = False
         self.seeds: list[Tensor] = []
-        self.found: Grads = ()
+        self.missing: tuple[bool, ...] = ()
+        self.found: _Packed | None = None
 
 
 class _Ticket:
@@ -145,6 +147,7 @@ class Recording:
         self._keys = [each for each, _ in named]
         # a leaf that is returned as it is has no history to go back through
         self._outputs = [leaf.clone() if leaf.requires_grad and leaf.grad_fn is None else leaf for _, leaf in named]
+        self._results = _Packed([output.detach() for output in self._outputs])
 
     def _pack(self, tensor: Tensor) -> tuple[Tensor, int]:
         # its memory, without the version that a later write to a parameter would raise
@@ -184,11 +187,12 @@ class Recording:
                 for targets, numbers in self._groups:
                     torch._foreach_copy_(targets, [leaves[number] for number in numbers])
                 self._graph.replay()
-                fresh = _fresh(self._outputs)
+                fresh = self._results.fresh()
             self.number += 1
             if self._differentiable:
                 ticket = _Ticket(self, [tensor._version for tensor in self._state])
-                ticket.fresh = [fresh[number] for number in self._differentiable]
+                # a view would refuse loss += ...
+                ticket.fresh = [fresh[number].clone() for number in self._differentiable]
                 self._last = weakref.ref(ticket)
                 ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
                 for number, output in zip(self._differentiable, _Node.apply(ticket, *ends), strict=True):
@@ -227,17 +231,15 @@ class Recording:
             ticket.used.update(chosen)
             way = self._backwards.setdefault(chosen, _Backward(chosen))
             given = [seed for seed in seeds if seed is not None]
-            if way.graph is None:
+            if way.graph is None or way.found is None:
                 found = self._backward_eagerly(way, given)
                 self._check_versions(way, ticket)
-            else:
-                self._check_versions(way, ticket)
-                torch._foreach_copy_(way.seeds, given)
-                way.graph.replay()
-                found = way.found
-            present = _fresh([grad for grad in found if grad is not None])
-        numbers = iter(present)
-        return tuple(None if grad is None else next(numbers) for grad in found)
+                return found
+            self._check_versions(way, ticket)
+            torch._foreach_copy_(way.seeds, given)
+            way.graph.replay()
+            present = iter(way.found.fresh())
+            return tuple(None if missing else next(present) for missing in way.missing)
 
     def _backward_eagerly(self, way: _Backward, seeds: list[Tensor]) -> Grads:
         """Over the recorded forward pass, whose intermediate results are those of the last replay."""
@@ -260,11 +262,14 @@ class Recording:
         for way in self._backwards.values():
             if way.graph is None and not way.eager:
                 try:
-                    way.graph, way.found = record(
-                        lambda way=way: self._grads(way, way.seeds), self._device, self._pool, ()
-                    )
+                    way.graph, _ = record(partial(self._pack_grads, way), self._device, self._pool, ())
                 except Exception:
                     way.eager = True  # the pass over the recorded forward is as right, and slower
+
+    def _pack_grads(self, way: _Backward) -> None:
+        found = self._grads(way, way.seeds)
+        way.missing = tuple(grad is None for grad in found)
+        way.found = _Packed([grad for grad in found if grad is not None])
 
     def _check_versions(self, way: _Backward, ticket: _Ticket) -> None:
         for number in way.reads:
@@ -295,15 +300,28 @@ def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
     return list(groups.values())
 
 
-def _fresh(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies, those of one dtype by one launch."""
-    copies: list[Any] = [None] * len(tensors)
-    for group, numbers in _by_dtype([tensor.detach() for tensor in tensors]):
-        # times one is exact, signs of zeros and infinities included
-        made = torch._foreach_mul(group, 1) if group[0].dtype != torch.bool else [each.clone() for each in group]
-        for number, copy in zip(numbers, made, strict=True):
-            copies[number] = copy
-    return copies
+class _Packed:
+    """Tensors that a graph writes into few, one of each dtype, so that a copy of them all is one launch each."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._number = len(tensors)
+        self._packs = [
+            (
+                torch.cat([tensors[number].reshape(-1) for number in numbers]),
+                numbers,
+                [tensors[number].numel() for number in numbers],
+                [tensors[number].shape for number in numbers],
+            )
+            for _, numbers in _by_dtype(tensors)
+        ]
+
+    def fresh(self) -> list[Tensor]:
+        """Copies, contiguous, that nothing will overwrite."""
+        copies: list[Any] = [None] * self._number
+        for pack, numbers, sizes, shapes in self._packs:
+            for number, piece, shape in zip(numbers, pack.clone().split_with_sizes(sizes), shapes, strict=True):
+                copies[number] = piece.view(shape)
+        return copies
 
 
 def _accumulating(outputs: list[Tensor]) -> list[Tensor]:

@@ -38,6 +38,7 @@ class Watch:
         ]
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         self._attributes = module.__dict__
+        self._plain = [name for name, value in module.__dict__.items() if type(value) in _PLAIN]
 
     def modes(self) -> tuple[bool, ...]:
         """The ``training`` flag of each part."""
@@ -45,18 +46,15 @@ class Watch:
 
     def settings(self) -> tuple[Any, ...]:
         """Numbers, words and flags among the attributes of the module itself."""
-        return tuple([value for value in self._attributes.values() if type(value) in _PLAIN])
+        attributes = self._attributes
+        return tuple([attributes.get(name) for name in self._plain])
 
     def replaced(self) -> str | None:
         """The name of the first tensor that is another object, at another address or frozen since; None without one."""
-        for slot in self._slots:
-            tensor = slot.holder.get(slot.key)
-            if (
-                tensor is not slot.tensor
-                or tensor.data_ptr() != slot.pointer
-                or tensor.requires_grad is not slot.requires_grad
-            ):
-                return slot.name
+        for holder, key, tensor, pointer, requires_grad, name in self._slots:
+            found = holder.get(key)
+            if found is not tensor or found.data_ptr() != pointer or found.requires_grad is not requires_grad:
+                return name
         return None
 
     def hooked(self) -> str | None:

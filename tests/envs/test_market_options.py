@@ -195,7 +195,7 @@ def test_own_rules():
 
 
 def test_rules_without_a_market():
-    with pytest.raises(KeyError, match=r"expected 'technical' .* found .*pixels"):
+    with pytest.raises(KeyError, match=r"expected 'technical' .* received .*pixels"):
         TradingInitiation()(TensorDict({"pixels": torch.zeros(1, 2)}, [1]))
 
 

@@ -183,7 +183,7 @@ class AgentStreams(EnvBase):
         action = tensordict.get(name, None)
         if action is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}. "
+                f"{type(self).__name__} expected the key {name!r}, received {sorted(map(str, tensordict.keys()))}. "
                 "Remedy: run a policy that writes it."
             )
         env = self.base_env
@@ -211,8 +211,8 @@ class AgentStreams(EnvBase):
         valid = tensordict.get("valid", None)
         if valid is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}. Remedy: "
-                "step from what reset or the last step gave."
+                f"{type(self).__name__} expected the key 'valid', received {sorted(map(str, tensordict.keys()))}. "
+                "Remedy: step from the TensorDict of reset or of the last step."
             )
         return valid
 

@@ -52,10 +52,10 @@ class AutoResetEnv(EnvBase):
     are these buffers, what leaves the env never is.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of the env.
-        max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length.
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of the env.
+        max_episode_steps: ``truncated`` is True from the step that brings the episode to this length.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
@@ -277,9 +277,9 @@ class AutoResetEnv(EnvBase):
     ) -> TensorDictBase:
         # Only a wrapper that carries the mark calls this; the env's own step does not.
         raise RuntimeError(
-            f"Expected no '_torchrl_native_autoreset' around {type(self).__name__}, found it on the env that wraps it: "
-            "TorchRL would replace final observations by NaN and leave reset observations untransformed. Remove it "
-            "from the wrapper; masked resets leave the rows that reset themselves unchanged."
+            f"Expected no '_torchrl_native_autoreset' around {type(self).__name__}, received it on the env that wraps "
+            "it: TorchRL would replace final observations by NaN and leave reset observations untransformed. Remedy: "
+            "remove it from the wrapper; masked resets leave the rows that reset themselves unchanged."
         )
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:

@@ -59,13 +59,13 @@ class DeviceEnv(AutoResetEnv):
     repeats their root, with a reward of 0.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of state, observation, reward and continuous action.
-        max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length;
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of state, observation, reward and continuous action.
+        max_episode_steps: ``truncated`` is True from the step that brings the episode to this length;
             None means no limit. Default: the class's ``default_episode_steps``, in the classic-control tasks the limit
             of ``gymnasium.make``.
-        seed (int, optional): passed to ``set_seed``.
+        seed: passed to ``set_seed``.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
@@ -116,8 +116,8 @@ class DeviceEnv(AutoResetEnv):
         """Advance ``state`` [N, S] by one step under ``action``; pure, elementwise over N, without host reads.
 
         Args:
-            state (Tensor): [N, S]; must not be written to.
-            action (Tensor): int64 [N], or float [N, D] not yet clipped.
+            state: [N, S]; must not be written to.
+            action: int64 [N], or float [N, D] not yet clipped.
 
         Returns:
             next_state [N, S], reward [N] float, terminated [N] bool, all new tensors.

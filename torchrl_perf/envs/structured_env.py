@@ -87,10 +87,10 @@ class StructuredEnv(AutoResetEnv):
     rows outside it keep their state; "next" repeats their root, with rewards of 0.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of states, observations, rewards and continuous actions.
-        max_episode_steps (int, optional): time limit; None means none.
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of states, observations, rewards and continuous actions.
+        max_episode_steps: time limit; None means none.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device; from :meth:`begin`, an entry that

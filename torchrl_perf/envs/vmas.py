@@ -60,14 +60,14 @@ class DeviceVmasEnv(StructuredEnv):
     buffers, the pool of initial states too, and resumes bit for bit.
 
     Args:
-        scenario (str or vmas.simulator.scenario.BaseScenario): name of a scenario of VMAS, or one of your own.
-        num_envs (int): N.
-        max_steps (int, optional): time limit of an episode.
-        continuous_actions (bool): float actions; otherwise indices, int64 ``[N, A]``.
+        scenario: name of a scenario of VMAS, or one of your own.
+        num_envs: N.
+        max_steps: time limit of an episode.
+        continuous_actions: float actions; otherwise indices, int64 ``[N, A]``.
         group_map: groups of agents, as for ``VmasEnv``.
-        pool_size (int): number of initial states that are made ahead.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        seed (int, optional): passed to ``set_seed``, which draws the initial states anew.
+        pool_size: number of initial states that are made ahead.
+        device: where everything lives. Default: torch's default device.
+        seed: passed to ``set_seed``, which draws the initial states anew.
         **scenario_kwargs: passed to the scenario, such as ``n_agents``.
 
     Raises:
@@ -99,8 +99,8 @@ class DeviceVmasEnv(StructuredEnv):
         unsupported = {"dict_spaces", "multidiscrete_actions", "categorical_actions"} & scenario_kwargs.keys()
         if unsupported:
             raise ValueError(
-                f"DeviceVmasEnv expected actions and observations as VmasEnv has them by default, received "
-                f"{sorted(unsupported)}; leave them out."
+                "DeviceVmasEnv expected actions and observations as VmasEnv has them by default, received "
+                f"{sorted(unsupported)}. Remedy: leave them out."
             )
         name = scenario if isinstance(scenario, str) else type(scenario).__name__
 
@@ -251,4 +251,7 @@ def check_installed() -> None:
     try:
         import vmas  # noqa: F401
     except ImportError as error:
-        raise ImportError("DeviceVmasEnv expected vmas. Remedy: pip install 'torchrl_perf[marl]'") from error
+        raise ImportError(
+            "DeviceVmasEnv expected the package vmas, received an environment without it. Remedy: pip install "
+            "'torchrl_perf[marl]'"
+        ) from error

@@ -149,7 +149,7 @@ class Durotaxis(StructuredEnv):
     ) -> None:
         rules, stages = ColonySettings.of(settings), curriculum or ColonyCurriculum()
         if actions not in ("global", "per_node"):
-            raise ValueError(f"actions: expected 'global' or 'per_node', received {actions!r}.")
+            raise ValueError(f"actions: expected 'global' or 'per_node', received {actions!r}. Remedy: one of the two.")
         stages.check_for(rules, actions)
         weights = component_weights(reward_mode, reward_weights)
         super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps)

@@ -91,12 +91,14 @@ def component_weights(mode: str, weights: Mapping[str, float] | None) -> list[fl
         ValueError: for an unknown mode or name.
     """
     if mode not in _MODES:
-        raise ValueError(f"reward_mode: expected one of {tuple(_MODES)}, received {mode!r}.")
+        raise ValueError(f"reward_mode: expected one of {tuple(_MODES)}, received {mode!r}. Remedy: one of these.")
     if weights is None:
         return [float(name in _MODES[mode]) for name in COMPONENT_NAMES]
     unknown = sorted(set(weights) - set(COMPONENT_NAMES))
     if unknown:
-        raise ValueError(f"reward_weights: expected names among {COMPONENT_NAMES}, received {unknown}.")
+        raise ValueError(
+            f"reward_weights: expected names among {COMPONENT_NAMES}, received {unknown}. Remedy: take the others out."
+        )
     return [float(weights.get(name, 0.0)) for name in COMPONENT_NAMES]
 
 

@@ -95,7 +95,9 @@ class ColonySettings:
         names = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
-            raise TypeError(f"Durotaxis: expected settings among {names}, received {unknown}.")
+            raise TypeError(
+                f"Durotaxis: expected settings among {names}, received {unknown}. Remedy: take the others out."
+            )
         return cls(**values)
 
     @property
@@ -162,12 +164,17 @@ class ColonyCurriculum:
             values = getattr(self, name)
             if values and len(values) != stages:
                 raise ValueError(
-                    f"{name}: expected {stages} entries, one for each of frames = {self.frames}, received {values}."
+                    f"{name}: expected {stages} entries, one for each of frames = {self.frames}, received {values}. "
+                    "Remedy: one value for all stages, or one a stage."
                 )
         if any(not 0.0 < goal <= 1.0 for goal in self.goal):
-            raise ValueError(f"goal: expected shares of the width in (0, 1], received {self.goal}.")
+            raise ValueError(
+                f"goal: expected shares of the width in (0, 1], received {self.goal}. Remedy: for example 0.75."
+            )
         if any(nodes < 1 for nodes in self.critical_nodes):
-            raise ValueError(f"critical_nodes: expected ints >= 1, received {self.critical_nodes}.")
+            raise ValueError(
+                f"critical_nodes: expected ints >= 1, received {self.critical_nodes}. Remedy: 1 or more in each stage."
+            )
         self._check_forward("goal", self.goal)
         self._check_forward("delete_only", tuple(not alone for alone in self.delete_only))
 
@@ -194,7 +201,8 @@ class ColonyCurriculum:
                 )
         if any(goal <= START_WIDTH for goal in self.goal):
             raise ValueError(
-                f"goal: expected more than {START_WIDTH}, within which colonies start, received {self.goal}."
+                f"goal: expected more than {START_WIDTH}, within which colonies start, received {self.goal}. Remedy: "
+                "a goal farther right."
             )
         if any(self.delete_only) and actions != "global":
             raise ValueError(

@@ -64,7 +64,7 @@ def assess(
         ValueError: for fewer than one fire.
     """
     if fires < 1:
-        raise ValueError(f"fires: expected at least 1, received {fires}.")
+        raise ValueError(f"fires: expected at least 1, received {fires}. Remedy: fires=1 or more.")
     groups = -(-fires // MAX_FIRES)
     seeds = torch.arange(groups, device=breaks.device) + seed * 1_000_003
     cells, probability = [], []

@@ -113,7 +113,8 @@ class FuelBreaks(StructuredEnv):
         unknown = sorted(set(options) - set(FireOptions.__annotations__))
         if unknown:
             raise TypeError(
-                f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, received {unknown}."
+                f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, received {unknown}. Remedy: "
+                "take the others out."
             )
         _check_choice("mode", mode, ("sequential", "one_shot"))
         _check_choice("reward", reward, ("terminal", "shaped"))
@@ -338,14 +339,17 @@ class FuelBreaks(StructuredEnv):
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}: expected one of {list(choices)}, received {value!r}.")
+        raise ValueError(f"{name}: expected one of {list(choices)}, received {value!r}. Remedy: one of these.")
 
 
 def _cells(budget: float, ground: Landscape) -> int:
     """K, the number of breaks."""
     height, width = ground.size
     if isinstance(budget, bool) or not budget > 0:
-        raise ValueError(f"budget: expected a share of the cells in (0, 1) or a number of cells, received {budget!r}.")
+        raise ValueError(
+            f"budget: expected a share of the cells in (0, 1) or a number of cells, received {budget!r}. Remedy: a "
+            "share such as 0.05, or an int."
+        )
     cells = budget if isinstance(budget, int) else round(budget * height * width)
     burnable = int(ground.burnable.sum((1, 2)).min())
     if not 1 <= cells <= burnable:

@@ -67,7 +67,7 @@ def edges(neighbours: int) -> tuple[tuple[int, int], ...]:
         ValueError: for another number than 4 or 8.
     """
     if neighbours not in (4, 8):
-        raise ValueError(f"neighbours: expected 4 or 8, received {neighbours!r}.")
+        raise ValueError(f"neighbours: expected 4 or 8, received {neighbours!r}. Remedy: one of the two.")
     return _EDGES[: neighbours // 2]
 
 
@@ -296,7 +296,8 @@ def burn(
     for name, (part, shape) in wanted.items():
         if list(part.shape[1:]) != shape or part.shape[0] not in (1, rows):
             raise ValueError(
-                f"{name}: expected [{rows}, ...] or [1, ...] and cells {grid} as in free, received {list(part.shape)}."
+                f"{name}: expected [{rows}, ...] or [1, ...] and cells {grid} as in free, received "
+                f"{list(part.shape)}. Remedy: reshape it to the grid of free."
             )
     if threshold.shape[1] not in planes or seed.shape != (rows,):
         raise ValueError(

@@ -71,7 +71,10 @@ class Landscape:
         rasters = {**{name: getattr(self, name) for name in _RASTERS}, **self.extra}
         _check_shapes({**rasters, "burnable": self.burnable})
         if len(shape) != 3 or 0 in shape:
-            raise ValueError(f"burnable: expected [L, H, W] with at least one cell, received {list(shape)}.")
+            raise ValueError(
+                f"burnable: expected [L, H, W] with at least one cell, received {list(shape)}. Remedy: a raster of "
+                "[H, W] goes through from_arrays()."
+            )
         for name, raster in rasters.items():
             bad = int((~raster.isfinite()).sum())
             if bad:
@@ -87,9 +90,13 @@ class Landscape:
                     f"{least}. Remedy: map classes to the numbers of {name.upper()}."
                 )
         if not 0.0 <= self.base <= 1.0:
-            raise ValueError(f"base: expected a probability in [0, 1], received {self.base}.")
+            raise ValueError(
+                f"base: expected a probability in [0, 1], received {self.base}. Remedy: a number from 0 to 1."
+            )
         if not (self.cell_size > 0.0 and math.isfinite(self.cell_size)):
-            raise ValueError(f"cell_size: expected metres above 0, received {self.cell_size}.")
+            raise ValueError(
+                f"cell_size: expected metres above 0, received {self.cell_size}. Remedy: the side of a cell in metres."
+            )
 
     @classmethod
     def uniform(cls, p: float = 0.4, size: int | tuple[int, int] = 20) -> Landscape:
@@ -130,7 +137,10 @@ class Landscape:
             ValueError: for a count below 1, a share outside [0, 1).
         """
         if count < 1 or not 0.0 <= bare < 1.0:
-            raise ValueError(f"expected count >= 1 and bare in [0, 1), received {count} and {bare}.")
+            raise ValueError(
+                f"expected count >= 1 and bare in [0, 1), received {count} and {bare}. Remedy: at least one "
+                "landscape, with bare below 1."
+            )
         height, width = sides(size)
         noise = torch.stack([_noise(seed, number, height, width) for number in range(count)])  # [L, 4, H, W]
         heights = noise[:, 0]
@@ -268,7 +278,10 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
     """
     both = (size, size) if isinstance(size, int) else tuple(size)
     if len(both) != 2 or any(not isinstance(side, int) or isinstance(side, bool) or side < 1 for side in both):
-        raise ValueError(f"size: expected rows and columns of at least 1, or one number for both, received {size!r}.")
+        raise ValueError(
+            f"size: expected rows and columns of at least 1, or one number for both, received {size!r}. Remedy: "
+            "size=(rows, columns)."
+        )
     return both[0], both[1]
 
 
@@ -292,9 +305,15 @@ def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor
     try:
         numbers = torch.tensor(np.asarray(np.ma.getdata(array), dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected a raster of numbers, received {type(value).__name__}.") from error
+        raise ValueError(
+            f"{name}: expected a raster of numbers, received {type(value).__name__}. Remedy: a tensor, an array or a "
+            "number."
+        ) from error
     if numbers.ndim not in (0, 2, 3):
-        raise ValueError(f"{name}: expected [H, W], [L, H, W] or one number, received {list(numbers.shape)}.")
+        raise ValueError(
+            f"{name}: expected [H, W], [L, H, W] or one number, received {list(numbers.shape)}. Remedy: reshape it, "
+            "or pass one number."
+        )
     missing = torch.tensor(np.broadcast_to(mask, tuple(numbers.shape)).copy())
     if nodata is not None:
         missing = missing | (numbers.isnan() if math.isnan(nodata) else numbers == nodata)
@@ -324,5 +343,5 @@ def _check_shapes(rasters: Mapping[str, Tensor]) -> None:
     if len({tuple(part.shape) for part in rasters.values()}) > 1:
         shown = ", ".join(f"{name} {list(part.shape)}" for name, part in rasters.items())
         raise ValueError(
-            f"rasters: expected one shape [L, H, W] for all, received {shown}; from_arrays() expands them."
+            f"rasters: expected one shape [L, H, W] for all, received {shown}. Remedy: from_arrays() expands them."
         )

@@ -116,7 +116,8 @@ class LatentField(StructuredEnv):
         unknown = sorted(set(options) - set(LatentOptions.__annotations__))
         if unknown:
             raise TypeError(
-                f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, received {unknown}."
+                f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, received {unknown}. "
+                "Remedy: take the others out."
             )
         super().__init__(
             num_envs, device=device, dtype=options.get("dtype", torch.float32), max_episode_steps=max_episode_steps
@@ -133,7 +134,9 @@ class LatentField(StructuredEnv):
         self.action_cost = _number("action_cost", options.get("action_cost", 0.0))
         self.integrator, self.substeps = options.get("integrator", "euler"), options.get("substeps", 1)
         if self.integrator not in INTEGRATORS:
-            raise ValueError(f"integrator: expected one of {list(INTEGRATORS)}, received {self.integrator!r}.")
+            raise ValueError(
+                f"integrator: expected one of {list(INTEGRATORS)}, received {self.integrator!r}. Remedy: one of these."
+            )
         check_count("LatentField", "substeps", self.substeps)
         self.action_encoder = options.get("action_encoder")
         world = options.get("world_seed", 0)
@@ -226,7 +229,7 @@ class LatentField(StructuredEnv):
             return
         point = torch.as_tensor(goal, dtype=self.dtype)
         if point.shape != (2,) or not bool(point.isfinite().all()):
-            raise ValueError(f"goal: expected a point of two finite numbers, received {goal!r}.")
+            raise ValueError(f"goal: expected a point of two finite numbers, received {goal!r}. Remedy: goal=(x, y).")
         self.register_buffer("goal", point.to(self.device), persistent=False)
 
 
@@ -251,7 +254,7 @@ def _default_noise(observation: str) -> str:
 
 def _check_noise(observation: str, noise: str) -> None:
     if noise not in NOISES:
-        raise ValueError(f"noise: expected one of {list(NOISES)}, received {noise!r}.")
+        raise ValueError(f"noise: expected one of {list(NOISES)}, received {noise!r}. Remedy: one of these.")
     if noise == "poisson" and observation != "log_linear":
         raise ValueError(
             f"noise: expected 'gaussian' or 'none' with observation={observation!r}, whose means may be negative, "
@@ -264,5 +267,7 @@ def _number(name: str, value: float, above: float | None = None) -> float:
     fits = math.isfinite(value) and (value >= 0.0 if above is None else value > above)
     if not fits:
         wanted = "of at least 0" if above is None else f"above {above:g}"
-        raise ValueError(f"{name}: expected a finite number {wanted}, received {value!r}.")
+        raise ValueError(
+            f"{name}: expected a finite number {wanted}, received {value!r}. Remedy: a number {wanted}, not inf or nan."
+        )
     return float(value)

@@ -163,7 +163,7 @@ class MultiAttractor(nn.Module):
         if n_grid < 2 or not (extent > 0 and length > 0):
             raise ValueError(
                 f"MultiAttractor: expected n_grid of at least 2 and a positive extent and length, received {n_grid}, "
-                f"{extent} and {length}."
+                f"{extent} and {length}. Remedy: n_grid of 2 or more and positive lengths."
             )
         self.extent = extent
         axis = torch.linspace(-extent, extent, n_grid, dtype=torch.float64)
@@ -253,7 +253,7 @@ def flow(
     if integrator not in INTEGRATORS or substeps < 1:
         raise ValueError(
             f"flow: expected an integrator among {list(INTEGRATORS)} and substeps of at least 1, received "
-            f"{integrator!r} and {substeps}."
+            f"{integrator!r} and {substeps}. Remedy: integrator='rk4', substeps=1."
         )
     h = dt / substeps
     for _ in range(substeps):

@@ -120,13 +120,15 @@ def _affine(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _check_kind(kind: str, size: int, rate: float) -> None:
     if kind not in OBSERVATIONS:
-        raise ValueError(f"observation: expected one of {list(OBSERVATIONS)}, received {kind!r}.")
+        raise ValueError(f"observation: expected one of {list(OBSERVATIONS)}, received {kind!r}. Remedy: one of these.")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"observation_size: expected a positive int, received {size!r}.")
+        raise ValueError(f"observation_size: expected a positive int, received {size!r}. Remedy: 1 or more.")
     if kind == "identity" and size != 2:
         raise ValueError(
             f"observation_size: expected 2 with observation='identity', received {size}. Remedy: leave it out, or "
             "observation='linear'."
         )
     if not 0.0 < rate < MAX_RATE:
-        raise ValueError(f"rate: expected a positive number of counts in a bin, received {rate!r}.")
+        raise ValueError(
+            f"rate: expected a positive number of counts in a bin, received {rate!r}. Remedy: rate=5.0, for example."
+        )

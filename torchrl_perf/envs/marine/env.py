@@ -80,12 +80,12 @@ class MarineNavigation(StructuredEnv):
     State, resets and time limit are those of :class:`StructuredEnv`.
 
     Args:
-        num_envs (int): E.
-        action (str): ``"continuous"`` or ``"discrete"``.
-        curriculum (Curriculum, optional): stages; the original system's by default.
-        max_episode_steps (int, optional): time limit.
-        device (torch.device or str, optional): where everything lives.
-        seed (int, optional): passed to ``set_seed``.
+        num_envs: E.
+        action: ``"continuous"`` or ``"discrete"``.
+        curriculum: stages; the original system's by default.
+        max_episode_steps: time limit.
+        device: where everything lives.
+        seed: passed to ``set_seed``.
         **options: ``max_robots``, ``max_obstacles``, ``max_cores``: R, O, C, by default the most of any stage.
             ``observation_noise``: whether objects are perceived with noise (default True). ``colregs``: whether the
             rules of the road count (default True). ``candidates``: K, 256. ``fresh_layouts``: by default a sixteenth
@@ -127,9 +127,15 @@ class MarineNavigation(StructuredEnv):
         """Check the arguments and draw the first worlds; arguments as in the class."""
         unknown = sorted(set(options) - set(MarineOptions.__annotations__))
         if unknown:
-            raise TypeError(f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, received {unknown}.")
+            raise TypeError(
+                f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, received {unknown}. Remedy: take "
+                "the others out."
+            )
         if action not in ("continuous", "discrete"):
-            raise ValueError(f"MarineNavigation expected action 'continuous' or 'discrete', received {action!r}.")
+            raise ValueError(
+                f"MarineNavigation expected action 'continuous' or 'discrete', received {action!r}. Remedy: one of "
+                "the two."
+            )
         dtype = options.get("dtype", torch.float32)
         super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps)
         self.curriculum = Curriculum() if curriculum is None else curriculum

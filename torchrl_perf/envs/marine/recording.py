@@ -92,7 +92,8 @@ def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> 
     marine = env.base_env if isinstance(env, AgentStreams) else env
     if not isinstance(marine, MarineNavigation):
         raise TypeError(
-            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}."
+            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}. Remedy: "
+            "pass the MarineNavigation itself."
         )
     check_count("record", "steps", steps)
     before = {name: value.clone() for name, value in marine.state_dict().items()}

@@ -64,7 +64,7 @@ def fit_layout(layout: Layout, sizes: tuple[int, int, int, int]) -> Layout:
     missing = sorted(set(want) - set(layout))
     if missing:
         raise KeyError(
-            f"load_layout expected the entries {sorted(want)}, found {sorted(layout)}. Remedy: add {missing}."
+            f"load_layout expected the entries {sorted(want)}, received {sorted(layout)}. Remedy: add {missing}."
         )
     fitted: Layout = {}
     for name, most in want.items():

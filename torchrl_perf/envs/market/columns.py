@@ -134,7 +134,7 @@ def reading(tensordict: TensorDictBase) -> Reading:
     else:
         keys = sorted(map(str, tensordict.keys(True, True)))
         raise KeyError(
-            f"expected 'technical' and the other entries of a market, or 'observation', found {keys}. Remedy: the "
+            f"expected 'technical' and the other entries of a market, or 'observation', received {keys}. Remedy: the "
             "TensorDict of an OptionMarket, or of a replay that keeps its observation."
         )
     features = {name: row[..., FEATURES.index(name)] for name in ("rsi14", "sma10_gap", "sma_divergence")}

@@ -157,7 +157,9 @@ class MarketSettings:
         names = [entry.name for entry in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
-            raise TypeError(f"OptionMarket: expected settings among {names}, received {unknown}.")
+            raise TypeError(
+                f"OptionMarket: expected settings among {names}, received {unknown}. Remedy: take the others out."
+            )
         return cls(**values)
 
     @property

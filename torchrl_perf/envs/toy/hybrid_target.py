@@ -61,7 +61,7 @@ class HybridTarget(DeviceEnv):
             if part is None:
                 keys = sorted(map(str, tensordict.keys(True, True)))
                 raise KeyError(
-                    f"HybridTarget expected ('action', {name!r}), found {keys}. Remedy: run a policy that writes it."
+                    f"HybridTarget expected ('action', {name!r}), received {keys}. Remedy: run a policy that writes it."
                 )
             if part.shape != shape or part.is_floating_point() != is_float or part.dtype == torch.bool:
                 raise ValueError(
@@ -100,8 +100,8 @@ class HybridTarget(DeviceEnv):
         of the initial distance ``L``, so that the return is ``-sum_t (L - sum_{i <= t} m_i)``.
 
         Args:
-            state (Tensor): [*, 2], positions in [-1, 1]^2.
-            steps (int): steps of the episode.
+            state: [*, 2], positions in [-1, 1]^2.
+            steps: steps of the episode.
 
         Returns:
             [*], at most 0.

@@ -36,7 +36,8 @@ def refuse_options(name: str, given: Mapping[str, Any], known: Mapping[str, tupl
     for option, value in given.items():
         if option not in known:
             raise TypeError(
-                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}."
+                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}. Remedy: "
+                "take it out."
             )
         default, reason = known[option]
         if default is not None and value is not None and value != default:
@@ -182,15 +183,17 @@ def check_options(
             "least one row for each env."
         )
     if not is_whole(n_step):
-        raise ValueError(f"DeviceStorage: expected n_step >= 1, received {n_step!r}; 1 is the plain one-step target.")
+        raise ValueError(
+            f"DeviceStorage: expected n_step >= 1, received {n_step!r}. Remedy: n_step=1, the plain one-step target."
+        )
     if not 0 <= gamma <= 1:
         raise ValueError(
             f"DeviceStorage: expected gamma in [0, 1], received {gamma}. Remedy: the loss's discount, such as 0.99."
         )
     if not 0 < final_fraction <= 1:
         raise ValueError(
-            f"DeviceStorage: expected final_fraction in (0, 1], received {final_fraction}: the share of rows whose "
-            "true final observation is kept apart, so about the share of rows that end an episode or a batch."
+            f"DeviceStorage: expected final_fraction in (0, 1], received {final_fraction}. Remedy: the share of rows "
+            "that end an episode or a batch, whose true final observations are kept apart; 1.0 is enough for all."
         )
     return int(max_size), num_streams
 
@@ -312,20 +315,21 @@ def check_n_step_fields(fields: Sequence[Field]) -> None:
     for key in (("next", "reward"), ("next", "done")):
         if key not in known:
             raise ValueError(
-                f"DeviceStorage: n_step > 1 reads {key}, which the batch lacks: {describe(fields)}. Remedy: n_step=1, "
-                "or batches with reward and done under 'next'."
+                f"DeviceStorage: expected {key} in the batch for n_step > 1, received {describe(fields)}. Remedy: "
+                "n_step=1, or batches with reward and done under 'next'."
             )
     clash = [key[0] for key in (("steps_to_next_obs",), ("gamma",)) if key in known]
     if clash:
         raise ValueError(
-            f"DeviceStorage: n_step > 1 writes {clash} into its samples, but the batch has them: its rewards are "
-            "n-step returns already. Remedy: n_step=1, or extend with one-step rows."
+            f"DeviceStorage: expected rows without {clash}, which n_step > 1 writes into its samples, received a "
+            "batch with them, whose rewards are n-step returns already. Remedy: n_step=1, or extend with one-step "
+            "rows."
         )
     done = known["next", "done"]
     if done.dtype != torch.bool or any(size != 1 for size in done.shape):
         raise ValueError(
-            f"DeviceStorage: n_step > 1 needs one bool done flag a row, received {done}. Remedy: an env whose agents "
-            "share their done, or n_step=1."
+            f"DeviceStorage: expected one bool done flag a row for n_step > 1, received {done}. Remedy: an env whose "
+            "agents share their done, or n_step=1."
         )
 
 
@@ -430,7 +434,9 @@ def checked_alpha(alpha: float) -> float:
         ValueError: if it is negative or not finite.
     """
     if not 0 <= alpha < float("inf"):
-        raise ValueError(f"DevicePrioritizedSampler: expected alpha >= 0, received {alpha}; 0 draws uniformly.")
+        raise ValueError(
+            f"DevicePrioritizedSampler: expected alpha >= 0, received {alpha}. Remedy: alpha=0.0 draws uniformly."
+        )
     return float(alpha)
 
 
@@ -441,7 +447,9 @@ def checked_beta(beta: float) -> float:
         ValueError: if it is not in [0, 1].
     """
     if not 0 <= beta <= 1:
-        raise ValueError(f"DevicePrioritizedSampler: expected beta in [0, 1], received {beta}; 1 corrects in full.")
+        raise ValueError(
+            f"DevicePrioritizedSampler: expected beta in [0, 1], received {beta}. Remedy: beta=1.0 corrects in full."
+        )
     return float(beta)
 
 

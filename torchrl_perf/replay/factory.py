@@ -146,11 +146,13 @@ def _make_sampler(name: str, options: dict[str, Any], n_step: int) -> Sampler:
         ValueError: for an unknown name, and for options that other samplers take, or none.
     """
     if name not in SAMPLERS:
-        raise ValueError(f"make_replay_buffer: expected a sampler of {tuple(SAMPLERS)}, received {name!r}.")
+        raise ValueError(
+            f"make_replay_buffer: expected a sampler of {tuple(SAMPLERS)}, received {name!r}. Remedy: one of these."
+        )
     if name == "slice" and n_step > 1:
         raise ValueError(
-            f"make_replay_buffer: slices hold consecutive one-step rows, received n_step={n_step}. Remedy: n_step=1 "
-            "and a return over the slice, for example TD(lambda)."
+            "make_replay_buffer: expected n_step=1 with slices, which hold consecutive one-step rows, received "
+            f"n_step={n_step}. Remedy: n_step=1 and a return over the slice, for example TD(lambda)."
         )
     takes = _options_of(name)
     for option, value in options.items():

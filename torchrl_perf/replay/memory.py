@@ -57,7 +57,7 @@ def reserve(needed: int, device: torch.device, what: str, remedy: str) -> None:
     free = available_bytes(device)
     if needed > free:
         raise ValueError(
-            f"{what} need {readable(needed)} ({needed} bytes) on {device}, where {readable(free)} ({free} bytes) are "
-            f"free. Remedy: {remedy}, or another device."
+            f"{what}: expected {readable(needed)} ({needed} bytes) free on {device}, received {readable(free)} "
+            f"({free} bytes). Remedy: {remedy}, or another device."
         )
     logger.info("%s take %s on %s (%s free)", what, readable(needed), device, readable(free))

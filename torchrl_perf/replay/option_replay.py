@@ -118,7 +118,10 @@ class OptionReplay:
 def _mask_of(rows: TensorDictBase) -> Tensor:
     mask = rows.get("mask", None)
     if mask is None:
-        raise KeyError(f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}.")
+        raise KeyError(
+            f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}. Remedy: rows of a "
+            "policy with options."
+        )
     return mask
 
 

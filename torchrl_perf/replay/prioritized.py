@@ -108,12 +108,15 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         if is_annealed != (anneal_steps is not None) or (anneal_steps is not None and anneal_steps < 1):
             raise ValueError(
                 f"{_NAME}: expected anneal_steps >= 1 together with alpha_end or beta_end, received "
-                f"anneal_steps={anneal_steps}, alpha_end={alpha_end}, beta_end={beta_end}."
+                f"anneal_steps={anneal_steps}, alpha_end={alpha_end}, beta_end={beta_end}. Remedy: leave anneal_steps "
+                "out, or give it an end."
             )
         if not 0 <= eps < float("inf"):
-            raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}.")
+            raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}. Remedy: eps=1e-8, for example.")
         if reduction not in _REDUCTIONS:
-            raise ValueError(f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}.")
+            raise ValueError(
+                f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}. Remedy: one of these."
+            )
         if dtype != torch.float32 or max_priority_within_buffer:
             raise ValueError(
                 f"{_NAME}: expected dtype=torch.float32 and max_priority_within_buffer=False, received {dtype} and "
@@ -241,7 +244,9 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             RuntimeError: if no storage is known.
         """
         if storage is None and self._storage is None:
-            raise RuntimeError(f"{_NAME}: expected a storage, none is known. Remedy: pass storage=, or extend first.")
+            raise RuntimeError(
+                f"{_NAME}: expected a storage, received none yet. Remedy: pass storage=, or extend first."
+            )
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
         tree = self._attach(storage, ring)
@@ -249,7 +254,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             generation = getattr(index, "generation", None)
         slot = torch.as_tensor(index, device=tree.device)
         if slot.is_floating_point() or slot.dtype == torch.bool:
-            raise ValueError(f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}.")
+            raise ValueError(
+                f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}. Remedy: slot.long(), one "
+                "dimension."
+            )
         values = one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
         values = values if values.is_floating_point() else values.to(torch.float32)
         if generation is not None:
@@ -452,7 +460,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         if self._pending is not None and self._pending["tree"] is not None:
             slots = self._pending["tree"]["num_slots"]
             if slots != ring.capacity:
-                raise ValueError(f"{_NAME}: expected a storage of {slots} slots as loaded, received {ring.capacity}.")
+                raise ValueError(
+                    f"{_NAME}: expected a storage of {slots} slots as loaded, received {ring.capacity}. Remedy: a "
+                    "storage of the capacity that was saved."
+                )
         self._tree = tree = PriorityTree(ring.capacity, device)
         self._count = torch.tensor(int(self._count), device=device)
         self._largest = torch.ones((), device=device)

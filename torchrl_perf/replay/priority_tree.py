@@ -77,7 +77,9 @@ class PriorityTree:
 
     def __init__(self, num_slots: int, device: torch.device | str = "cpu", *, largest_top: int | None = None) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
-            raise ValueError(f"expected num_slots from 1 to {MAX_SLOTS}, received {num_slots}")
+            raise ValueError(
+                f"expected num_slots from 1 to {MAX_SLOTS}, received {num_slots}. Remedy: a capacity in this range"
+            )
         self.num_slots = num_slots
         self.device = torch.device(device)
         if largest_top is None:
@@ -296,13 +298,13 @@ class PriorityTree:
         weights, num_slots = state.get("weights"), state.get("num_slots")
         if not isinstance(weights, Tensor) or weights.dtype != torch.float32 or not isinstance(num_slots, int):
             raise ValueError(
-                f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}; "
-                "load what state_dict() returned"
+                f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}. "
+                "Remedy: load what state_dict() returned"
             )
         if num_slots != self.num_slots or weights.ndim != 1 or weights.shape[0] > num_slots:
             raise ValueError(
                 f"expected the weights of {self.num_slots} slots, received those of {num_slots} in a tensor of shape "
-                f"{tuple(weights.shape)}; build the buffer with the capacity and streams of the checkpoint"
+                f"{tuple(weights.shape)}. Remedy: build the buffer with the capacity and streams of the checkpoint"
             )
         self.clear_()
         self._words[: weights.shape[0]].copy_(weights.to(self.device).view(torch.int32))

@@ -221,8 +221,8 @@ def refuse_capture(name: str) -> None:
     """Raise if a CUDA graph is being recorded: memory made there would belong to the graph."""
     if capturing():
         raise RuntimeError(
-            f"{name}: its tree is made at the first extend or sample, which cannot be recorded in a CUDA graph. "
-            "Remedy: extend and sample once before capturing."
+            f"{name}: expected the first extend or sample outside of a CUDA graph, since it makes the tree, received "
+            "it while one records. Remedy: extend and sample once before capturing."
         )
 
 

@@ -45,7 +45,9 @@ class RecentWindow:
     ) -> None:
         step = example.zero() if isinstance(example, Composite) else example
         if length < 1:
-            raise ValueError(f"RecentWindow: expected a length of at least 1 step, received {length}.")
+            raise ValueError(
+                f"RecentWindow: expected a length of at least 1 step, received {length}. Remedy: length=1 or more."
+            )
         if step.ndim != 1 or step.is_empty() or _MASK in step.keys():
             raise ValueError(
                 f"RecentWindow: expected an example of batch size [N] with entries, none named {_MASK!r}, received "
@@ -95,7 +97,10 @@ class RecentWindow:
             for key, rows in zip(self._keys, self._rows, strict=True):
                 leaf = step.get(key, None)
                 if leaf is None:
-                    raise KeyError(f"RecentWindow: expected {key!r} in the step, received {_names(step)}.")
+                    raise KeyError(
+                        f"RecentWindow: expected {key!r} in the step, received {_names(step)}. Remedy: a policy or "
+                        "env that writes it."
+                    )
                 if leaf.shape != rows.shape[1:] or leaf.dtype != rows.dtype:
                     raise ValueError(
                         f"RecentWindow: expected {key!r} as {rows.dtype}{list(rows.shape[1:])}, received "
@@ -179,7 +184,9 @@ class BoundedHistory(deque[float]):
 
     def __init__(self, values: Iterable[float] = (), maxlen: int = 1000) -> None:
         if maxlen < 1:
-            raise ValueError(f"BoundedHistory: expected maxlen of at least 1, received {maxlen}.")
+            raise ValueError(
+                f"BoundedHistory: expected maxlen of at least 1, received {maxlen}. Remedy: maxlen=1 or more."
+            )
         super().__init__(values, maxlen)
 
     def mean(self, last: int | None = None) -> float:

@@ -77,7 +77,9 @@ class RowMemory(TensorStorage):
             RuntimeError: before the first batch, which says how many streams there are.
         """
         if self._ring is None:
-            raise RuntimeError("DeviceStorage: the ring is made by the first extend, which has not come yet.")
+            raise RuntimeError(
+                "DeviceStorage: expected the first extend, which makes the ring, received none yet. Remedy: extend."
+            )
         return self._ring
 
     @property
@@ -100,8 +102,8 @@ class RowMemory(TensorStorage):
         if view is None or name == NEXT_FRAME:
             stored = ", ".join(sorted(readable_key(known) for known in self._views if known != NEXT_FRAME))
             raise KeyError(
-                f"DeviceStorage: no entry {readable_key(name)} is stored; there are {stored}. With compact=True next "
-                "observations are not stored: read rows with storage.get(index)."
+                f"DeviceStorage: expected one of {stored}, received {readable_key(name)}. Remedy: with compact=True "
+                "next observations are not stored: read rows with storage.get(index)."
             )
         return view.unflatten(0, (self.ring.steps, self.ring.num_streams))
 
@@ -109,8 +111,8 @@ class RowMemory(TensorStorage):
         """Takes the layout of the first batch, checks that it fits and allocates."""
         if capturing():
             raise RuntimeError(
-                "DeviceStorage: the first extend allocates the rows and cannot be recorded in a CUDA graph. Remedy: "
-                "extend once before capturing."
+                "DeviceStorage: expected the first extend outside of a CUDA graph, since it allocates the rows, "
+                "received it while one records. Remedy: extend once before capturing."
             )
         streams, flat = checks.check_streams(batch_size, self.max_size, self.num_streams), len(batch_size) == 1
         # In inference mode these would be inference tensors, which nobody may write outside of it.
@@ -152,8 +154,8 @@ class RowMemory(TensorStorage):
             keys = observation_keys({field.key: field for field in fields})
             if not keys:
                 raise ValueError(
-                    "DeviceStorage: compact=True stores entries once that are at the root and under 'next', but the "
-                    f"batch has none: {describe(fields)}. Remedy: compact=False."
+                    "DeviceStorage: expected an entry both at the root and under 'next' for compact=True, which "
+                    f"stores it once, received {describe(fields)}. Remedy: compact=False."
                 )
             framed = [field for field in fields if field.key in keys]
             dropped = {*keys, *(("next", *key) for key in keys)}

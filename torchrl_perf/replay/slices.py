@@ -129,7 +129,8 @@ class DeviceSliceSampler(Sampler):
             )
         if slice_len < 1 or (num_slices is not None and num_slices < 1):
             raise ValueError(
-                f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}."
+                f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}. "
+                "Remedy: 1 or more of both."
             )
         self.slice_len, self.num_slices, self.within_episode = slice_len, num_slices, within_episode
         self.mask_key = None if mask_key is None else unravel_key(mask_key)

@@ -199,6 +199,8 @@ class DeviceStorageCheckpointer(StorageCheckpointerBase):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("DeviceStorage: expected no hooks, rows are saved packed. Remedy: transform rb[:].")
+        raise NotImplementedError(
+            "DeviceStorage: expected no hooks, since rows are saved packed, received some. Remedy: transform rb[:]."
+        )
 
     register_load_hook = register_save_hook

@@ -235,8 +235,8 @@ class DeviceStorage(RowMemory):
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             raise RuntimeError(
-                "DeviceStorage: the rows belong to one process, expected no start of another with the storage in its "
-                "arguments. Remedy: collect in other processes, extend and sample in this one."
+                "DeviceStorage: expected to stay in one process, received the start of another with the storage in "
+                "its arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
         options["num_streams"] = self.num_streams

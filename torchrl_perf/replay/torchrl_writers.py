@@ -131,6 +131,7 @@ def _require_plain(storage: RowMemory) -> None:
         if storage.compact or storage.n_step > 1:
             option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
         raise ValueError(
-            f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand "
-            "over. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."
+            f"DeviceStorage: expected the order of time in each env for {option}, received rows of a TorchRL writer, "
+            "which does not pass it on. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one "
+            "env: td.unsqueeze(0))."
         )

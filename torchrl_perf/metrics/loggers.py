@@ -69,14 +69,14 @@ def make_loggers(
     unknown = [part for part in names if part not in LOGGER_NAMES]
     if unknown or not names or len(set(names)) < len(names) or ("none" in names and len(names) > 1):
         raise ValueError(
-            f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three separated "
-            f"by commas, received {name!r}."
+            f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three "
+            f"separated by commas, received {name!r}. Remedy: 'csv', or 'csv,tensorboard' for two."
         )
     for part in names:
         if part in ("wandb", "tensorboard") and importlib.util.find_spec(part) is None:
             raise ImportError(
-                f"make_loggers: expected the package {part} for the logger {part!r}, which is not installed. "
-                f"Install it with `pip install {part}`, or choose the logger 'csv'."
+                f"make_loggers: expected the package {part} for the logger {part!r}, received an environment without "
+                f"it. Remedy: `pip install {part}`, or choose the logger 'csv'."
             )
     with suppress(OSError):  # what cannot be written is reported by the logger that tries
         Path(run_dir).mkdir(parents=True, exist_ok=True)

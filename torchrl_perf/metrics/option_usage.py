@@ -56,7 +56,8 @@ class OptionUsage:
         if count < 2 or len(set(self.names)) < count or not in_range:
             raise ValueError(
                 "expected at least two names, all different, shares in [0, 1] and min_used of at most their number, "
-                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
+                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}. Remedy: "
+                "shares and min_used that fit the names."
             )
         self.metrics = metrics
         self._index = torch.arange(count, device=metrics.device)

@@ -51,7 +51,8 @@ class PhaseTimer:
         """
         if name == "total":
             raise ValueError(
-                "PhaseTimer.phase: expected a name other than 'total', which flush reports. Remedy: rename it."
+                "PhaseTimer.phase: expected another name than 'total', which flush reports itself, received 'total'. "
+                "Remedy: rename it."
             )
         if self._unused:  # what came before, such as opening files, is no part of the work
             self._interval.start()

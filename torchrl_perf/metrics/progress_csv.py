@@ -123,7 +123,10 @@ class ProgressCSVLogger(Logger):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError(f"progress.csv has no place for the histogram {name!r}: use W&B or TensorBoard.")
+        raise NotImplementedError(
+            f"progress.csv: expected numbers, received the histogram {name!r}, which no cell can hold. Remedy: log it "
+            "to W&B or TensorBoard."
+        )
 
     def log_video(self, name: str, video: Tensor, step: int | None = None, **kwargs: Any) -> NoReturn:
         """Refuse: a video has no cell in a CSV file.
@@ -131,7 +134,10 @@ class ProgressCSVLogger(Logger):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError(f"progress.csv has no place for the video {name!r}: use W&B or TensorBoard.")
+        raise NotImplementedError(
+            f"progress.csv: expected numbers, received the video {name!r}, which no cell can hold. Remedy: log it to "
+            "W&B or TensorBoard."
+        )
 
     def __repr__(self) -> str:
         return f"ProgressCSVLogger(path={os.fspath(self.path)!r})"

@@ -103,7 +103,7 @@ class WandbSink(LoggerSink):
             if self._resume:
                 return
             raise ValueError(
-                f"expected a step above {self._stored}, received {step}; progress.csv has the late metrics"
+                f"expected a step above {self._stored}, received {step}. Remedy: read the late metrics in progress.csv"
             )
         # Once a row is new, what comes below it is late.
         self._resume = False

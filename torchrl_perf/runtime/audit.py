@@ -298,7 +298,7 @@ def _is_cuda(device: torch.device | str | None) -> bool:
             f'expected a CUDA device for device="{device}", received none. Remedy: pass device="cpu" or None'
         )
     if kind not in ("cpu", "cuda"):
-        raise ValueError(f'expected device "cpu" or "cuda", received "{device}"')
+        raise ValueError(f'expected device "cpu" or "cuda", received "{device}". Remedy: one of the two')
     return kind == "cuda"
 
 

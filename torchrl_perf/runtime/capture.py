@@ -190,8 +190,9 @@ class Captured:
         for (path, leaf), version in zip(inputs, versions, strict=True):
             if leaf._version != version:
                 raise CaptureError(
-                    f"expected {_name(self._fn)} to leave its arguments alone, but it writes to {path} in place; a "
-                    "graph works on its own copy of them: return the result, or let the function close over the tensor"
+                    f"expected {_name(self._fn)} to leave its arguments alone, received one that writes to {path} in "
+                    "place, while a graph works on its own copy. Remedy: return the result, or let the function "
+                    "close over the tensor"
                 )
         return result
 
@@ -203,12 +204,16 @@ class Captured:
             if not isinstance(arg, Tensor) and not is_tensor_collection(arg):
                 raise CaptureError(
                     f"expected tensors and TensorDicts as arguments, received {type(arg).__name__} at position "
-                    f"{position}; put a changing number in a 0-d tensor on {self.device}, bind a constant with partial"
+                    f"{position}. Remedy: put a changing number in a 0-d tensor on {self.device}, bind a constant "
+                    "with partial"
                 )
         received = signature(args, "args")
         if self._expected_in is not None and self._warm > 0:
             if words := difference(self._expected_in, received):
-                raise CaptureError(f"inputs of {_name(self._fn)} changed: {words}; capture it anew for other inputs")
+                raise CaptureError(
+                    f"expected inputs of {_name(self._fn)} as they were recorded, received others: {words}. Remedy: "
+                    "capture it anew for other inputs"
+                )
             return
         for path, leaf in leaves(args, "args"):
             if not isinstance(leaf, Tensor) or leaf.device != self.device:
@@ -218,8 +223,8 @@ class Captured:
                 )
             if leaf.requires_grad:
                 raise CaptureError(
-                    f"expected {path} to need no gradient, received requires_grad=True; call backward inside the "
-                    "function, or pass the tensor detached"
+                    f"expected {path} to need no gradient, received requires_grad=True. Remedy: call backward inside "
+                    "the function, or pass the tensor detached"
                 )
         self._expected_in = received
 
@@ -231,8 +236,8 @@ class Captured:
             self._expected_out = received
         elif words := difference(self._expected_out, received):
             raise CaptureError(
-                f"the result of {_name(self._fn)} changes shape or value between calls: {words}; a graph repeats what "
-                "it recorded: return tensors of fixed shape"
+                f"expected the result of {_name(self._fn)} to keep its shape and value from call to call, received a "
+                f"change: {words}. Remedy: return tensors of fixed shape, since a graph repeats what it recorded"
             )
 
     def _load(self, args: tuple[Any, ...]) -> None:
@@ -278,7 +283,7 @@ def _resolve(device: torch.device | str | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise CaptureError(f'expected device "cpu" or "cuda", received "{device}"')
+        raise CaptureError(f'expected device "cpu" or "cuda", received "{device}". Remedy: one of the two')
     if device.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -340,7 +345,9 @@ def capture(
     """
     least = 2 if compile is not False and audit else 1
     if warmup < least:
-        raise CaptureError(f"expected warmup >= {least}, received {warmup}; call 1 runs eagerly if it is audited")
+        raise CaptureError(
+            f"expected warmup >= {least}, received {warmup}. Remedy: warmup={least}; an audited call 1 runs eagerly"
+        )
     return Captured(
         fn,
         warmup=warmup,

@@ -51,8 +51,8 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
     mode = options.pop("mode", None)
     if mode in ("reduce-overhead", "max-autotune"):
         raise ValueError(
-            f'expected a mode without implicit CUDA graphs, received mode="{mode}"; use "max-autotune-no-cudagraphs" '
-            "or none, and torchrl_perf.runtime.capture for the graph"
+            f'expected a mode without implicit CUDA graphs, received mode="{mode}". Remedy: '
+            '"max-autotune-no-cudagraphs" or none, and torchrl_perf.runtime.capture for the graph'
         )
     settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, **options}
     if settings.get("backend", "inductor") == "inductor":
@@ -74,7 +74,7 @@ def _mode_options(mode: str | None) -> dict[str, Any]:
     known = torch._inductor.list_mode_options()
     if mode not in known:
         raise ValueError(
-            f"expected a mode among {('default', *known)}, received {mode!r}; leave it out for the default"
+            f"expected a mode among {('default', *known)}, received {mode!r}. Remedy: leave it out for the default"
         )
     return known[mode]
 

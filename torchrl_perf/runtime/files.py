@@ -62,7 +62,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else "no such folder"
         raise FileNotFoundError(
-            f"checkpoint: expected a file at {path}, found {beside}. Remedy: pass a file of the run's checkpoints."
+            f"checkpoint: expected a file at {path}, received {beside}. Remedy: pass a file of the run's checkpoints."
         )
     if not zipfile.is_zipfile(path):  # what torch.save writes
         raise CheckpointError(
@@ -82,8 +82,8 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
         if isinstance(error, torch.OutOfMemoryError | MemoryError | OSError):
             raise
         raise CheckpointError(
-            f"checkpoint: expected a file of torch.save at {path}, which cannot be read: {type(error).__name__}, "
-            f"{error}. Remedy: an earlier checkpoint."
+            f"checkpoint: expected a file of torch.save at {path}, received one that cannot be read: "
+            f"{type(error).__name__}, {error}. Remedy: an earlier checkpoint."
         ) from error
 
 

@@ -103,7 +103,10 @@ class Interception:
 
     def __enter__(self) -> Self:
         if not hasattr(torch.library, "get_kernel"):
-            raise RuntimeError(f"expected PyTorch 2.10 or later, received {torch.__version__}: it has no get_kernel")
+            raise RuntimeError(
+                f"expected PyTorch 2.10 or later, whose torch.library has get_kernel, received {torch.__version__}. "
+                "Remedy: pip install -U torch"
+            )
         with ExitStack() as stack:
             stack.callback(self._wrap_kernels()._destroy)
             if self._cuda:

@@ -166,12 +166,15 @@ class MemoryGuard:
         check_interval: int = 100,
     ) -> None:
         if rule not in get_args(MemoryRule):
-            raise ValueError(f"rule: expected one of {get_args(MemoryRule)}, received {rule!r}.")
+            raise ValueError(f"rule: expected one of {get_args(MemoryRule)}, received {rule!r}. Remedy: one of these.")
         if not 0 < threshold < 1:
-            raise ValueError(f"threshold: expected a share between 0 and 1, received {threshold}.")
+            raise ValueError(
+                f"threshold: expected a share between 0 and 1, received {threshold}. Remedy: a number such as 0.8."
+            )
         if gc_interval < 0 or check_interval < 1:
             raise ValueError(
-                f"expected gc_interval >= 0 and check_interval >= 1, received {gc_interval} and {check_interval}."
+                f"expected gc_interval >= 0 and check_interval >= 1, received {gc_interval} and {check_interval}. "
+                "Remedy: gc_interval=0 to leave the collector to Python."
             )
         self.device = torch.device(device)
         self.rule, self.threshold = rule, threshold
@@ -302,7 +305,8 @@ class LeakCheck:
     def __init__(self, *, warmup: float = 0.25, tolerance: float = 0.1, maximum: int = 512) -> None:
         if not 0 <= warmup < 1 or maximum < 32 or maximum % 2:
             raise ValueError(
-                f"expected warmup in [0, 1) and an even maximum of at least 32, received {warmup} and {maximum}."
+                f"expected warmup in [0, 1) and an even maximum of at least 32, received {warmup} and {maximum}. "
+                "Remedy: warmup=0.2 and maximum=1024, for example."
             )
         self.warmup, self.tolerance, self.maximum = warmup, tolerance, maximum
         self.count = 0

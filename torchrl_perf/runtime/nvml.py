@@ -167,7 +167,10 @@ class GpuSampler:
 
     def __init__(self, device: Any, interval: float = 1.0, *, nvml: Any = None) -> None:
         if not interval > 0:
-            raise ValueError(f"interval: expected a positive number of seconds, received {interval}.")
+            raise ValueError(
+                f"interval: expected a positive number of seconds, received {interval}. Remedy: interval=1.0, for "
+                "example."
+            )
         self.interval = interval
         self._reader = GpuReader(device, nvml=nvml)
         self._lock = threading.Lock()

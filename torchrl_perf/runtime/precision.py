@@ -77,7 +77,9 @@ class Acceleration:
         choices = {"precision": PRECISIONS, "compile_mode": get_args(CompileMode), "optimizer": get_args(OptimizerKind)}
         for name, expected in choices.items():
             if getattr(self, name) not in expected:
-                raise ValueError(f"{name}: expected one of {expected}, received {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name}: expected one of {expected}, received {getattr(self, name)!r}. Remedy: one of these."
+                )
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

@@ -117,7 +117,7 @@ def time_cuda(
         ValueError: if ``repeats`` is less than 1.
     """
     if repeats < 1:
-        raise ValueError(f"expected repeats >= 1, received {repeats}")
+        raise ValueError(f"expected repeats >= 1, received {repeats}. Remedy: repeats=1 or more")
     for _ in range(warmup):
         fn()
     synchronize(device)

@@ -103,7 +103,7 @@ class Download:
             RuntimeError: if no copy has been started.
         """
         if not self.pending:
-            raise RuntimeError("Download.wait: expected a copy under way, found none. Remedy: call start first.")
+            raise RuntimeError("Download.wait: expected a copy under way, received none. Remedy: call start first.")
         flight = self._flights[self._read % len(self._flights)]
         flight.arrived.synchronize()
         flight.owner = None
@@ -118,8 +118,8 @@ class Download:
             )
         if self.pending == len(self._flights):
             raise RuntimeError(
-                f"Download.start: expected a free slot, all {self.pending} are in flight. Remedy: wait() for the "
-                "oldest one first, or construct it with more slots."
+                f"Download.start: expected a free slot, received a start with all {self.pending} in flight. Remedy: "
+                "wait() for the oldest one first, or construct it with more slots."
             )
         self._lane.refuse_capture("Download.start")
 

@@ -247,8 +247,9 @@ def _number(number: float | Tensor, reference: Tensor, dtype: torch.dtype) -> fl
         number.expand(reference.shape)
     except RuntimeError as error:
         raise ValueError(
-            "expected gamma and lmbda to be floats, 0-d tensors or tensors that broadcast to the values, "
-            f"received {describe(number=number, values=reference)}"
+            "expected gamma and lmbda to be floats, 0-d tensors or tensors that broadcast to the values, received "
+            f"{describe(number=number, values=reference)}. Remedy: a float, or a tensor with a dimension of size 1 "
+            "for each one that it does not vary along"
         ) from error
     return number
 
@@ -293,7 +294,8 @@ def _fit(time_dim: int, floats: dict[str, Tensor], flags: dict[str, Tensor]) -> 
     if any(tensor.shape != shape for tensor in values) or not all(_is_expandable(t, shape, dim) for t in fitted):
         raise ValueError(
             f"expected values of one shape with time at dimension {dim} (time_dim={time_dim}), and every other input "
-            f"of that shape or with dimensions after time missing or of size 1, received {describe(**tensors)}"
+            f"of that shape or with dimensions after time missing or of size 1, received {describe(**tensors)}. "
+            "Remedy: permute or unsqueeze the inputs"
         )
     return dim, [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in fitted]
 

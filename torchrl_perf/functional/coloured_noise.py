@@ -29,7 +29,7 @@ def coloured_gains(
         ValueError: for fewer than one step.
     """
     if steps < 1:
-        raise ValueError(f"steps: expected at least 1, received {steps}.")
+        raise ValueError(f"steps: expected at least 1, received {steps}. Remedy: steps=1 or more.")
     rank = torch.arange(steps // 2 + 1, dtype=torch.float64)
     gains = (rank.clamp(min=1.0) / steps) ** (-exponent / 2.0)
     # Of a real sequence each frequency between 0 and 1/2 stands for itself and its negative.

@@ -55,7 +55,10 @@ def decayed_weights(
         ValueError: for numbers outside what is described.
     """
     if horizon < 1 or not 0.0 < decay < math.inf:
-        raise ValueError(f"decayed_weights: expected horizon >= 1 and decay > 0, received {horizon} and {decay}.")
+        raise ValueError(
+            f"decayed_weights: expected horizon >= 1 and decay > 0, received {horizon} and {decay}. Remedy: horizon=1 "
+            "or more, and decay=1.0 for equal weights."
+        )
     # an empty tensor resolves "cuda" to the current device, so that the key names one
     return _decayed_weights(horizon, float(decay), torch.empty(0, device=device).device, dtype)
 
@@ -132,7 +135,7 @@ def temporal_mask(
         ValueError: for a rate outside of [0, 1].
     """
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"rate: expected a probability, received {rate}.")
+        raise ValueError(f"rate: expected a probability, received {rate}. Remedy: a number from 0 to 1.")
     return torch.empty(shape, device=device, dtype=dtype).bernoulli_(1.0 - rate)
 
 
@@ -189,7 +192,7 @@ def beta_at(
     if kind not in get_args(BetaSchedule) or warmup < 0 or anneal < 1:
         raise ValueError(
             f"beta_at: expected one of {get_args(BetaSchedule)}, warmup >= 0 and anneal >= 1, received {kind!r}, "
-            f"{warmup} and {anneal}."
+            f"{warmup} and {anneal}. Remedy: one of these names, and ints in these ranges."
         )
     after = (step - warmup).to(torch.float32)
     beta = widened(beta) if isinstance(beta, Tensor) else beta

@@ -131,8 +131,8 @@ def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tenso
     size = covariance.shape[-1]
     if covariance.shape[-2:] != (size, size) or information.shape[-2:] != (size, size):
         raise ValueError(
-            f"embedding_information_gain: expected covariance [*, E, E] and information [*, E, E], received "
-            f"{list(covariance.shape)} and {list(information.shape)}."
+            "embedding_information_gain: expected covariance [*, E, E] and information [*, E, E], received "
+            f"{list(covariance.shape)} and {list(information.shape)}. Remedy: the same [*, E, E] for both."
         )
     factor, broken = torch.linalg.cholesky_ex(covariance)
     inner = factor.mT @ information @ factor + torch.eye(size, dtype=factor.dtype, device=factor.device)

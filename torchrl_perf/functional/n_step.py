@@ -99,15 +99,17 @@ def _aligned_flags(reward: Tensor, done: Tensor, dim: int) -> Tensor:
     """``done`` with dimensions of size 1 after time where it lacks them, checked against ``reward``."""
     received = describe(reward=reward, done=done)
     if not reward.is_floating_point() or done.dtype != torch.bool:
-        raise TypeError(f"expected a float reward and a bool done, received {received}")
+        raise TypeError(
+            f"expected a float reward and a bool done, received {received}. Remedy: reward.float(), done.bool()"
+        )
     flags = done
     while dim < flags.ndim < reward.ndim:
         flags = flags.unsqueeze(dim + 1)
     same_lead = flags.ndim == reward.ndim and flags.shape[: dim + 1] == reward.shape[: dim + 1]
     if not same_lead or any(a not in (1, b) for a, b in zip(flags.shape, reward.shape, strict=True)):
         raise ValueError(
-            f"expected done of reward's shape, dimensions after time (dimension {dim}) missing or of size 1, "
-            f"received {received}"
+            f"expected done of reward's shape, dimensions after time (dimension {dim}) missing or of size 1, received "
+            f"{received}. Remedy: done.squeeze(-1), or a done of size 1 after time"
         )
     if done.device != reward.device:
         raise ValueError(

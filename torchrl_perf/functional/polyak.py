@@ -25,7 +25,10 @@ def polyak_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: fl
         ValueError: where the two lists differ in length.
     """
     if len(targets) != len(sources):
-        raise ValueError(f"sources: expected {len(targets)} tensors, one for each target, received {len(sources)}.")
+        raise ValueError(
+            f"sources: expected {len(targets)} tensors, one for each target, received {len(sources)}. Remedy: one "
+            "source for each target."
+        )
     with torch.no_grad():
         if {tensor.dtype for tensor in (*targets, *sources)} == {torch.float32}:
             torch._foreach_lerp_(list(targets), list(sources), _weights(tau, targets))

@@ -33,7 +33,10 @@ class Differentiable(nn.Module):
         names = {id(param): name for name, param in self.named_parameters()}
         missing = sum(id(param) not in names for param in params)
         if missing:
-            raise ValueError(f"params: expected parameters of the module, received {missing} others.")
+            raise ValueError(
+                f"params: expected parameters of the module, received {missing} others. Remedy: params from "
+                "module.parameters()."
+            )
         self.names = [names[id(param)] for param in params]
 
     def forward(self, context: Any, *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:

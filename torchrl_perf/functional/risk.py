@@ -123,11 +123,11 @@ def check_risk(risk: Risk | None) -> Risk | None:
         return None
     kind, eta = risk
     if kind not in _DISTORTIONS:
-        raise ValueError(f"kind: expected one of {sorted(_DISTORTIONS)}, received {kind!r}.")
+        raise ValueError(f"kind: expected one of {sorted(_DISTORTIONS)}, received {kind!r}. Remedy: one of these.")
     if isinstance(eta, Tensor):
         return risk
     if kind == "cvar" and not 0.0 < eta <= 1.0:
         raise ValueError(f"eta: expected the share of outcomes in (0, 1] for cvar, received {eta}. Remedy: 1 for all.")
     if not abs(eta) < float("inf"):
-        raise ValueError(f"eta: expected a finite number, received {eta}.")
+        raise ValueError(f"eta: expected a finite number, received {eta}. Remedy: eta=0.0 for no distortion.")
     return risk

@@ -80,7 +80,10 @@ def resolve_time_dim(time_dim: int, shape: torch.Size) -> int:
             "Remedy: the default -2 is for [*batch, T, F]"
         )
     if 0 in shape:
-        raise ValueError(f"expected at least one step and one environment, received a tensor of shape {list(shape)}")
+        raise ValueError(
+            f"expected at least one step and one environment, received a tensor of shape {list(shape)}. Remedy: a "
+            "tensor [N, T] with N and T of at least 1"
+        )
     return dim
 
 
@@ -183,7 +186,10 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
     dim = resolve_time_dim(time_dim, value.shape)
     carry_shape = [*value.shape[:dim], *value.shape[dim + 1 :]]
     if initial is not None and list(initial.shape) != carry_shape:
-        raise ValueError(f"expected initial {carry_shape}, value's shape without time, received {describe(**tensors)}")
+        raise ValueError(
+            f"expected initial {carry_shape}, value's shape without time, received {describe(**tensors)}. Remedy: "
+            "drop the time dimension of initial"
+        )
     if any(tensor.device != value.device for tensor in tensors.values()):
         raise ValueError(
             f"expected all tensors on one device, received {describe(**tensors)}. Remedy: move them with .to(device)."
@@ -191,7 +197,10 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
     try:
         decay = decay.expand(value.shape)
     except RuntimeError as error:
-        raise ValueError(f"expected decay to broadcast to value, received {describe(**tensors)}") from error
+        raise ValueError(
+            f"expected decay to broadcast to value, received {describe(**tensors)}. Remedy: a decay with size 1 in "
+            "each dimension along which it is constant"
+        ) from error
 
     initial = None if initial is None else initial.unsqueeze(dim)
     tensors = (decay, value) if initial is None else (decay, value, initial)

@@ -29,7 +29,8 @@ def leftmost_k(key: Tensor, alive: Tensor, k: Tensor | int) -> Tensor:
     """
     if alive.shape != key.shape or alive.dtype != torch.bool:
         raise ValueError(
-            f"alive: expected bool {list(key.shape)}, the shape of key, received {alive.dtype} {list(alive.shape)}."
+            f"alive: expected bool {list(key.shape)}, the shape of key, received {alive.dtype} {list(alive.shape)}. "
+            "Remedy: alive.bool(), expanded to key."
         )
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.shape not in (key.shape[:-1], torch.Size(())):

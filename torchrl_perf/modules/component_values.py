@@ -80,5 +80,8 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
         ValueError: without names, or for a name given twice.
     """
     if isinstance(names, str) or not names or len(set(names)) != len(names):
-        raise ValueError(f"names: expected a name for each component, each once, received {names!r}.")
+        raise ValueError(
+            f"names: expected a name for each component, each once, received {names!r}. Remedy: as many different "
+            "names as components."
+        )
     return tuple(names)

@@ -54,11 +54,13 @@ class ConvQMap(nn.Module):
         super().__init__()
         if min(in_channels, hidden_size) < 1 or blocks < 0:
             raise ValueError(
-                f"expected in_channels and hidden_size of at least 1 and blocks of at least 0, received {in_channels}, "
-                f"{hidden_size} and {blocks}."
+                "expected in_channels and hidden_size of at least 1 and blocks of at least 0, received "
+                f"{in_channels}, {hidden_size} and {blocks}. Remedy: sizes in these ranges."
             )
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {', '.join(ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         self.in_channels, self.precision = in_channels, check_precision(precision)
         self.activation = activation
         self.stem = nn.Conv2d(in_channels, hidden_size, 3, padding=1, device=device)

@@ -62,7 +62,7 @@ class DeterministicActor(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if squash not in ("tanh", "atan"):
-            raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}.")
+            raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}. Remedy: one of the two.")
         low, high = action_bounds(leaf_of(spec, action_key))
         self.module, self.spec, self.squash = network, composite_of(spec, action_key), squash
         self.network_keys, self.action_key, self.valid_key = list(in_keys), action_key, valid_key

@@ -122,7 +122,10 @@ def one_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
         raise ValueError(f"expected either logits or probs, received {received}. Remedy: name the one that you have.")
     given = cast("Tensor", probs if logits is None else logits)
     if given.ndim < 1:
-        raise ValueError(f"logits, probs: expected [*, D], received {list(given.shape)}.")
+        raise ValueError(
+            f"logits, probs: expected [*, D], received {list(given.shape)}. Remedy: at least one dimension, of the "
+            "categories."
+        )
     return given
 
 

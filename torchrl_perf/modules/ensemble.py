@@ -51,10 +51,15 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         sizes = [in_features, *hidden_sizes, out_features]
         if min(num_members, *sizes) < 1:
-            raise ValueError(f"num_members and sizes: expected at least 1, received {num_members} and {sizes}.")
+            raise ValueError(
+                f"num_members and sizes: expected at least 1, received {num_members} and {sizes}. Remedy: sizes of 1 "
+                "or more."
+            )
         self.num_members = num_members
         self.activation = activation
         self.precision = check_precision(precision)
@@ -86,7 +91,10 @@ class EnsembleMLP(nn.Module):
             ValueError: with ``per_member``, for a first dim that is not K.
         """
         if per_member and (x.ndim < 2 or x.shape[0] != self.num_members):
-            raise ValueError(f"x: expected [K, *, IN] with K = {self.num_members}, received {list(x.shape)}.")
+            raise ValueError(
+                f"x: expected [K, *, IN] with K = {self.num_members}, received {list(x.shape)}. Remedy: x.expand(K, "
+                "...) for one input to all members."
+            )
         batch = x.shape[1:-1] if per_member else x.shape[:-1]
         if per_member:
             hidden = x.reshape(self.num_members, -1, x.shape[-1])
@@ -160,7 +168,7 @@ class EnsembleQ(nn.Module):
     ) -> None:
         super().__init__()
         if len(out_keys) != 1:
-            raise ValueError(f"out_keys: expected one key, received {list(out_keys)}.")
+            raise ValueError(f"out_keys: expected one key, received {list(out_keys)}. Remedy: out_keys of one key.")
         self.in_keys, self.out_keys = list(in_keys), list(out_keys)
         self._options = {"hidden_sizes": hidden_sizes, "activation": activation, "precision": precision}
         self.net = EnsembleMLP(num_members, in_features, 1, device=device, **self._options)

@@ -100,7 +100,9 @@ class EpsilonGreedy(TensorDictModuleBase):
         eps_start = former.pop("eps_start", eps_init)
         decay_frames = former.pop("decay_frames", annealing_num_steps)
         if former:
-            raise TypeError(f"EpsilonGreedy: expected its own arguments, received {sorted(former)}.")
+            raise TypeError(
+                f"EpsilonGreedy: expected its own arguments, received {sorted(former)}. Remedy: take these out."
+            )
         eps_end = (0.05 if network is not None else 0.1) if eps_end is None else eps_end
         decay_frames = (10_000 if network is not None else 1_000) if decay_frames is None else decay_frames
         self.network, self.action_key = network, action_key
@@ -108,9 +110,14 @@ class EpsilonGreedy(TensorDictModuleBase):
         self._read_spec(spec, mask_key)
         for name, value in (("eps_start", eps_start), ("eps_end", eps_end)):
             if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}: expected a probability in [0, 1], received {value}.")
+                raise ValueError(
+                    f"{name}: expected a probability in [0, 1], received {value}. Remedy: a number from 0 to 1."
+                )
         if decay_frames < 0:
-            raise ValueError(f"annealing_num_steps: expected at least 0 frames, received {decay_frames}.")
+            raise ValueError(
+                f"annealing_num_steps: expected at least 0 frames, received {decay_frames}. Remedy: "
+                "annealing_num_steps=0 for no annealing."
+            )
         self._make_keys(in_keys, mask_key, valid_key)
         leaf = cast("Any", self.spec)[action_key]
         own = None if network is None else next((param.device for param in network.parameters()), None)

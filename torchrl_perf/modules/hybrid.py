@@ -325,7 +325,10 @@ class HybridDistribution(CompositeDistribution):
             ValueError: for another set of parts.
         """
         if list(self.dists) != list(other.dists):
-            raise ValueError(f"other: expected the parts {list(self.dists)}, received {list(other.dists)}.")
+            raise ValueError(
+                f"other: expected the parts {list(self.dists)}, received {list(other.dists)}. Remedy: compare "
+                "policies over the same action spec."
+            )
         parts = {key: kl_divergence(dist, other.dists[key]) for key, dist in self.dists.items()}
         return self.joined(parts, len(self.batch_shape))
 

@@ -41,7 +41,9 @@ def action_leaves(spec: TensorSpec) -> dict[NestedKey, TensorSpec]:
             "each entry of a MultiCategorical."
         )
     if not leaves:
-        raise ValueError("spec: expected at least one part, received none.")
+        raise ValueError(
+            "spec: expected at least one part, received none. Remedy: a Composite spec with at least one entry."
+        )
     return leaves
 
 
@@ -103,7 +105,8 @@ class HybridParameters(TensorDictModuleBase):
         if valid is not None and not any("valid" in values for values in params.values()):
             raise ValueError(
                 f"{self.valid_key!r}: expected the shape of the nodes of a part, one of "
-                f"{[list(part.shape[:-1]) for part in features]}, received {list(valid.shape)}."
+                f"{[list(part.shape[:-1]) for part in features]}, received {list(valid.shape)}. Remedy: a mask "
+                "without the features' last dimension."
             )
         return params, rows
 
@@ -327,12 +330,15 @@ def _mask_keys(
     else:
         if len(discrete) != 1:
             raise ValueError(
-                f"mask_key: expected a mapping from parts to keys where there is not one discrete part, received "
-                f"{mask_key!r} for {discrete}."
+                "mask_key: expected a mapping from parts to keys where there is not one discrete part, received "
+                f"{mask_key!r} for {discrete}. Remedy: mask_key={{part: key}}."
             )
         keys = {discrete[0]: mask_key}
     if wrong := [key for key in keys if key not in discrete]:
-        raise ValueError(f"mask_key: expected masks of discrete parts {discrete}, received some of {wrong}.")
+        raise ValueError(
+            f"mask_key: expected masks of discrete parts {discrete}, received some of {wrong}. Remedy: name discrete "
+            "parts only."
+        )
     return cast("dict[NestedKey, NestedKey]", keys)
 
 

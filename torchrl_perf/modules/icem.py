@@ -76,17 +76,23 @@ class ICEMSettings:
         for name in ("horizon", "candidates", "iterations", "elites"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected a positive int, received {value!r}.")
+                raise ValueError(f"{name}: expected a positive int, received {value!r}. Remedy: 1 or more.")
         if self.elites > self.candidates:
-            raise ValueError(f"elites: expected at most the {self.candidates} candidates, received {self.elites}.")
+            raise ValueError(
+                f"elites: expected at most the {self.candidates} candidates, received {self.elites}. Remedy: fewer "
+                "elites, or more candidates."
+            )
         limits = {"momentum": (0.0, 1.0), "kept_share": (0.0, 1.0), "discount": (0.0, 1.0)}
         limits |= {"shrink": (1.0, math.inf), "init_std": (0.0, math.inf), "noise_exponent": (-math.inf, math.inf)}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not (low <= value <= high and math.isfinite(value)):
-                raise ValueError(f"{name}: expected a finite number from {low:g} to {high:g}, received {value!r}.")
+                raise ValueError(
+                    f"{name}: expected a finite number from {low:g} to {high:g}, received {value!r}. Remedy: a number "
+                    "in this range."
+                )
         if self.execute not in ("best", "mean"):
-            raise ValueError(f"execute: expected 'best' or 'mean', received {self.execute!r}.")
+            raise ValueError(f"execute: expected 'best' or 'mean', received {self.execute!r}. Remedy: one of the two.")
 
     @classmethod
     def plain(cls, **changes: Any) -> ICEMSettings:

@@ -80,11 +80,14 @@ class ICM(TensorDictModuleBase):
         super().__init__()
         unknown = sorted(set(options) - {"reward_key", "trunk", "device"})
         if unknown:
-            raise TypeError(f"options: expected reward_key, trunk or device, received {unknown}.")
+            raise TypeError(
+                f"options: expected reward_key, trunk or device, received {unknown}. Remedy: take the others out."
+            )
         if min(in_features, hidden_size, num_features) < 1 or not eta >= 0:
             raise ValueError(
-                "expected sizes of at least 1 and eta of at least 0, received in_features "
-                f"{in_features}, hidden_size {hidden_size}, num_features {num_features}, eta {eta}."
+                f"expected sizes of at least 1 and eta of at least 0, received in_features {in_features}, hidden_size "
+                f"{hidden_size}, num_features {num_features}, eta {eta}. Remedy: sizes of 1 or more, and eta=0.0 for "
+                "no bonus."
             )
         self.discrete = isinstance(spec, Categorical | OneHot)
         self.one_hot = isinstance(spec, OneHot)

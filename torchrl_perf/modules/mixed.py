@@ -14,7 +14,7 @@ def check_precision(precision: str) -> str:
         ValueError: for another one.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}.")
+        raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}. Remedy: one of these.")
     return precision
 
 

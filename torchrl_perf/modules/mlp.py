@@ -43,7 +43,9 @@ class FusedMLP(MixedSequential):
         device: torch.device | str | None = None,
     ) -> None:
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         act = _ACTIVATIONS[activation]
         super().__init__(
             nn.Linear(in_features, hidden_size, device=device),

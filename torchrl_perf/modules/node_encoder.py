@@ -67,19 +67,27 @@ class NodeEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if unknown := sorted(set(options) - set(_OPTIONS)):
-            raise TypeError(f"options: expected some of {', '.join(_OPTIONS)}, received {unknown}.")
+            raise TypeError(
+                f"options: expected some of {', '.join(_OPTIONS)}, received {unknown}. Remedy: take the others out."
+            )
         feedforward = cast("int", options.get("feedforward") or 2 * width)
         sizes = [node_features, graph_features, width, num_layers, num_heads, feedforward]
         if min(sizes) < 1:
-            raise ValueError(f"sizes: expected at least 1 each, received {sizes}.")
+            raise ValueError(f"sizes: expected at least 1 each, received {sizes}. Remedy: 1 or more in each place.")
         if width % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of width {width}, received {num_heads}.")
+            raise ValueError(
+                f"num_heads: expected a divisor of width {width}, received {num_heads}. Remedy: num_heads=1, or a "
+                "width that it divides."
+            )
         if groups and (groups < 0 or width % groups or width == groups):
             raise ValueError(
-                f"groups: expected 0 or a divisor of width {width} with at least 2 numbers a group, received {groups}."
+                f"groups: expected 0 or a divisor of width {width} with at least 2 numbers a group, received "
+                f"{groups}. Remedy: groups=0 for layer norm."
             )
         if not temperature > 0:
-            raise ValueError(f"temperature: expected a positive number, received {temperature}.")
+            raise ValueError(
+                f"temperature: expected a positive number, received {temperature}. Remedy: temperature=1.0."
+            )
         self.precision = check_precision(str(options.get("precision", "tf32")))
         self.groups, self.temperature, self.out_features = groups, temperature, width
         self.node_in = nn.Linear(node_features, width)
@@ -125,8 +133,9 @@ class NodeEncoder(nn.Module):
         rows = nodes.shape[:-2]
         if mask.shape != nodes.shape[:-1] or mask.dtype != torch.bool or graph.shape[:-1] != rows:
             raise ValueError(
-                f"mask, graph: expected bool {list(nodes.shape[:-1])}, one for each node, and {[*rows, 'G']}, received "
-                f"{mask.dtype} {list(mask.shape)} and {list(graph.shape)}."
+                f"mask, graph: expected bool {list(nodes.shape[:-1])}, one for each node, and {[*rows, 'G']}, "
+                f"received {mask.dtype} {list(mask.shape)} and {list(graph.shape)}. Remedy: mask.bool() without the "
+                "features' dimension, graph [*, G]."
             )
         count, size = math.prod(rows), nodes.shape[-2]
         mask = mask.reshape(count, size)
@@ -207,5 +216,8 @@ def _scale(name: str, scale: object, size: int) -> Tensor:
     """``[size]`` factors, 1 by default."""
     factors = torch.ones(size) if scale is None else torch.as_tensor(scale, dtype=torch.float32).clone()
     if factors.shape != (size,):
-        raise ValueError(f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}.")
+        raise ValueError(
+            f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}. Remedy: a tensor "
+            f"or list of {size} numbers."
+        )
     return factors

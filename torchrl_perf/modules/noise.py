@@ -48,7 +48,8 @@ class _ActionNoise(TensorDictModuleBase):
             policy, spec = cast("Any", None), policy
         if policy is not None and action_key not in policy.out_keys:
             raise ValueError(
-                f"action_key: expected a key that the policy writes, {policy.out_keys}, received {action_key!r}."
+                f"action_key: expected a key that the policy writes, {policy.out_keys}, received {action_key!r}. "
+                "Remedy: one of these keys."
             )
         leaf = leaf_of(getattr(policy, "spec", None) if spec is None else spec, action_key)
         if not isinstance(leaf, TensorSpec) or not leaf.dtype.is_floating_point:
@@ -61,7 +62,9 @@ class _ActionNoise(TensorDictModuleBase):
         sigma_end = sigma_start if sigma_end is None else sigma_end
         for name, value in (("sigma_start", sigma_start), ("sigma_end", sigma_end)):
             if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name}: expected a finite number of at least 0, received {value}.")
+                raise ValueError(
+                    f"{name}: expected a finite number of at least 0, received {value}. Remedy: 0 or more."
+                )
         self.policy, self.action_key = policy, action_key
         self.spec = composite_of(leaf, action_key)
         # an agent that does not exist keeps its neutral action: its policy knows which those are
@@ -173,7 +176,10 @@ class GaussianNoise(_ActionNoise):
         steps = former.pop("decay_frames", annealing_num_steps)
         _refuse(self, former)
         if not (math.isfinite(mean) and 0.0 <= std < math.inf):
-            raise ValueError(f"expected a finite mean and a finite std of at least 0, received {mean} and {std}.")
+            raise ValueError(
+                f"expected a finite mean and a finite std of at least 0, received {mean} and {std}. Remedy: mean=0.0, "
+                "std=0.1, for example."
+            )
         super().__init__(
             policy,
             spec=None if follows else spec,
@@ -270,7 +276,9 @@ class OUNoise(WideBuffers, _ActionNoise):
         names: dict[str, Any] = {"action": action_key, "is_init": is_init_key, "valid": None}
         unknown = sorted(set(keys or {}) - set(names))
         if unknown:
-            raise ValueError(f"keys: expected names among {sorted(names)}, received {unknown}.")
+            raise ValueError(
+                f"keys: expected names among {sorted(names)}, received {unknown}. Remedy: names among these."
+            )
         names |= keys or {}
         scale = (0.2 if sigma is None else sigma) if follows else 1.0
         start = (1.0 if follows else 0.2) if start is None else start
@@ -287,7 +295,10 @@ class OUNoise(WideBuffers, _ActionNoise):
             device=device,
         )
         if not (0.0 <= theta < math.inf and 0.0 < dt < math.inf):
-            raise ValueError(f"expected theta of at least 0 and a positive dt, received {theta} and {dt}.")
+            raise ValueError(
+                f"expected theta of at least 0 and a positive dt, received {theta} and {dt}. Remedy: theta=0.15, "
+                "dt=0.01, for example."
+            )
         self.theta, self.dt, self.is_init_key = theta, dt, names["is_init"]
         leaf = leaf_of(self.spec, self.action_key)
         state = torch.zeros(leaf.shape, dtype=wide_dtype(leaf.dtype), device=self.low.device)
@@ -316,7 +327,9 @@ class OUNoise(WideBuffers, _ActionNoise):
 
 def _refuse(owner: object, unknown: dict[str, Any]) -> None:
     if unknown:
-        raise TypeError(f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}.")
+        raise TypeError(
+            f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}. Remedy: take these out."
+        )
 
 
 def _column(flag: Any, action: Tensor) -> Tensor:

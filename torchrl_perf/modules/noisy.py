@@ -59,11 +59,15 @@ class NoisyLinear(nn.Module):
     ) -> None:
         super().__init__()
         if min(in_features, out_features) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {in_features} and {out_features}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {in_features} and {out_features}. Remedy: sizes of 1 or more."
+            )
         if not 0.0 <= sigma < math.inf:
-            raise ValueError(f"sigma: expected a number of at least 0, received {sigma}.")
+            raise ValueError(
+                f"sigma: expected a number of at least 0, received {sigma}. Remedy: sigma=0.5, for example."
+            )
         if noise not in ("shared", "per_row"):
-            raise ValueError(f"noise: expected 'shared' or 'per_row', received {noise!r}.")
+            raise ValueError(f"noise: expected 'shared' or 'per_row', received {noise!r}. Remedy: one of the two.")
         self.in_features, self.out_features, self.sigma, self.noise = in_features, out_features, sigma, noise
         shape = (out_features, in_features)
         self.weight_mu = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

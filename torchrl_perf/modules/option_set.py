@@ -55,9 +55,15 @@ class OptionSet:
         """Checks what can be checked without a step."""
         names = list(self.names)
         if isinstance(self.names, str) or len(names) < 2 or len(set(names)) < len(names):
-            raise ValueError(f"names: expected at least two different names of options, received {self.names!r}.")
+            raise ValueError(
+                f"names: expected at least two different names of options, received {self.names!r}. Remedy: two or "
+                "more names, each once."
+            )
         if self.fallback is not None and self.fallback not in names:
-            raise ValueError(f"fallback: expected one of {names} or None, received {self.fallback!r}.")
+            raise ValueError(
+                f"fallback: expected one of {names} or None, received {self.fallback!r}. Remedy: one of the names, or "
+                "None."
+            )
         if len(self.min_durations) != len(names) or min(self.min_durations) < 1:
             raise ValueError(
                 f"min_duration: expected a number of steps >= 1, or {len(names)} of them, one for each of {names}, "
@@ -66,8 +72,8 @@ class OptionSet:
         ranges = self.action_ranges
         if len(ranges) != len(names) or not all(-1 <= low < high <= 1 for low, high in ranges):
             raise ValueError(
-                f"action_range: expected {len(names)} scales in (0, 1] or pairs -1 <= low < high <= 1, one for each of "
-                f"{names}, received {self.action_range!r}."
+                f"action_range: expected {len(names)} scales in (0, 1] or pairs -1 <= low < high <= 1, one for each "
+                f"of {names}, received {self.action_range!r}. Remedy: a scale or a pair for each option."
             )
 
     @property
@@ -134,9 +140,12 @@ class TimeHazard(nn.Module):
         self.age_key = age_key
         low, high, top = (cast("Tensor", getattr(self, name)) for name in ("hazard_min", "hazard_max", "cap"))
         if not bool((low < high).all()):
-            raise ValueError(f"hazard_max: expected more than hazard_min {hazard_min}, received {hazard_max}.")
+            raise ValueError(
+                f"hazard_max: expected more than hazard_min {hazard_min}, received {hazard_max}. Remedy: raise "
+                "hazard_max or lower hazard_min."
+            )
         if not bool(((top >= 0) & (top <= 1)).all()):
-            raise ValueError(f"cap: expected probabilities in [0, 1], received {cap}.")
+            raise ValueError(f"cap: expected probabilities in [0, 1], received {cap}. Remedy: numbers from 0 to 1.")
 
     def forward(self, tensordict: TensorDictBase) -> Tensor:
         """Probabilities ``[*, O]`` of termination."""
@@ -153,5 +162,8 @@ def _column(name: str, value: Any, num_options: int, dtype: torch.dtype) -> Tens
     """``[O]`` of a number, or of O of them."""
     tensor = torch.as_tensor(value, dtype=dtype)
     if tensor.shape not in (torch.Size(()), torch.Size((num_options,))):
-        raise ValueError(f"{name}: expected a number or {num_options} of them, received {value!r}.")
+        raise ValueError(
+            f"{name}: expected a number or {num_options} of them, received {value!r}. Remedy: one number for all "
+            "options, or one each."
+        )
     return tensor.expand(num_options).clone()

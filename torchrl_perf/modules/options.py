@@ -104,7 +104,10 @@ class OptionController(TensorDictModuleBase):
         super().__init__()
         last = temperature if temperature_end is None else temperature_end
         if not (temperature > 0 and last > 0):
-            raise ValueError(f"temperature: expected positive ones, received {temperature} and {temperature_end}.")
+            raise ValueError(
+                f"temperature: expected positive ones, received {temperature} and {temperature_end}. Remedy: "
+                "temperatures above 0."
+            )
         self.selector, self.options = selector, options
         self.initiation, self.termination = options.initiation, options.termination  # modules become submodules
         self.num_options = options.num_options
@@ -250,13 +253,13 @@ class OptionController(TensorDictModuleBase):
 
 def _check_output(name: str, function: Any, td: TensorDictBase, shape: list[int], kind: str) -> Tensor:
     """The result of a rule, which is what it should be."""
-    expected = f"expected a function of a TensorDict [B] that returns {kind} [B, O] with O = {shape[-1]} options"
+    expected = f"a function of a TensorDict [B] that returns {kind} [B, O] with O = {shape[-1]} options"
     try:
         result = function(td.copy())
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"{name}: {expected}, received {type(error).__name__}: {error} from an example with the keys {_names(td)}. "
-            "Remedy: read keys that the env gives, and index the last dims of their entries."
+            f"{name}: expected {expected}, received {type(error).__name__}: {error} from an example with the keys "
+            f"{_names(td)}. Remedy: read keys that the env gives, and index the last dims of their entries."
         ) from error
     is_kind = isinstance(result, Tensor) and (
         result.dtype == torch.bool if kind == "bool" else result.dtype.is_floating_point
@@ -264,7 +267,7 @@ def _check_output(name: str, function: Any, td: TensorDictBase, shape: list[int]
     if not is_kind or list(result.shape) != shape:
         received = f"{result.dtype} {list(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
         raise ValueError(
-            f"{name}: {expected}, received {received} for B = {shape[0]}. Remedy: one column for each option, "
+            f"{name}: expected {expected}, received {received} for B = {shape[0]}. Remedy: one column for each option, "
             f"torch.stack([...], -1), "
             + ("of comparisons (bool)." if kind == "bool" else "and of a floating-point dtype.")
         )

@@ -62,7 +62,10 @@ class PolicyState(Transform):
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """The spec with the entries."""
         if not isinstance(observation_spec, Composite):
-            raise ValueError(f"expected a Composite observation spec, received {type(observation_spec).__name__}.")
+            raise ValueError(
+                f"expected a Composite observation spec, received {type(observation_spec).__name__}. Remedy: "
+                "Composite(observation=spec)."
+            )
         for key, spec in self.specs.items():
             full = spec.expand(*observation_spec.shape, *spec.shape)
             observation_spec[key] = full if observation_spec.device is None else full.to(observation_spec.device)

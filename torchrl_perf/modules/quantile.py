@@ -109,7 +109,9 @@ class CosineEmbedding(WideBuffers):
     def __init__(self, out_features: int, *, num_cosines: int = 64, device: torch.device | str | None = None) -> None:
         super().__init__()
         if min(out_features, num_cosines) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {out_features} and {num_cosines}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {out_features} and {num_cosines}. Remedy: sizes of 1 or more."
+            )
         self.layer = nn.Linear(num_cosines, out_features, device=device)
         self.register_buffer("frequencies", math.pi * torch.arange(num_cosines, dtype=torch.float32, device=device))
 
@@ -127,7 +129,7 @@ class _ImplicitQuantiles(nn.Module):
     ) -> None:
         super().__init__()
         if taus not in ("random", "midpoints"):
-            raise ValueError(f"taus: expected 'random' or 'midpoints', received {taus!r}.")
+            raise ValueError(f"taus: expected 'random' or 'midpoints', received {taus!r}. Remedy: one of the two.")
         self.embedding = CosineEmbedding(features, num_cosines=num_cosines, device=options.device)
         self.hidden = linear(features, options.hidden_size, options)
         self.activation = activation(options)
@@ -214,7 +216,7 @@ class ImplicitQuantileMLP(nn.Module):
         if min(in_features, num_actions, num_action_taus) < 1:
             raise ValueError(
                 f"sizes: expected at least 1 each, received in_features {in_features}, num_actions {num_actions} and "
-                f"num_action_taus {num_action_taus}."
+                f"num_action_taus {num_action_taus}. Remedy: sizes of 1 or more."
             )
         self.trunk = nn.Identity() if trunk is None else trunk
         self.psi = _Features([in_features], full)
@@ -293,9 +295,14 @@ class ImplicitQuantileCritic(nn.Module):
         super().__init__()
         full = complete(options)
         if full.dueling:
-            raise ValueError("dueling: expected False for the critic of a continuous action, received True.")
+            raise ValueError(
+                "dueling: expected False for the critic of a continuous action, received True. Remedy: leave dueling "
+                "out."
+            )
         if min(in_features, action_features) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {in_features} and {action_features}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {in_features} and {action_features}. Remedy: sizes of 1 or more."
+            )
         self.trunk = nn.Identity() if trunk is None else trunk
         self.psi = _Features([in_features, action_features], full)
         self.implicit = _ImplicitQuantiles(full.hidden_size, 1, num_cosines, taus, full)

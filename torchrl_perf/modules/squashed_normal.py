@@ -50,7 +50,8 @@ def normal_parameters(loc: Any, scale: Any, *bounds: Tensor | float) -> tuple[Te
         shape = torch.broadcast_shapes(loc.shape, *shapes)
     except RuntimeError as error:
         raise ValueError(
-            f"expected loc, scale and bounds that broadcast, received {list(loc.shape)} and {[*map(list, shapes)]}."
+            f"expected loc, scale and bounds that broadcast, received {list(loc.shape)} and {[*map(list, shapes)]}. "
+            "Remedy: shapes [*, D] for loc and scale, [D] for the bounds."
         ) from error
     return loc.expand(shape), scale.expand(shape)
 
@@ -252,7 +253,10 @@ class SquashedNormalHead(nn.Module):
     def __init__(self, low: Tensor, high: Tensor, *, log_scale_min: float = -5.0, log_scale_max: float = 2.0) -> None:
         super().__init__()
         if low.shape != high.shape or low.ndim != 1:
-            raise ValueError(f"low, high: expected one shape [D], received {list(low.shape)} and {list(high.shape)}.")
+            raise ValueError(
+                f"low, high: expected one shape [D], received {list(low.shape)} and {list(high.shape)}. Remedy: one "
+                "bound for each action in both."
+            )
         if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise ValueError(
                 f"low, high: expected finite bounds with low < high, received low {low} and high {high}. Remedy: "
@@ -260,7 +264,8 @@ class SquashedNormalHead(nn.Module):
             )
         if not log_scale_min < log_scale_max:
             raise ValueError(
-                f"log_scale_min: expected less than log_scale_max, received {log_scale_min} and {log_scale_max}."
+                f"log_scale_min: expected less than log_scale_max, received {log_scale_min} and {log_scale_max}. "
+                "Remedy: lower log_scale_min or raise log_scale_max."
             )
         self.register_buffer("low", low.detach().clone())
         self.register_buffer("high", high.detach().clone())

@@ -45,7 +45,10 @@ def divergence(old: Distribution, new: Distribution, samples: int) -> Tensor:
     if not isinstance(old, CompositeDistribution) or not isinstance(new, CompositeDistribution):
         return _divergence(old, new, samples)
     if list(old.dists) != list(new.dists):
-        raise ValueError(f"expected the parts {list(old.dists)} of the old policy, received {list(new.dists)}.")
+        raise ValueError(
+            f"expected the parts {list(old.dists)} of the old policy, received {list(new.dists)}. Remedy: compare "
+            "policies over the same action spec."
+        )
     parts = {key: _divergence(part, new.dists[key], samples) for key, part in old.dists.items()}
     return HybridDistribution.joined(parts, len(old.batch_shape))
 

@@ -65,7 +65,10 @@ class DeviceDQNLoss(DistributionalLoss):
     ) -> None:
         value_network, double_dqn = former_names(self, value_network, double_dqn, options)
         if loss_function not in _DISTANCES:
-            raise ValueError(f"loss_function: expected one of {sorted(_DISTANCES)}, received {loss_function!r}.")
+            raise ValueError(
+                f"loss_function: expected one of {sorted(_DISTANCES)}, received {loss_function!r}. Remedy: one of "
+                "these."
+            )
         if double_dqn and not delay_value:
             raise ValueError("double_dqn: expected False with delay_value=False, received True. Remedy: delay_value.")
         keys: dict[str, Any] = {"in_keys": in_keys, "action_key": action_key, "mask_key": mask_key}

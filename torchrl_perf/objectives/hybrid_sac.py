@@ -136,7 +136,10 @@ class HybridSACLoss(OffPolicyLoss):
         super().__init__(gamma=gamma, **options)
         check_loss_function(loss_function)
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"choice_entropy: expected a share in [0, 1] of the greatest, received {share}.")
+            raise ValueError(
+                f"choice_entropy: expected a share in [0, 1] of the greatest, received {share}. Remedy: a number from "
+                "0 to 1."
+            )
         if not isinstance(actor, HybridActor):
             raise ValueError(f"actor: expected a HybridActor, received {type(actor).__name__}. Remedy: DeviceSACLoss.")
         first = critic[0] if isinstance(critic, list | tuple | nn.ModuleList) else critic
@@ -197,7 +200,10 @@ class HybridSACLoss(OffPolicyLoss):
     def _by_part(self, name: str, values: Mapping[NestedKey, float]) -> dict[NestedKey, float]:
         named = {cast("NestedKey", unravel_key(key)): value for key, value in values.items()}
         if unknown := [key for key in named if key not in self.part_keys]:
-            raise ValueError(f"{name}: expected parts among {self.part_keys}, received {unknown}.")
+            raise ValueError(
+                f"{name}: expected parts among {self.part_keys}, received {unknown}. Remedy: names of parts of the "
+                "action."
+            )
         return named
 
     @property
@@ -245,7 +251,10 @@ class HybridSACLoss(OffPolicyLoss):
         dims = 2 if self.discrete_key is None else 3
         if values.ndim != dims or values.shape[0] != td.shape[0]:
             shape = "[B, K]" if dims == 2 else "[B, K, D], the values of all choices"
-            raise ValueError(f"critic: expected {shape}, at {self.value_key!r}, received {list(values.shape)}.")
+            raise ValueError(
+                f"critic: expected {shape}, at {self.value_key!r}, received {list(values.shape)}. Remedy: a critic "
+                "whose last layer has these outputs."
+            )
         return values
 
     def soft_value(self, draw: HybridDraw, value: Tensor) -> Tensor:

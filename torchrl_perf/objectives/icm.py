@@ -44,7 +44,7 @@ class ICMLoss(OffPolicyLoss):
     def __init__(self, icm: ICM, *, beta: float = 0.2, valid_key: NestedKey | None = None) -> None:
         super().__init__(valid_key=valid_key, use_prioritized_weights=False)
         if not 0.0 <= beta <= 1.0:
-            raise ValueError(f"beta: expected a weight in [0, 1], received {beta}.")
+            raise ValueError(f"beta: expected a weight in [0, 1], received {beta}. Remedy: a number from 0 to 1.")
         self.beta = beta
         self.add_network("icm", icm, delay=False)
 

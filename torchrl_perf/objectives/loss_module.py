@@ -117,7 +117,8 @@ class OffPolicyLoss(LossModule):
             raise ValueError(f"reduction: expected one of {REDUCTIONS}, received {reduction!r}. Remedy: 'mean'.")
         if use_prioritized_weights not in ("auto", True, False):
             raise ValueError(
-                f"use_prioritized_weights: expected 'auto', True or False, received {use_prioritized_weights!r}."
+                f"use_prioritized_weights: expected 'auto', True or False, received {use_prioritized_weights!r}. "
+                "Remedy: leave it out."
             )
         self.reduction, self.use_prioritized_weights = reduction, use_prioritized_weights
         self.gamma = checked_gamma(0.99 if gamma is None else gamma)
@@ -182,7 +183,10 @@ class OffPolicyLoss(LossModule):
         if number == "auto":
             number = members if members is not None and (several or members > 1) else 2
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise ValueError(f"num_qvalue_nets: expected a positive integer or None, received {number!r}.")
+            raise ValueError(
+                f"num_qvalue_nets: expected a positive integer or None, received {number!r}. Remedy: leave it out for "
+                "two."
+            )
         fixed = several or (members is not None and members > 1)
         if fixed and number is not None and number != members:
             raise ValueError(
@@ -280,7 +284,10 @@ class OffPolicyLoss(LossModule):
     def set_vmap_randomness(self, value: str) -> None:
         """``"error"``, ``"same"`` or ``"different"`` numbers for the twins of a network that draws some."""
         if value not in ("error", "same", "different"):
-            raise ValueError(f"vmap randomness: expected 'error', 'same' or 'different', received {value!r}.")
+            raise ValueError(
+                f"vmap randomness: expected 'error', 'same' or 'different', received {value!r}. Remedy: one of the "
+                "three."
+            )
         self._vmap_randomness = value
         for part in self.modules():
             if isinstance(part, Twins):

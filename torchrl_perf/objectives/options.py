@@ -98,9 +98,13 @@ class OptionLoss(OffPolicyLoss):
                 "leave it out."
             )
         if clip is not None and not 0 < clip < 1:
-            raise ValueError(f"clip: expected epsilon in (0, 1) or None, received {clip}.")
+            raise ValueError(
+                f"clip: expected epsilon in (0, 1) or None, received {clip}. Remedy: clip=0.2, or None for no clipping."
+            )
         if value_coeff < 0 or entropy_coeff < 0:
-            raise ValueError(f"coefficients: expected none below 0, received {value_coeff} and {entropy_coeff}.")
+            raise ValueError(
+                f"coefficients: expected none below 0, received {value_coeff} and {entropy_coeff}. Remedy: 0 or more."
+            )
         self.add_network("actor_network", controller, delay=False)
         self.add_network("value_network", value, delay=delay_value)
         self.delay_value = delay_value

@@ -72,7 +72,7 @@ class _DevicePPO:
             raise ValueError(f"Expected none of {self.UNSUPPORTED}, received {refused}. Remedy: torchrl's {parent}.")
         for name, values in (("reduction", REDUCTIONS), ("loss_critic_type", CRITIC_LOSSES)):
             if given.get(name) is not None and given[name] not in values:
-                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}.")
+                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}. Remedy: one of these.")
 
     @property
     def valid_key(self) -> NestedKey | None:

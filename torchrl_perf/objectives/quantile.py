@@ -78,9 +78,12 @@ class QuantileDQNLoss(DistributionalLoss):
                 f"{type(network).__name__}. Remedy: QuantileMLP for QR-DQN, ImplicitQuantileMLP for IQN."
             )
         if greedy not in ("mean", "per_quantile"):
-            raise ValueError(f"greedy: expected 'mean' or 'per_quantile', received {greedy!r}.")
+            raise ValueError(f"greedy: expected 'mean' or 'per_quantile', received {greedy!r}. Remedy: one of the two.")
         if greedy == "per_quantile" and double_dqn:
-            raise ValueError("double: expected False with greedy='per_quantile', which takes no argmax, received True.")
+            raise ValueError(
+                "double: expected False with greedy='per_quantile', which takes no argmax, received True. Remedy: "
+                "leave double out."
+            )
         keys: dict[str, Any] = {"in_keys": in_keys, "action_key": action_key, "mask_key": mask_key}
         super().__init__(value_network, gamma=gamma, double_dqn=double_dqn, **keys, **options)
         self.num_taus = checked_counts(num_taus)
@@ -121,7 +124,9 @@ def checked_counts(num_taus: tuple[int, int]) -> tuple[int, int]:
     """
     predicted, target = num_taus
     if min(predicted, target) < 1:
-        raise ValueError(f"num_taus: expected at least one quantile and one target, received {num_taus}.")
+        raise ValueError(
+            f"num_taus: expected at least one quantile and one target, received {num_taus}. Remedy: 1 or more of both."
+        )
     return predicted, target
 
 

@@ -181,7 +181,7 @@ class DeviceSACLoss(OffPolicyLoss):
         if (least is not None and least < 0) or (most is not None and most <= 0) or (least or 0.0) > (most or math.inf):
             raise ValueError(
                 f"min_alpha, max_alpha: expected 0 <= min_alpha <= max_alpha and max_alpha > 0, received {least} and "
-                f"{most}."
+                f"{most}. Remedy: leave both out for no bounds."
             )
         self.fixed_alpha = fixed
         device = next(cast("nn.Module", self.qvalue_network).parameters()).device
@@ -363,7 +363,9 @@ class DeviceSACLoss(OffPolicyLoss):
 def check_loss_function(loss_function: str) -> None:
     """Raises ValueError for an unknown loss of the critics."""
     if loss_function not in LOSS_FUNCTIONS:
-        raise ValueError(f"loss_function: expected one of {LOSS_FUNCTIONS}, received {loss_function!r}.")
+        raise ValueError(
+            f"loss_function: expected one of {LOSS_FUNCTIONS}, received {loss_function!r}. Remedy: one of these."
+        )
 
 
 def _check_version(value_network: Any, delay_actor: bool, delay_value: bool, scalar_output_mode: str | None) -> None:
@@ -379,7 +381,10 @@ def _check_version(value_network: Any, delay_actor: bool, delay_value: bool, sca
             "actor and never reads the copy), received True. Remedy: leave it out."
         )
     if scalar_output_mode not in SCALAR_OUTPUT_MODES:
-        raise ValueError(f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}.")
+        raise ValueError(
+            f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}. Remedy: one "
+            "of these."
+        )
 
 
 def sampled_action(actor: Any) -> NestedKey:
@@ -390,8 +395,8 @@ def sampled_action(actor: Any) -> NestedKey:
     """
     if not hasattr(actor, "get_dist"):
         raise ValueError(
-            f"actor: expected a module with get_dist, such as DeviceActor or ProbabilisticActor, received "
-            f"{type(actor).__name__}."
+            "actor: expected a module with get_dist, such as DeviceActor or ProbabilisticActor, received "
+            f"{type(actor).__name__}. Remedy: wrap the network in one of these."
         )
     return cast("list[NestedKey]", actor.dist_sample_keys)[0]
 

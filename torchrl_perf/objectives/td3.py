@@ -247,7 +247,9 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
         self.relative_noise = target_noise is not None
         self.target_noise = policy_noise if target_noise is None else target_noise
         if min(self.target_noise, noise_clip) < 0:
-            raise ValueError(f"noise: expected at least 0, received {self.target_noise} clipped at {noise_clip}.")
+            raise ValueError(
+                f"noise: expected at least 0, received {self.target_noise} clipped at {noise_clip}. Remedy: 0 or more."
+            )
         check_critic(critic, self.action_key)
         self.loss_function, self.noise_clip, self.deactivate_vmap = loss_function, noise_clip, deactivate_vmap
         self.delay_qvalue = delay_qvalue

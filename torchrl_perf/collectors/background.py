@@ -55,4 +55,7 @@ class Background:
             self._thread.join(timeout)
         error, self._error = self._error, None
         if error is not None:
-            raise RuntimeError("start(): the thread that collects has failed, see the cause.") from error
+            raise RuntimeError(
+                "start(): expected the collecting thread to run, received its error, which is the cause of this one. "
+                "Remedy: mend that, then start() again."
+            ) from error

@@ -237,7 +237,7 @@ class DeviceCollector(SharedPolicyCollector):
         if capturable and self._host_resets and self.mode == "graph":
             raise ValueError(
                 "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
-                "step and keeps what the mask selects. Remedy: mode='eager'."
+                "step and keeps only the rows that ended, received one. Remedy: mode='eager'."
             )
         if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
             with self._constant_flags(), self._ends_kept():
@@ -246,13 +246,15 @@ class DeviceCollector(SharedPolicyCollector):
         # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
         settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
-            self.mode, self._audit_pending = "eager", False  # what it is there, whatever an audit finds
+            self.mode, self._audit_pending = "eager", False  # the mode there, whatever an audit would find
         self._acting = arguments.accelerated(self._acting, compile_policy, cudagraph_policy, self.mode, self.device)
 
     def _allocate(self, excluded: set[NestedKey]) -> None:
         """Buffers from the specs and one policy call on a fake state: roots have T + 1 rows, everything else T."""
         if ("next", "done") in excluded:
-            raise ValueError("exclude_keys: expected ('next', 'done') to be kept, which numbers the episodes.")
+            raise ValueError(
+                "exclude_keys: expected no ('next', 'done'), which numbers the episodes, received it. Remedy: drop it."
+            )
         root, out = validation.probe_keys(self._acting, self.env)
         self._root_keys = list(root.keys(True, True))
         # the root of a step is never done, since the row has been reset: its flags stay the zeros they are made of

@@ -134,7 +134,10 @@ class HostCollector(BaseCollector):
 
     def _make_groups(self, vector_envs: list[VectorEnv], timeout: Any, info_keys: InfoKeys) -> None:
         if not vector_envs:
-            raise ValueError("envs: expected a gymnasium.vector.VectorEnv or a list of them, received an empty list.")
+            raise ValueError(
+                "envs: expected a gymnasium.vector.VectorEnv or a list of them, received an empty list. Remedy: pass "
+                "at least one."
+            )
         first = vector_envs[0]
         for i, each in enumerate(vector_envs):
             if not isinstance(each, VectorEnv):
@@ -424,5 +427,7 @@ class HostCollector(BaseCollector):
 def _checked_timeout(timeout: Any) -> Any:
     valid = timeout is None or timeout == "auto"
     if not valid and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise ValueError(f"timeout: expected 'auto', None or seconds above 0, received {timeout!r}.")
+        raise ValueError(
+            f"timeout: expected 'auto', None or seconds above 0, received {timeout!r}. Remedy: timeout='auto'."
+        )
     return timeout

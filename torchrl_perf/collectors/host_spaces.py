@@ -150,7 +150,10 @@ def _stored_dtype(dtype: Any, key: NestedKey) -> torch.dtype:
     if name in _WIDENED:
         return _WIDENED[name]
     if name not in _KEPT:
-        raise ValueError(f"{key!r}: expected a dtype among {(*_KEPT, *_WIDENED, 'float64')}, received {name}.")
+        raise ValueError(
+            f"{key!r}: expected a dtype among {(*_KEPT, *_WIDENED, 'float64')}, received {name}. Remedy: cast it in "
+            "the env."
+        )
     return getattr(torch, name)
 
 

@@ -48,7 +48,9 @@ class CallThread:
         try:
             result, error = self._results.get(timeout=timeout)
         except Empty:
-            raise TimeoutError(f"expected a result within {timeout:g} s, received none") from None
+            raise TimeoutError(
+                f"expected a result within {timeout:g} s, received none. Remedy: a longer timeout"
+            ) from None
         self.is_busy = False
         if error is not None:
             raise error

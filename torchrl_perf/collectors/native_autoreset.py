@@ -48,7 +48,7 @@ def check_native(env: EnvBase) -> None:
     if isinstance(base, AutoResetEnv):
         raise ValueError(
             f"env: expected no mark {MARK!r} on or around {type(base).__name__}, which keeps its final observations "
-            "and needs none. Remedy: remove the mark."
+            "and needs none, received one. Remedy: remove the mark."
         )
     for transform in transforms_of(env):
         limit = isinstance(transform, StepCounter) and transform.max_steps is not None

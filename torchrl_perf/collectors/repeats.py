@@ -36,8 +36,9 @@ def check_repeats(env: EnvBase, native: bool) -> None:
     wrong = [each for each in wrong if getattr(each, "frame_skip", 2) > 1]
     if wrong:
         raise ValueError(
-            f"env: expected no {type(wrong[0]).__name__} above an env that resets itself, which would go on with the "
-            "next episode inside one step. Remedy: repeat the action inside the env."
+            "env: expected no transform that repeats steps above an env that resets itself, received "
+            f"{type(wrong[0]).__name__}, which would go on into the next episode within one step. Remedy: repeat the "
+            "action inside the env."
         )
 
 

@@ -116,7 +116,7 @@ def resolve_eager_only(mode: str, names: Sequence[str]) -> str:
 def resolve_mode(mode: str, device: torch.device | None) -> str:
     """Checks the mode against the device."""
     if mode not in MODES:
-        raise ValueError(f"mode: expected one of {MODES}, received {mode!r}.")
+        raise ValueError(f"mode: expected one of {MODES}, received {mode!r}. Remedy: one of these.")
     if device is None:
         raise ValueError(
             "env: expected a device, received an env whose device is None. Remedy: env.to('cpu') or env.to('cuda')."

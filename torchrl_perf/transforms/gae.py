@@ -24,7 +24,7 @@ from torchrl_perf.functional.valid import fitted_rows
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""
 NOT_IN_AN_ENV = (
-    "GAETransform needs a whole [*batch, T] batch, and an environment passes one step at a time: call it on the "
+    "GAETransform: expected a whole [*batch, T] batch, received one step from an environment. Remedy: call it on the "
     "collected batch, or give it to a replay buffer, a trainer or a loss"
 )
 LEAST_STD = 1e-4  # of ``average_gae``, as in TorchRL's GAE
@@ -122,8 +122,8 @@ class GAETransform(ValueEstimatorBase, Transform):
             ``tensordict.nn.skip_existing()`` says.
         device: of the buffers; by default that of the network, and then of the rewards.
         value_chunk_size: TorchRL's way to say ``chunk_size``, in elements of the dim ``value_chunk_dim``.
-        num_chunks: likewise, the number of calls.
-        num_chunk: the same.
+        num_chunks: TorchRL's other way, as the number of calls; ``num_chunk`` is the same.
+        num_chunk: as ``num_chunks``.
         value_chunk_dim: dim of the batch that those two count along.
         vectorized: TorchRL's choice between two programs of the same result; here there is one, always vectorised.
         deactivate_vmap: likewise; no vmap is used.
@@ -207,13 +207,13 @@ class GAETransform(ValueEstimatorBase, Transform):
         current = asdict(self._tensor_keys or GAEKeys())
         unknown = sorted(set(keys) - set(current))
         if unknown:
-            raise KeyError(f"expected keys among {sorted(current)}, received {unknown}")
+            raise KeyError(f"expected keys among {sorted(current)}, received {unknown}. Remedy: keys among these")
         renamed = {name: _unravelled(key) for name, key in keys.items()}
         network, value = self.value_network, renamed.get("value")
         if value is not None and value not in getattr(network, "out_keys", [value]):
             raise KeyError(
                 f"value: expected one of {cast('Any', network).out_keys}, which the value network writes, received "
-                f"{value!r} instead of {current['value']!r}"
+                f"{value!r} instead of {current['value']!r}. Remedy: out_keys of the network, or this key"
             )
         self._tensor_keys = GAEKeys(**(current | renamed))
 
@@ -327,7 +327,9 @@ class GAETransform(ValueEstimatorBase, Transform):
             return valid
         own = td.get(self.valid_key, None)
         if own is None:
-            raise KeyError(f"expected {self.valid_key!r}, the valid_key, in the batch, received {_available(td)}")
+            raise KeyError(
+                f"expected {self.valid_key!r} in the batch, received {_available(td)}. Remedy: keep it there"
+            )
         own = own.squeeze(-1) if own.ndim > td.batch_dims else own
         if valid is None:
             return own
@@ -342,9 +344,10 @@ class GAETransform(ValueEstimatorBase, Transform):
             dim = td.batch_dims - 1
         if dim is None or not -td.batch_dims <= dim < td.batch_dims:
             raise ValueError(
-                'expected a [*batch, T] batch, with a batch dimension named "time" or at least two of them, received '
-                f"batch size {list(td.batch_size)}, names {td.names}, time_dim={dim}: a flattened batch mixes "
-                "trajectories; estimate advantages before flattening it, or name the dimension of a single trajectory"
+                'expected a [*batch, T] batch, with a batch dimension named "time" or at least two of them, '
+                f"received batch size {list(td.batch_size)}, names {td.names}, time_dim={dim}. Remedy: a flattened "
+                "batch mixes trajectories; estimate advantages before flattening it, or name the dimension of a "
+                "single trajectory"
             )
         return dim % td.batch_dims
 
@@ -364,10 +367,11 @@ class GAETransform(ValueEstimatorBase, Transform):
         value, next_value = td.get(key, None), td.get(("next", key), None)
         if network is None:
             if value is None or next_value is None:
-                raise KeyError(f"expected {key!r} and {('next', key)!r}, without a value network, in {_available(td)}")
+                pair = [key, ("next", key)]
+                raise KeyError(f"expected {pair}, received {_available(td)}. Remedy: pass a value_network")
             return value, next_value
         if key not in network.out_keys:
-            raise KeyError(f"expected a value network that writes {key!r}, received {network.out_keys}; see set_keys")
+            raise KeyError(f"expected a network that writes {key!r}, received {network.out_keys}. Remedy: set_keys")
         skips = skip_existing() if self.skip_existing is None else self.skip_existing
         if skips and value is not None and next_value is not None:
             return value, next_value
@@ -441,8 +445,8 @@ class GAETransform(ValueEstimatorBase, Transform):
         """V(s) and V(s') of a recurrent network, one call on each sequence."""
         if dim != td.batch_dims - 1:
             raise ValueError(
-                f"expected time to be the last batch dimension for a recurrent value network, received dimension {dim} "
-                f"of batch size {list(td.batch_size)}; transpose the batch"
+                "expected time to be the last batch dimension for a recurrent value network, received dimension "
+                f"{dim} of batch size {list(td.batch_size)}. Remedy: transpose the batch"
             )
         root = td.select(*network.in_keys, strict=False)
         following = td.get("next").select(*network.in_keys, strict=False)
@@ -490,7 +494,7 @@ def _check_numbers(chunk_size: int | None, other: int | None, **numbers: float |
         )
     for name, number in numbers.items():
         if not isinstance(number, Tensor) and not 0 <= number <= 1:
-            raise ValueError(f"expected {name} between 0 and 1, received {number}")
+            raise ValueError(f"expected {name} between 0 and 1, received {number}. Remedy: a number such as 0.99")
 
 
 def _is_recurrent(network: TensorDictModuleBase) -> bool:
@@ -505,7 +509,7 @@ def _available(td: TensorDictBase) -> list[Any]:
 def _read_next(td: TensorDictBase, key: NestedKey) -> Tensor:
     tensor = td.get(("next", key), None)
     if tensor is None:
-        raise KeyError(f"expected {('next', key)!r} in the batch, received {_available(td)}; name it with set_keys")
+        raise KeyError(f"expected {('next', key)!r} in the batch, received {_available(td)}. Remedy: set_keys names it")
     return tensor
 
 
@@ -517,14 +521,15 @@ def _read_pairs(
     for key in keys:
         root, following = td.get(key, None), td.get(("next", key), None)
         if root is None:
-            raise KeyError(f"expected {key!r}, an input of the value network, in the batch, received {_available(td)}")
+            raise KeyError(f"expected {key!r} for the value network, received {_available(td)}. Remedy: keep it there")
         if following is not None and ended is not None:
             following = stand_in(following, root, ended, td.batch_dims)
         pairs[key] = root, root if following is None else following
     if keys and all(root is following for root, following in pairs.values()):
         raise KeyError(
             f"expected one of {[('next', key) for key in keys]}, inputs of the value network at the next step, in the "
-            f"batch, received {_available(td)}; without them the value of the next step would be that of this one"
+            f"batch, received {_available(td)}. Remedy: keep them in the batch; without them the next step's value "
+            "would be this one's"
         )
     return pairs
 
@@ -572,8 +577,8 @@ def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor
     truncated = td.get(("next", sibling), None)
     if truncated is None:
         raise KeyError(
-            f"expected {('next', key)!r} or {('next', sibling)!r} in the batch, received {_available(td)}: done alone "
-            "does not tell a terminated step, which has no future value, from a truncated one, which has"
+            f"expected {('next', key)!r} or {('next', sibling)!r} in the batch, received {_available(td)}. Remedy: "
+            "write one; done alone does not tell a terminated step, without future value, from a truncated one"
         )
     return done & ~truncated
 
@@ -591,7 +596,4 @@ def _write(td: TensorDictBase, key: NestedKey, tensor: Tensor) -> None:
     elif key in td.keys(include_nested=True):
         td.set_(key, tensor)
     else:
-        raise RuntimeError(
-            f"expected {key!r} to exist in a locked batch, received {_available(td)}; unlock the batch or "
-            "allocate the key"
-        )
+        raise RuntimeError(f"expected {key!r} in a locked batch, received {_available(td)}. Remedy: unlock or allocate")

@@ -76,9 +76,11 @@ class NStepTransform(Transform):
                     "of its last step, and a batch of streams has no padding), or torchrl's MultiStepTransform."
                 )
         if n_steps < 1:
-            raise ValueError(f"expected n_steps of at least 1, received {n_steps}; 1 keeps single steps")
+            raise ValueError(
+                f"expected n_steps of at least 1, received {n_steps}. Remedy: n_steps=1 keeps single steps"
+            )
         if not 0 <= gamma <= 1:
-            raise ValueError(f"expected gamma between 0 and 1, received {gamma}")
+            raise ValueError(f"expected gamma between 0 and 1, received {gamma}. Remedy: a number such as 0.99")
         self.n_steps = n_steps
         self.gamma = float(gamma)
         self.reward_keys = [unravel_key(key) for key in (reward_keys or ["reward"])]
@@ -92,8 +94,8 @@ class NStepTransform(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "NStepTransform needs a whole [*batch, T] batch, and an environment passes one step at a time: give it to "
-            "a replay buffer or call it on a collected batch"
+            "NStepTransform: expected a whole [*batch, T] batch, received one step from an environment. Remedy: give "
+            "it to a replay buffer or call it on a collected batch"
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -130,16 +132,20 @@ class NStepTransform(Transform):
         names = tensordict.names if tensordict.ndim == 1 else ["time"]
         if tensordict.ndim == 0 or names[-1] != "time":
             raise ValueError(
-                f"expected a [*batch, T] batch, time last, received batch size {list(tensordict.shape)}: flat rows "
-                'have no time order; extend [N, T] batches, or name the dimension "time" if they are of one stream'
+                f"expected a [*batch, T] batch, time last, received batch size {list(tensordict.shape)}. Remedy: flat "
+                'rows have no time order: extend [N, T] batches, or name the dimension "time" if they are of one '
+                "stream"
             )
         if "next" not in tensordict.keys():
-            raise KeyError(f"expected 'next' in the batch, received {sorted(map(str, tensordict.keys()))}")
+            raise KeyError(
+                f"expected 'next' in the batch, received {sorted(map(str, tensordict.keys()))}. Remedy: a batch of a "
+                "collector"
+            )
         done = _require(tensordict.get("next"), self.done_key)
         if done.numel() != tensordict.numel():
             raise ValueError(
                 f"expected one flag a step, of shape {[*tensordict.shape, 1]}, in {('next', self.done_key)!r}, "
-                f"received {list(done.shape)}; name a flag that all agents share with done_key"
+                f"received {list(done.shape)}. Remedy: name a flag that all agents share with done_key"
             )
         return done
 
@@ -148,5 +154,7 @@ def _require(following: TensorDictBase, key: NestedKey) -> Tensor:
     tensor = following.get(key, None)
     if tensor is None:
         available = sorted(str(name) for name in following.keys(include_nested=True, leaves_only=True))
-        raise KeyError(f"expected {key!r} under 'next', received {available}; name it with reward_keys or done_key")
+        raise KeyError(
+            f"expected {key!r} under 'next', received {available}. Remedy: name it with reward_keys or done_key"
+        )
     return tensor

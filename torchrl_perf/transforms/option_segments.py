@@ -64,7 +64,7 @@ class OptionSegments(Transform):
     def __init__(self, example: TensorDictBase, *, gamma: float, keys: Sequence[NestedKey] | None = None) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma: expected a discount in [0, 1], received {gamma}.")
+            raise ValueError(f"gamma: expected a discount in [0, 1], received {gamma}. Remedy: a number such as 0.99.")
         _check_batch(example, None)
         self.gamma = gamma
         self.num_envs = example.shape[0]
@@ -99,8 +99,8 @@ class OptionSegments(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "OptionSegments needs whole [N, T] batches, and an environment passes one step at a time: call it on the "
-            "collected batch, or give it to a replay buffer"
+            "OptionSegments: expected a whole [N, T] batch, received one step from an environment. Remedy: call it "
+            "on the collected batch, or give it to a replay buffer"
         )
 
     @torch.no_grad()

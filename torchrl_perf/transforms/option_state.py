@@ -23,7 +23,9 @@ class OptionState(PolicyState):
 
     def __init__(self, num_options: int) -> None:
         if num_options < 2:
-            raise ValueError(f"num_options: expected at least 2, received {num_options}.")
+            raise ValueError(
+                f"num_options: expected at least 2, received {num_options}. Remedy: num_options=2 or more."
+            )
         option = Categorical(num_options, shape=torch.Size(()), dtype=torch.int64)
         super().__init__({OPTION_KEY: option, AGE_KEY: Unbounded(shape=torch.Size(()), dtype=torch.int64)})
         self.num_options = num_options

@@ -83,7 +83,7 @@ class RewardComponents(Transform):
             KeyError: for another name.
         """
         if name not in self.names:
-            raise KeyError(f"expected a name among {list(self.names)}, received {name!r}.")
+            raise KeyError(f"expected a name among {list(self.names)}, received {name!r}. Remedy: one of these.")
         return self.names.index(name)
 
     def set_weights(self, weights: Weights) -> None:
@@ -96,7 +96,7 @@ class RewardComponents(Transform):
         if components.shape[-1] != len(self.names):
             raise ValueError(
                 f"{self.column_keys}: expected {len(self.names)} columns {list(self.names)}, received "
-                f"{list(components.shape)}."
+                f"{list(components.shape)}. Remedy: as many columns as names."
             )
         if self.weights.device != components.device:
             self.weights = self.weights.to(components.device)
@@ -179,15 +179,18 @@ class ComponentAdvantage(Transform):
             self.register_buffer("weights", None)
             return
         if names is None and not isinstance(weights, Tensor | Sequence):
-            raise ValueError(f"names: expected them with weights of type {type(weights).__name__}, received none.")
+            raise ValueError(
+                f"names: expected them with weights of type {type(weights).__name__}, received none. Remedy: "
+                "names=(...), or weights as a mapping by name."
+            )
         count = 0 if weights is None else len(weights)
         self.names = check_names([str(column) for column in range(count)] if names is None else names)
         self.register_buffer("weights", _weights(self.names, weights, None))
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "ComponentAdvantage needs a batch with advantages, and an environment passes one step at a time: call it "
-            "on the collected batch after GAETransform, or give it to a replay buffer."
+            "ComponentAdvantage: expected a batch with advantages, received one step from an environment. Remedy: "
+            "call it on the collected batch after GAETransform, or give it to a replay buffer."
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -226,9 +229,14 @@ def _weights(names: tuple[str, ...], weights: Weights, device: Any) -> Tensor:
     if isinstance(weights, Mapping):
         unknown = sorted(set(weights) - set(names))
         if unknown:
-            raise ValueError(f"weights: expected names among {list(names)}, received {unknown}.")
+            raise ValueError(
+                f"weights: expected names among {list(names)}, received {unknown}. Remedy: take the others out."
+            )
         weights = [float(weights.get(name, 0.0)) for name in names]
     numbers = torch.as_tensor(weights, dtype=torch.float32, device=device).clone()
     if numbers.shape != (len(names),):
-        raise ValueError(f"weights: expected {len(names)} of them, for {list(names)}, received {list(numbers.shape)}.")
+        raise ValueError(
+            f"weights: expected {len(names)} of them, for {list(names)}, received {list(numbers.shape)}. Remedy: one "
+            "weight for each name."
+        )
     return numbers

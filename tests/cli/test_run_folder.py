@@ -182,7 +182,7 @@ class TestFindRun:
 
     def test_a_foreign_folder_is_listed(self, tmp_path):
         (tmp_path / "notes.txt").touch()
-        with pytest.raises(FileNotFoundError, match=r"found notes\.txt"):
+        with pytest.raises(FileNotFoundError, match=r"received notes\.txt"):
             find_run(tmp_path, tmp_path)
 
 

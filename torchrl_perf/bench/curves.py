@@ -70,7 +70,8 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         watch.stop()
         if result.exit_code:
             raise InterruptedError(
-                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps"
+                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps. Remedy: "
+                "resume it: the runs that are whole are kept"
             )
         curves = {}
         for column in study.columns:

@@ -49,7 +49,8 @@ def named_start(path: Path) -> Start:
         return Start(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"--resume: expected {AUTO}, the folder of a run or one of its checkpoints, found nothing at {path}."
+            f"--resume: expected {AUTO}, the folder of a run or one of its checkpoints, received {path}, where "
+            "nothing is. Remedy: name a folder that exists, or leave --resume out."
         )
     run_dir = path.absolute().parent.parent
     if path.absolute().parent.name != CHECKPOINTS or not (run_dir / CONFIG).is_file():
@@ -109,7 +110,7 @@ def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
     trainer = kind.__name__.removesuffix("Config") + "Trainer"
     raise ValueError(
         f"--resume {start.run_dir}: expected a run of one of the package's tasks, {', '.join(known)}, received one of "
-        f"the env {name}, which the command line cannot make. Nothing was changed. "
+        f"the env {name}, which the command line cannot make. Nothing was changed. Remedy: "
         f"{way_from_python(trainer, name, start.run_dir, newest)}"
     )
 
@@ -145,7 +146,7 @@ def load_start(trainer: Any, start: Start) -> None:
             raise
         env = state["made_of"].get("env", {})
         words = way_from_python(type(trainer), env.get("name", config.env), start.run_dir, path)
-        raise ValueError(f"--resume {start.run_dir}: {error} {words}") from None
+        raise ValueError(f"--resume {start.run_dir}: {error} Remedy: {words}") from None
     taken = trainer.iterations_done * config.batch_size
     if trainer.iterations_done >= config.iterations and is_finished(start.run_dir):
         raise ValueError(

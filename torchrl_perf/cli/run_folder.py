@@ -56,14 +56,20 @@ def find_run(run: Path | None, root: Path) -> Path:
     """
     if run is not None:
         if not run.is_dir():
-            raise FileNotFoundError(f"run: expected the folder of a run, found none at {run}.")
+            raise FileNotFoundError(
+                f"run: expected the folder of a run, received {run}, which is not there. Remedy: the run_dir that the "
+                "run printed."
+            )
         if not any((run / name).is_file() for name in (PROGRESS, CONFIG, STATUS)):
-            raise FileNotFoundError(f"run: expected {PROGRESS} or {CONFIG} in {run}, found {_listing(run)}.")
+            raise FileNotFoundError(
+                f"run: expected {PROGRESS} or {CONFIG} in {run}, received {_listing(run)}. Remedy: the folder that "
+                "holds them."
+            )
         return run
     runs = [(max(times), path) for path in _folders(root) if (times := _written(path))]
     if not runs:
         raise FileNotFoundError(
-            f"run: expected a run below {root}, found {_listing(root)}. Remedy: name its folder, or --run-dir."
+            f"run: expected a run below {root}, received {_listing(root)}. Remedy: name its folder, or --run-dir."
         )
     return max(runs)[1]
 

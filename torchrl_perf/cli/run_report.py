@@ -77,14 +77,18 @@ def read_log(path: Path) -> RunLog:
         try:
             return _read(lines, path)
         except csv.Error as error:
-            raise ValueError(f"{path}: expected a table, received {error}.") from None
+            raise ValueError(
+                f"{path}: expected a table, received {error}. Remedy: the {PROGRESS} that a run wrote, unedited."
+            ) from None
 
 
 def _read(lines: Iterator[list[str]], path: Path) -> RunLog:
     names = next(lines, [])
     if "step" not in names:
-        found = ", ".join(names[:8])[:160] or "an empty file"
-        raise ValueError(f"{path}: expected a table with a column step, found {found}.")
+        columns = ", ".join(names[:8])[:160] or "an empty file"
+        raise ValueError(
+            f"{path}: expected a table with a column step, received {columns}. Remedy: the {PROGRESS} that a run wrote."
+        )
     log = RunLog(columns={name: Column() for name in names})
     log.series = {name: array("d") for name in names if name in (*SERIES, *MEMORY) or name.startswith(OPTION)}
     for cells in lines:

@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, received {text}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, received {text}. Remedy: 1 or more")
     return number
 
 
@@ -109,12 +109,12 @@ def make_program(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """The program of a command line; ends the process with 2 if there is none."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        parser.error("expected a SCRIPT or -m MODULE, received neither")
+        parser.error("expected a SCRIPT or -m MODULE, received neither. Remedy: name one")
     name, *arguments = command
     if not options.module:
         path = Path(name)
         if not path.is_file():
-            parser.error(f"expected a Python script, found no file {name}")
+            parser.error(f"expected a Python script, received {name}, which is no file. Remedy: check the path")
         return Program(name, os.path.abspath(path), "", arguments, str(path.resolve().parent))
     folder = os.getcwd()
     sys.path.insert(0, folder)
@@ -123,11 +123,13 @@ def make_program(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ImportError as error:
-        parser.error(f"-m {name}: {error}")
+        parser.error(
+            f"-m {name}: expected a module that can be run, received {error}. Remedy: check the name and PYTHONPATH"
+        )
     finally:
         sys.path.remove(folder)
     if spec is None or spec.origin is None:
-        parser.error(f"expected a module that can be run, found none of the name {name}")
+        parser.error(f"expected a module that can be run, received {name}. Remedy: check the name and PYTHONPATH")
     return Program(spec.origin, spec.origin, name, arguments, folder)
 
 
@@ -153,7 +155,9 @@ def audited(parser: argparse.ArgumentParser, options: argparse.Namespace, progra
 
     cuda = torch.cuda.is_available() if options.device is None else options.device == "cuda"
     if cuda and not torch.cuda.is_available():
-        parser.error("--device cuda: expected a CUDA device, received none; leave it out to count on CPU tensors")
+        parser.error(
+            "--device cuda: expected a CUDA device, received none. Remedy: leave it out to count on CPU tensors"
+        )
     audit = ScriptAudit(program.file, cuda=cuda, max_steps=options.max_steps, max_iterations=options.max_iterations)
     with Stopwatch("cpu") as watch, audit, ended_from_outside() as ends:
         code = exit_code(program)

@@ -129,7 +129,9 @@ def algorithm_of(name: str, argv: list[str]) -> Entry:
     agent = stored.get("agent") if early.resume else None
     agent = str(agent or early.agent or stored.get("agent") or next(iter(MARINE_AGENTS)))
     if agent not in MARINE_AGENTS:
-        raise ValueError(f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}.")
+        raise ValueError(
+            f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}. Remedy: one of these."
+        )
     return entry_of(f"{MARINE}-{agent}")
 
 
@@ -159,7 +161,10 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     early = first.parse_known_args(argv)[0]
     start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
     if early.config and start.run_dir:
-        raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
+        raise ValueError(
+            "expected --config or --resume, received both. Remedy: leave --config out; a resumed run has settings of "
+            "its own."
+        )
     if start.run_dir:
         refuse_own_env(kind, start)
     path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
@@ -200,8 +205,8 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
             raise
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{kind.__name__}: expected settings that fit into memory, and there was none left while they were made "
-            f"({first}). Remedy: fewer num_envs, a smaller network or another device."
+            f"{kind.__name__}: expected settings that fit into memory, received too large ones: it ran out while they "
+            f"were made ({first}). Remedy: fewer num_envs, a smaller network or another device."
         ) from None
     try:
         if problem := unknown_metric(config.best_metric, known_metrics(trainer)):

@@ -65,7 +65,8 @@ class MultiStepELBOLoss(nn.Module):
         super().__init__()
         if samples < 1 or not 0.0 <= mask_rate <= 1.0:
             raise ValueError(
-                f"MultiStepELBOLoss: expected samples >= 1 and mask_rate in [0, 1], received {samples} and {mask_rate}."
+                f"MultiStepELBOLoss: expected samples >= 1 and mask_rate in [0, 1], received {samples} and "
+                f"{mask_rate}. Remedy: samples=1 and mask_rate=0.0 for the plain bound."
             )
         self.model, self.horizon, self.samples, self.mask_rate = model, horizon, samples, mask_rate
         device = model.dynamics.input_matrix.device

@@ -115,7 +115,10 @@ def prediction_scores(model: SeqVAE, batch: TensorDictBase, horizon: int, alignm
     belief, action, latent, is_init = (cast("Tensor", batch.get(k)) for k in ("belief", "action", "latent", "is_init"))
     steps = belief.shape[1]
     if not 0 < horizon < steps:
-        raise ValueError(f"horizon: expected from 1 to {steps - 1}, one less than the batch has, received {horizon}.")
+        raise ValueError(
+            f"horizon: expected from 1 to {steps - 1}, one less than the batch has, received {horizon}. Remedy: a "
+            "shorter horizon, or longer batches."
+        )
     count = steps - horizon
     begin = belief[:, :count]
     windows = action.unfold(1, horizon, 1)[:, :count].transpose(-1, -2)  # [N, count, k, D]

@@ -75,11 +75,13 @@ class InformationReward(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(InformationKind):
-            raise ValueError(f"kind: expected one of {get_args(InformationKind)}, received {kind!r}.")
+            raise ValueError(
+                f"kind: expected one of {get_args(InformationKind)}, received {kind!r}. Remedy: one of these."
+            )
         if not (0.0 <= discount <= 1.0 and 0.0 <= memory <= 1.0 and prior > 0.0):
             raise ValueError(
-                f"InformationReward: expected discount and memory in [0, 1] and a positive prior, received {discount}, "
-                f"{memory} and {prior}."
+                "InformationReward: expected discount and memory in [0, 1] and a positive prior, received "
+                f"{discount}, {memory} and {prior}. Remedy: discount and memory from 0 to 1, and a prior above 0."
             )
         if kind == "disagreement" and dynamics.num_members < 2:
             raise ValueError(

@@ -69,12 +69,15 @@ class LatentDynamics(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(DynamicsKind):
-            raise ValueError(f"kind: expected one of {get_args(DynamicsKind)}, received {kind!r}.")
+            raise ValueError(
+                f"kind: expected one of {get_args(DynamicsKind)}, received {kind!r}. Remedy: one of these."
+            )
         if min(latent_size, action_size, hidden_size, num_members) < 1 or not min(dt, rbf_range, process_noise) > 0.0:
             raise ValueError(
                 "LatentDynamics: expected sizes of at least 1 and positive dt, rbf_range and process_noise, received "
                 f"latent_size={latent_size}, action_size={action_size}, hidden_size={hidden_size}, "
-                f"num_members={num_members}, dt={dt}, rbf_range={rbf_range}, process_noise={process_noise}."
+                f"num_members={num_members}, dt={dt}, rbf_range={rbf_range}, process_noise={process_noise}. Remedy: "
+                "values in these ranges."
             )
         self.kind, self.dt, self.latent_size, self.hidden_size = kind, dt, latent_size, hidden_size
         self.num_members = num_members if kind == "ensemble" else 1

@@ -69,7 +69,7 @@ class ObservationEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(EncoderKind):
-            raise ValueError(f"kind: expected one of {get_args(EncoderKind)}, received {kind!r}.")
+            raise ValueError(f"kind: expected one of {get_args(EncoderKind)}, received {kind!r}. Remedy: one of these.")
         self.kind, self.counts, self.hidden_size = kind, counts, hidden_size
         recurrent = kind == "gru"
         self.state_shapes: dict[str, tuple[int, ...]] = (
@@ -144,7 +144,7 @@ class LatentDecoder(nn.Module):
         if kind not in get_args(DecoderKind) or likelihood not in get_args(Likelihood):
             raise ValueError(
                 f"decoder: expected one of {get_args(DecoderKind)} with one of {get_args(Likelihood)}, received "
-                f"{kind!r} with {likelihood!r}."
+                f"{kind!r} with {likelihood!r}. Remedy: one of each."
             )
         if kind == "linear" and likelihood == "poisson":
             raise ValueError(

@@ -85,11 +85,15 @@ def recorded_colony(batch: TensorDictBase, env: Durotaxis, row: int = 0) -> Colo
 
     if batch.ndim != 2 or not 0 <= row < batch.shape[0]:
         raise IndexError(
-            f"row: expected one of the N rows of a batch [N, T], received {row} of a batch {list(batch.shape)}."
+            f"row: expected one of the N rows of a batch [N, T], received {row} of a batch {list(batch.shape)}. "
+            "Remedy: row=0, for example."
         )
     missing = [key for key in _KEYS if batch.get(key, None) is None]
     if missing:
-        raise KeyError(f"batch: expected {list(_KEYS)}, which a Durotaxis env writes, received it without {missing}.")
+        raise KeyError(
+            f"batch: expected {list(_KEYS)}, which a Durotaxis env writes, received it without {missing}. Remedy: "
+            "collect with a Durotaxis env, and exclude none of its keys."
+        )
     part = cast("TensorDictBase", batch.select(*_KEYS)[row]).cpu()
     ended = part.get(("next", "done")).flatten()
     part = cast("TensorDictBase", part[: int(ended.int().argmax()) + 1 if bool(ended.any()) else None])
@@ -127,9 +131,9 @@ def record_colony(
         ValueError: for ``max_steps`` below 1.
     """
     if not 0 <= row < env.num_envs:
-        raise IndexError(f"row: expected one of the env's {env.num_envs}, received {row}.")
+        raise IndexError(f"row: expected one of the env's {env.num_envs}, received {row}. Remedy: row=0, for example.")
     if max_steps < 1:
-        raise ValueError(f"max_steps: expected at least 1, received {max_steps}.")
+        raise ValueError(f"max_steps: expected at least 1, received {max_steps}. Remedy: max_steps=1 or more.")
     steps: list[TensorDictBase] = []
     with torch.no_grad():
         root = env.reset()
@@ -162,7 +166,7 @@ def draw_colony(
         ValueError: for ``shown`` below 1.
     """
     if shown < 1:
-        raise ValueError(f"shown: expected at least 1, received {shown}.")
+        raise ValueError(f"shown: expected at least 1, received {shown}. Remedy: shown=1 or more.")
 
     figure = new_figure(7.2, 7.0)
     place, number = figure.subplots(2, 1, height_ratios=(3.2, 1.0))

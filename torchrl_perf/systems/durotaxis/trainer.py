@@ -63,7 +63,10 @@ class ColonyPPO(PPO):
         colony = _durotaxis(env)
         counting = [number for number, weight in enumerate(colony.reward_weights.tolist()) if weight]
         if not counting:
-            raise ValueError("env: expected a reward_weights that is not 0 everywhere, received zeros.")
+            raise ValueError(
+                "env: expected a reward_weights that is not 0 everywhere, received zeros. Remedy: a weight above 0 "
+                "for at least one component."
+            )
         self._chosen = torch.tensor(counting, device=env.device)
         self.component_names = tuple(colony.component_names[number] for number in counting)
         return self.component_names if self.config.value_heads == "components" else ("total",)

@@ -56,8 +56,8 @@ class Scenarios:
     def __post_init__(self) -> None:
         if min(self.count, self.robots, self.max_episode_steps) < 1 or min(self.obstacles, self.cores) < 0:
             raise ValueError(
-                f"scenarios: expected count, robots and max_episode_steps of at least 1, obstacles and cores of at "
-                f"least 0, received {self}."
+                "scenarios: expected count, robots and max_episode_steps of at least 1, obstacles and cores of at "
+                f"least 0, received {self}. Remedy: numbers in these ranges."
             )
         if self.exact and (self.robots, self.obstacles, self.cores) != (1, 0, 0):
             raise ValueError(

@@ -333,10 +333,15 @@ def _figure(
     there = recording.goal.shape[0]
     chosen = list(range(min(there, MOST_PANELS))) if scenarios is None else list(scenarios)
     if not 1 <= len(chosen) <= MOST_PANELS:
-        raise ValueError(f"{caller}: expected 1 to {MOST_PANELS} scenarios, received {len(chosen)}.")
+        raise ValueError(
+            f"{caller}: expected 1 to {MOST_PANELS} scenarios, received {len(chosen)}. Remedy: choose fewer, or at "
+            "least one."
+        )
     outside = [number for number in chosen if not 0 <= number < there]
     if outside:
-        raise IndexError(f"{caller}: expected scenarios of 0 to {there - 1}, received {outside}.")
+        raise IndexError(
+            f"{caller}: expected scenarios of 0 to {there - 1}, received {outside}. Remedy: scenarios in this range."
+        )
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = new_figure(size * columns, (size + 0.25) * rows + 0.5)

@@ -121,7 +121,10 @@ def recorded_equity(batch: TensorDictBase, env: OptionMarket | TransformedEnv) -
     needed = ("equity", "price", ("next", "equity"), ("next", "price"), ("next", "cost"), ("next", "done"))
     missing = [key for key in needed if batch.get(key, None) is None]
     if missing:
-        raise KeyError(f"batch: expected {list(needed)}, which an OptionMarket writes, received none of {missing}.")
+        raise KeyError(
+            f"batch: expected {list(needed)}, which an OptionMarket writes, received none of {missing}. Remedy: "
+            "collect with an OptionMarket, and exclude none of its keys."
+        )
     return _recording(_step(batch), _market(env).settings.cost)
 
 
@@ -157,7 +160,10 @@ def draw_equity(
     shown = _row(recording, row)
     highest = int(shown.option.max())
     if highest >= len(labels):
-        raise IndexError(f"names: expected one for each of the {highest + 1} options, received {labels}.")
+        raise IndexError(
+            f"names: expected one for each of the {highest + 1} options, received {labels}. Remedy: a name for each "
+            "option that the batch has."
+        )
     with_options = highest > NO_OPTION
     figure = new_figure(8.0, 7.2 if with_options else 5.0)
     ratios = (3.0, 1.2, 1.8) if with_options else (3.0, 1.2)
@@ -182,7 +188,8 @@ def _market(env: Any) -> OptionMarket:
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not isinstance(base, OptionMarket):
         raise TypeError(
-            f"env: expected an OptionMarket or a TransformedEnv around one, received {type(base).__name__}."
+            f"env: expected an OptionMarket or a TransformedEnv around one, received {type(base).__name__}. Remedy: "
+            "OptionMarket(...)."
         )
     return base
 
@@ -237,7 +244,7 @@ def _row(recording: EquityRecording, row: int | None) -> EquityRecording:
         return recording
     there = recording.equity.shape[0]
     if not 0 <= row < there:
-        raise IndexError(f"row: expected one of the recording's {there}, received {row}.")
+        raise IndexError(f"row: expected one of the recording's {there}, received {row}. Remedy: row=0, for example.")
     names = ("equity", "price", "size", "cost", "option", "steps")
     return EquityRecording(
         **{name: getattr(recording, name)[row : row + 1] for name in names}, cost_rate=recording.cost_rate

@@ -45,7 +45,9 @@ class CheckpointFolder:
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep: expected a positive number of checkpoints, received {keep}.")
+            raise ValueError(
+                f"keep: expected a positive number of checkpoints, received {keep}. Remedy: keep=1 or more."
+            )
         self.path = Path(path)
         self.keep = keep
 
@@ -127,7 +129,7 @@ class CheckpointFolder:
         if not files:
             beside = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else "no such folder"
             raise FileNotFoundError(
-                f"checkpoint: expected files <iteration>.pt in {self.path}, found {beside}. Remedy: a run that has "
+                f"checkpoint: expected files <iteration>.pt in {self.path}, received {beside}. Remedy: a run that has "
                 "written one; checkpoint_interval sets how often."
             )
         problems = []
@@ -141,7 +143,7 @@ class CheckpointFolder:
             return path, state
         raise CheckpointError(
             f"checkpoint: expected one of {[path.name for path in files]} in {self.path} to be readable, received: "
-            + " ".join(problems)
+            f"{' '.join(problems)} Remedy: start a new run, or restore the files from a backup."
         )
 
 
@@ -164,5 +166,8 @@ def iteration_of(path: Path) -> int:
     """Iterations that were done when a numbered checkpoint was written, by its name."""
     match = NUMBERED.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"checkpoint: expected a name <iteration>.pt of nine digits, received {path.name}.")
+        raise ValueError(
+            f"checkpoint: expected a name <iteration>.pt of nine digits, received {path.name}. Remedy: keep the name "
+            "that the run gave the file."
+        )
     return int(match[1])

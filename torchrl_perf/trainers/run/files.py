@@ -44,8 +44,8 @@ def make_run_dir(config: RunConfig, env: str = "") -> Path:
             # a link to nothing has the name, and no run behind it
             if not path.is_dir() and not (path.is_symlink() and not path.exists()):
                 raise RunFolderError(
-                    f"run_dir: expected a folder that can be written to at {path}, found {_in_the_way(path)}. Remedy: "
-                    "move it away, or another run_dir."
+                    f"run_dir: expected a folder that can be written to at {path}, received {_in_the_way(path)}. "
+                    "Remedy: move it away, or another run_dir."
                 ) from None
             count += 1
             path = base.with_name(f"{base.name}-{count}")

@@ -81,7 +81,7 @@ class NumericalGuard:
         max_rollbacks: int = 3,
     ) -> None:
         if on_nan not in get_args(OnNan):
-            raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}.")
+            raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}. Remedy: one of these.")
         if not isinstance(iteration, Tensor) or iteration.ndim or iteration.device != metrics.device:
             raise ValueError(
                 f"iteration: expected a 0-d tensor on {metrics.device}, received {_describe(iteration)}. Remedy: "
@@ -339,8 +339,8 @@ class NumericalGuard:
         """
         if self._good is None:
             raise RuntimeError(
-                "NumericalGuard.rollback: expected a snapshot, found none. Remedy: on_nan='rollback', and snapshot() "
-                "before the first iteration."
+                "NumericalGuard.rollback: expected a snapshot, received none. Remedy: on_nan='rollback', and "
+                "snapshot() before the first iteration."
             )
         for name, part in self._parts().items():
             part.load_state_dict(tree_map_only(Tensor, Tensor.clone, self._good[name]))

@@ -120,7 +120,10 @@ class TrainState:
                     f"{type(part).__name__}. Remedy: pass numbers and tensors as counters={{{name!r}: ...}}."
                 )
         if taken := sorted(set(parts) & set(ENTRIES)):
-            raise ValueError(f"TrainState: expected parts of other names than {', '.join(ENTRIES)}, received {taken}.")
+            raise ValueError(
+                f"TrainState: expected parts of other names than {', '.join(ENTRIES)}, received {taken}. Remedy: "
+                "other names."
+            )
         self._parts: dict[str, Stateful] = dict(parts)
         self.counters: MutableMapping[str, Any] = {} if counters is None else counters
         self.notes: dict[str, Any] = {}
@@ -366,8 +369,8 @@ def check_shapes(name: str, expected: Mapping[str, list[int]], received: Mapping
     if differing:
         listed = ", ".join(f"{key}: {expected.get(key)}, received {received.get(key)}" for key in differing[:4])
         raise ValueError(
-            f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. "
-            "Remedy: make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
+            f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. Remedy: "
+            "make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
         )
 
 

@@ -55,7 +55,7 @@ class DeviceLogHook(TrainerHookBase):
         window: int = 100,
     ) -> None:
         if interval < 1:
-            raise ValueError(f"interval: expected at least 1 frame, received {interval}.")
+            raise ValueError(f"interval: expected at least 1 frame, received {interval}. Remedy: interval=1 or more.")
         self.metrics = metrics
         self.interval = interval
         self.show = tuple(show)

@@ -93,7 +93,7 @@ class TestRefusals:
         env.close(raise_if_closed=False)
 
     def test_done_has_to_be_stored(self):
-        with pytest.raises(ValueError, match=r"expected \('next', 'done'\) to be kept"):
+        with pytest.raises(ValueError, match=r"exclude_keys: expected no \('next', 'done'\)"):
             DeviceCollector(CountingEnv(4), None, frames_per_batch=4, exclude_keys=[("next", "done")])
 
     def test_state_of_another_collector(self):

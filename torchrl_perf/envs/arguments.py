@@ -1,4 +1,4 @@
-"""Checks of the arguments that all envs share; each raises with what was expected, what came, and the remedy."""
+"""Checks of the arguments that all envs share; each error says what was expected, what was received, and the remedy."""
 
 from __future__ import annotations
 

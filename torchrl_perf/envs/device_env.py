@@ -36,11 +36,12 @@ class DeviceEnv(AutoResetEnv):
     finished rows itself (``Collector``, ``rollout``, a ``TransformedEnv`` whose ``StepCounter`` truncates earlier than
     the env) therefore sees the same episodes as one that relies on the auto-reset.
 
-    **TransformedEnv** works as it comes, through TorchRL's masked resets. Its loop asks the host whether a row ended;
-    one that does not calls ``env.step``, then ``env._reset`` with ``"_reset" = done``, and merges with ``torch.where``.
+    **TransformedEnv** works unchanged, through TorchRL's masked resets. Its loop asks the host whether a row ended; a
+    loop without that wait calls ``env.step``, then ``env._reset`` with ``"_reset" = done``, and merges by
+    ``torch.where``.
     ``_torchrl_native_autoreset``, TorchRL's own mark of envs that reset themselves, is absent on purpose:
-    ``TransformedEnv`` copies it, and then writes NaN over the final observations, gives them out as reset observations,
-    and leaves ``is_init`` False where an episode terminated. Set on a wrapper by hand, it is refused.
+    ``TransformedEnv`` copies it, and then overwrites the final observations with NaN, returns them as reset
+    observations, and leaves ``is_init`` False where an episode terminated. Set on a wrapper by hand, it is refused.
 
     **A state that is not finite** would stay so for ever; with ``resets_nonfinite`` it ends its episode by truncation.
 

@@ -1,4 +1,4 @@
-"""The reward of a colony in columns, of which a mode, or the user, weights some.
+"""The reward of a colony in columns, weighted by a mode or by the user.
 
 Dimension key: ``N`` envs, ``M`` slots, ``C = M / 2``, ``K`` columns.
 """
@@ -28,7 +28,7 @@ TERMINATION_SCALE, TERMINATION_CLIP = 0.02, 10.0
 """In the other modes it is scaled by this, and clipped: 10 for success, -0.3 for over-growth."""
 
 MILESTONES = ((0.25, 50.0), (0.5, 150.0), (0.75, 300.0), (0.9, 500.0))
-"""Shares of the way to the goal, and what the centroid gets that comes so far for the first time."""
+"""Shares of the distance to the goal, and the reward when the centroid first gets so far."""
 
 CROWD = 50
 """Number of nodes beyond which growth is a burden."""
@@ -132,7 +132,7 @@ def reward_components(
     lived = torch.arange(slots, device=count.device) < step.before.count.unsqueeze(-1)
     right = lived & (step.marked == step.deleted)
     wrong = lived & (step.marked != step.deleted)
-    # An unmarked node that stays is as it should be, and worth nothing.
+    # An unmarked node that stays is right, and worth 0.
     proper = (right & step.marked).sum(-1) - wrong.sum(-1)
     move = 5.0 * step.moved
     columns = (

@@ -22,13 +22,13 @@ LEFTWARD_LIMIT = 30
 """Consecutive steps of the centroid to the left that end an episode."""
 
 ACTION_NAMES = ("delete_ratio", "gamma", "alpha", "noise", "theta")
-"""The numbers of a global action, in order; where nodes choose for themselves, all but the first remain."""
+"""The numbers of a global action, in order; with ``actions="per_node"`` all but the first remain."""
 ACTION_LOW = (0.0, 0.5, 0.5, 0.05)
 """Least values of the first four; that of theta is a setting."""
 ACTION_HIGH = (15.0, 4.0, 0.5)
 """Greatest values of gamma, alpha and noise; the others are settings."""
 HELD_SHAPE = (5.0, 2.0, 0.5, 0.0)
-"""Gamma, alpha, noise and theta in a stage that leaves the policy only the share to delete."""
+"""Gamma, alpha, noise and theta in a stage in which the policy only sets the share to delete."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class ColonyCurriculum:
     a row of a table. Entries that are left out are those of the env itself in every stage.
 
     Raises:
-        ValueError: for stages that go backwards: frames that do not rise from 0, a goal that comes nearer, an action
-            that loses what it had; and for entries of another number than frames, or outside their range.
+        ValueError: for stages that get easier: frames that do not rise from 0, a goal that comes nearer, an action
+            that loses a part; and for entries of another number than frames, or outside their range.
     """
 
     frames: tuple[int, ...] = (0,)
     """Frames from which each stage applies; the first is 0."""
     delete_only: tuple[bool, ...] = ()
-    """Whether the action's share to delete counts alone, and gamma, alpha, noise and theta are held at 5, 2, .5, 0."""
+    """Whether only the action's share to delete counts, while gamma, alpha, noise and theta stay at 5, 2, .5, 0."""
     goal: tuple[float, ...] = ()
     """Share of the width at which a node has reached the goal."""
     critical_nodes: tuple[int, ...] = ()
@@ -186,7 +186,7 @@ class ColonyCurriculum:
             )
 
     def check_for(self, settings: ColonySettings, actions: str) -> None:
-        """Refuse what an env of these settings and actions cannot do.
+        """Refuse stages that an env of these settings and actions cannot have.
 
         Raises:
             ValueError: for more critical nodes than there are slots for, fewer than a fresh colony has, a goal on which

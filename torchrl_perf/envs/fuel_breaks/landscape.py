@@ -47,12 +47,12 @@ class Landscape:
         elevation: metres, float64 ``[L, H, W]`` as all rasters.
         vegetation: p_veg of each cell, see :data:`VEGETATION`.
         density: p_den, see :data:`DENSITY`.
-        wind_east: the wind's way to the east, m/s.
-        wind_north: its way to the north, m/s.
+        wind_east: wind velocity towards the east, m/s.
+        wind_north: wind velocity towards the north, m/s.
         burnable: bool ``[L, H, W]``.
         base: p_h.
         cell_size: side of a cell, metres.
-        extra: further planes of an observation by name, which the fire does not know.
+        extra: further planes of an observation by name, which do not affect the fire.
     """
 
     elevation: Tensor
@@ -130,7 +130,7 @@ class Landscape:
             count: L.
             relief: metres between the lowest and the highest cell.
             bare: share of the cells that do not burn.
-            wind: its way to the east and to the north, m/s, the same everywhere.
+            wind: its velocity towards east and north, m/s, the same everywhere.
             base: p_h.
 
         Raises:
@@ -175,12 +175,12 @@ class Landscape:
             elevation: metres, ``[H, W]``, or ``[L, H, W]`` (bands first) for several landscapes.
             vegetation: p_veg, a raster or one number, as all that follow; a raster ``[H, W]`` serves all landscapes.
             density: p_den.
-            wind: its way to the east and to the north, m/s.
+            wind: its velocity towards east and north, m/s.
             burnable: True where there is fuel.
             base: p_h.
             cell_size: side of a cell, metres.
-            nodata: number that stands for no data, NaN included. Cells without data in any raster do not burn, and so
-                do those that a masked array masks.
+            nodata: number that stands for missing data; NaN always does. Cells without data in any raster do not burn,
+                nor do those that a masked array masks.
             extra: further planes of an observation by name.
 
         Raises:
@@ -234,9 +234,9 @@ class Landscape:
     def bond_probabilities(self, neighbours: int = 8) -> Tensor:
         """Probability that a burning cell sets a neighbour alight, with wind and slope.
 
-        ``p = p_h (1 + p_veg) (1 + p_den) p_w p_s``, all of the cell that may be set alight but for the slope, from the
-        one to the other; ``p_w = exp(c1 V) exp(c2 V (cos theta - 1))`` with theta between wind and way, ``p_s = exp(a
-        slope)`` in degrees, uphill above 1; at most 1.
+        ``p = p_h (1 + p_veg) (1 + p_den) p_w p_s``, at most 1, where all factors but the slope's are those of the cell
+        that may be set alight. ``p_w = exp(c1 V) exp(c2 V (cos theta - 1))`` with theta between the wind and the
+        direction of spread; ``p_s = exp(a slope)``, the slope in degrees, so that it is above 1 uphill.
 
         Args:
             neighbours: 8 or 4.
@@ -264,7 +264,7 @@ class Landscape:
         speed = torch.hypot(east, north)
         along = (east * step[1] - north * step[0]) / length  # rows go south
         wind = torch.exp(WIND_SPEED * speed + WIND_DIRECTION * (along - speed))
-        # not of fuel(), whose clamp would come before wind and slope
+        # not from fuel(), which clamps before wind and slope
         still = self.base * (1.0 + self.vegetation[target]) * (1.0 + self.density[target])
         passage = (still * wind * torch.exp(SLOPE * slope)).clamp(0.0, 1.0)
         return torch.where(self.burnable[source] & self.burnable[target], passage, 0.0)
@@ -299,7 +299,7 @@ def _noise(seed: int, number: int, height: int, width: int) -> Tensor:
 
 
 def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor]:
-    """A raster as float64 ``[L or 1, H or 1, W or 1]``, its mean where there are no data; and bool, where that is."""
+    """A raster as float64 ``[L or 1, H or 1, W or 1]``, missing data replaced by its mean; and a bool mask of those."""
     array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
     mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else np.False_
     try:
@@ -324,7 +324,7 @@ def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor
 
 
 def _common_shape(rasters: Mapping[str, Tensor]) -> tuple[int, int, int]:
-    """L, H and W of rasters of which some are one number, and some serve all landscapes."""
+    """The common L, H and W of rasters, some of which are one number or the same for all landscapes."""
     full = {name: tuple(part.shape) for name, part in rasters.items() if part.shape[1:] != (1, 1)}
     if not full:
         return 1, 1, 1

@@ -1,4 +1,4 @@
-"""Prices of the past that a package on the Python Package Index carries: the S&P 500."""
+"""Past prices from a package on the Python Package Index: the S&P 500."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sp500(path: str | os.PathLike[str] | None = None) -> PriceSeries:
 
     The file is read where the package is installed; the package itself, which needs a solver, is not imported. The
     series belongs to its publisher, and is no part of this package. An index cannot be bought, pays no dividends, and
-    holds companies that did well: what a policy makes of it is no forecast.
+    consists of companies that did well: a policy's result on it is no forecast.
 
     Args:
         path: a file of the same form, gzipped CSV with a header, dates and closes; that of ``skfolio`` by default.

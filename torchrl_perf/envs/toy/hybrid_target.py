@@ -22,7 +22,7 @@ class HybridTarget(DeviceEnv):
 
     Each step names an axis and, for each axis, a displacement within +-0.5; the point moves along the named axis alone.
     The reward is minus the distance ``|x| + |y|`` after the step. Episodes are truncated after 8 steps and never
-    terminate. A policy that only chooses well, or only measures well, falls short: both parts have to be learnt.
+    terminate. A policy has to learn both parts, the choice of the axis and the size of the displacement.
 
     **Optimum.** Along an axis at distance ``d`` there are ``floor(d / 0.5)`` full moves and one of the rest. Moves
     along the two axes may be taken in any order, and each shortens the distance of all steps after it, so that the

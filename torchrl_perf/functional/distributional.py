@@ -43,7 +43,7 @@ def categorical_projection(next_probs: Tensor, reward: Tensor, discount: Tensor,
         return next_probs
     shifted = reward.unsqueeze(-1) + discount.unsqueeze(-1) * support
     shifted = shifted.clamp(support[0], support[-1])
-    # few kernels and no atomic sums on a GPU, few numbers on a CPU, where the matrix is written out
+    # dense: few kernels and no atomic sums on a GPU; by index: fewer numbers on a CPU, where the matrix is written out
     dense = shifted.is_cuda or torch.compiler.is_compiling()
     return (_shared_densely if dense else _shared_by_index)(next_probs, shifted, support)
 
@@ -51,7 +51,7 @@ def categorical_projection(next_probs: Tensor, reward: Tensor, discount: Tensor,
 def _shared_densely(probs: Tensor, shifted: Tensor, support: Tensor) -> Tensor:
     """``[*, M]`` probabilities at ``shifted [*, M]`` laid on the atoms, as the product with a matrix."""
     slope = 1 / support.diff()
-    # beyond an end atom there is nothing to share with, and no distance on that side: any slope will do
+    # an end atom has no neighbour on its outer side, and no shifted atom lies there: any slope will do
     to_left, to_right = torch.cat([slope[:1], slope]).unsqueeze(-1), torch.cat([slope, slope[-1:]]).unsqueeze(-1)
     distance = shifted.unsqueeze(-2) - support.unsqueeze(-1)  # [*, M, M]: atom i, shifted atom j
     share = (1 - torch.maximum(distance * -to_left, distance * to_right)).clamp_min(0)

@@ -27,7 +27,7 @@ __all__ = [
 
 BetaSchedule = Literal["constant", "linear", "cyclic"]
 MAX_LOG_RATE = 14.0
-"""Of Poisson counts: a million a bin, beyond which a wild guess would make the likelihood infinite."""
+"""Cap of the log of Poisson rates, a million counts a bin: a wild guess would make the likelihood infinite."""
 
 
 def decayed_weights(
@@ -39,8 +39,8 @@ def decayed_weights(
 ) -> Tensor:
     """Weights of predictions of 1 to H steps, ``decay^k / sum_j decay^j``: they add up to 1.
 
-    For H = 5 and 0.8 they are .2975, .2380, .1904, .1523, .1218. The tensor is made once for each set of arguments and
-    shared: do not write to it.
+    For H = 5 and decay 0.8 they are .2975, .2380, .1904, .1523, .1218. The tensor is made once for each set of
+    arguments and shared: do not write to it.
 
     Args:
         horizon: H, at least 1.
@@ -65,7 +65,7 @@ def decayed_weights(
 
 @functools.lru_cache(maxsize=64)
 def _decayed_weights(horizon: int, decay: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
         powers = decay ** torch.arange(horizon, dtype=torch.float64)
         return (powers / powers.sum()).to(device=device, dtype=dtype)
 
@@ -129,7 +129,7 @@ def temporal_mask(
         dtype: of the mask.
 
     Returns:
-        0 or 1, a new tensor: one that autograd still needs is never overwritten.
+        0 or 1, a new tensor, so that none that autograd still needs is overwritten.
 
     Raises:
         ValueError: for a rate outside of [0, 1].
@@ -148,7 +148,7 @@ def masked_latent(keep: Tensor, posterior: Tensor, predicted: Tensor) -> Tensor:
         predicted: prediction from the step before, ``[*, S]``.
 
     Returns:
-        ``[*, S]``; what is not kept does not reach it, NaN included, and neither does its gradient.
+        ``[*, S]``; the sample that is not chosen, NaN included, affects neither the result nor a gradient.
     """
     return torch.where(keep > 0, posterior, predicted)
 

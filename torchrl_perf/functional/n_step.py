@@ -1,8 +1,8 @@
-"""n-step returns, exact at episode ends and at the end of what is known.
+"""n-step returns, exact at episode ends and at the end of the batch.
 
-A window of step t holds the steps t, t+1, ... of one stream. It ends with the first done step, or with the last step
-that there is, or after n steps: a window never crosses an episode end, another environment's row or the write position
-of a ring. Rewards beyond the end are left out by selection, never by a product with 0, so a NaN there reaches nothing.
+A window of step t holds the steps t, t+1, ... of one stream. It ends with the first done step, with the last step
+available, or after n steps: a window never crosses an episode end, another environment's row or the write position of a
+ring. Rewards beyond the end are left out by selection, never by a product with 0, so a NaN there has no effect.
 """
 
 import torch
@@ -36,9 +36,9 @@ def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float 
 def n_step_targets(
     reward: Tensor, done: Tensor, *, n: int, gamma: float | Tensor, time_dim: int = -2
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """n-step rewards of every step of a batch: what a buffer stores that makes its targets when it is written.
+    """n-step rewards of every step of a batch, for a buffer that makes its targets when it is written.
 
-    The last ``n - 1`` steps of the batch have windows that end with the batch: shorter ones, exact all the same.
+    The windows of the last ``n - 1`` steps end with the batch: they are shorter, but still exact.
 
     Args:
         reward: ``[*batch, T, *F]`` float.

@@ -1,4 +1,4 @@
-"""Distortions of the quantile levels: policies that mind bad or good outcomes more than the mean (arXiv:1806.06923).
+"""Distortions of the quantile levels: policies that weigh bad or good outcomes more than the mean (arXiv:1806.06923).
 
 A risk-sensitive value is ``E[F^-1(beta(tau))]`` with tau uniform: the distortion ``beta`` moves the levels at which the
 quantile function is read. Where the distribution is a histogram instead of a function, the same value is a mean with
@@ -85,7 +85,7 @@ def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
         ``[*, K]`` in [0, 1].
 
     Raises:
-        ValueError: for an unknown kind, or a number ``eta`` out of range; that of a tensor is not looked at.
+        ValueError: for an unknown kind, or a number ``eta`` out of range; a tensor is not checked.
     """
     check_risk(Risk(kind, eta))
     return _DISTORTIONS[kind][0](taus, eta)

@@ -132,7 +132,7 @@ def check_value(name: str, value: Tensor, device: torch.device) -> None:
     """Refuse what is not a real tensor on the device.
 
     Raises:
-        TypeError: for something that is no real tensor.
+        TypeError: for anything but a real tensor.
         ValueError: for another device.
     """
     if not isinstance(value, Tensor) or value.is_complex():
@@ -152,7 +152,7 @@ def expand_mask(name: str, value: Tensor, mask: Tensor) -> Tensor:
     """Check a mask and broadcast it to the shape of the value, without a copy.
 
     Raises:
-        TypeError: for something that is no bool tensor.
+        TypeError: for anything but a bool tensor.
         ValueError: for another device than the value's, or a shape that does not broadcast.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

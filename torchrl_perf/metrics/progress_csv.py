@@ -175,7 +175,7 @@ class ProgressCSVLogger(Logger):
                 )
 
     def _tell_torn(self) -> None:
-        """Say how many lines are no rows of the table, such as those of a file that was cut or mixed with another."""
+        """Report how many lines are no rows of the table, as in a file that was cut or mixed with another."""
         with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
             lines = list(csv.reader(file))
         if lines and lines[0][: len(_FIXED)] != _FIXED:
@@ -306,7 +306,7 @@ def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _merge(row: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with its empty cells filled; what a row says already stands."""
+    """The row with its empty cells filled; filled cells are kept."""
     return {**late, **{name: value for name, value in row.items() if value not in ("", None)}}
 
 

@@ -45,7 +45,7 @@ class ConvNet(nn.Module):
         layers: the convolutions.
         out_features: F, width of the linear layer; None leaves it out and gives the flattened map.
         layout: ``"CHW"`` or ``"HWC"``, the order of the dims of an image.
-        channels_last: keep weights and maps with the channels innermost in memory, which is what tensor cores take.
+        channels_last: keep weights and maps with the channels innermost in memory, the layout of tensor cores.
         precision: of the convolutions and the layer: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is
             float32.
         device: of the parameters.

@@ -20,8 +20,8 @@ _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu
 class EnsembleMLP(nn.Module):
     """K independent perceptrons, ``linear, activation, ..., linear``, as batched matrix products.
 
-    Parameters: ``weights[i] [K, IN_i, OUT_i]`` and ``biases[i] [K, 1, OUT_i]``, each member initialised on its own as
-    ``nn.Linear`` does (uniform within ``1 / sqrt(IN_i)``). The output of member k is that of an ``nn.Sequential`` with
+    Parameters: ``weights[i] [K, IN_i, OUT_i]`` and ``biases[i] [K, 1, OUT_i]``, each member initialised independently
+    as in ``nn.Linear`` (uniform within ``1 / sqrt(IN_i)``). The output of member k is that of an ``nn.Sequential`` with
     the weights ``weights[i][k].T`` and biases ``biases[i][k, 0]``.
 
     Args:
@@ -85,7 +85,7 @@ class EnsembleMLP(nn.Module):
 
         Args:
             x: ``[*, IN]``; with ``per_member`` ``[K, *, IN]``.
-            per_member: whether ``x`` holds an input of its own for each member.
+            per_member: whether ``x`` holds a separate input for each member.
 
         Raises:
             ValueError: with ``per_member``, for a first dim that is not K.
@@ -123,7 +123,7 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same for a compiler, which merges all but the matrix products into the kernels around them.
+    """A layer in a form for compilers, which fuse all but the matrix products into the kernels around them.
 
     One output is a sum that needs no matrix product, forward or backward. ``baddbmm`` would copy the bias to the output
     first.
@@ -176,7 +176,7 @@ class EnsembleQ(nn.Module):
     def forward(self, *inputs: Tensor | TensorDictBase) -> Any:
         """Observations ``[*, O]`` and action ``[*, D]`` -> ``[*, K]``, a view with the members outermost in memory.
 
-        Of one TensorDict that TensorDict, with the values.
+        Called with one TensorDict, it returns that TensorDict with the values written.
         """
         if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
             tensordict = inputs[0]

@@ -1,4 +1,4 @@
-"""Noise added to the actions of a deterministic policy: Gaussian, or with a memory (Ornstein-Uhlenbeck)."""
+"""Noise added to the actions of a deterministic policy: Gaussian, or correlated in time (Ornstein-Uhlenbeck)."""
 
 import math
 from typing import Any, cast
@@ -67,7 +67,7 @@ class _ActionNoise(TensorDictModuleBase):
                 )
         self.policy, self.action_key = policy, action_key
         self.spec = composite_of(leaf, action_key)
-        # an agent that does not exist keeps its neutral action: its policy knows which those are
+        # an agent that does not exist keeps its neutral action; the policy has the key that says which those are
         self.valid_key = getattr(policy, "valid_key", None) if valid_key is None else valid_key
         self.out_keys = [action_key] if policy is None else list(policy.out_keys)  # pyright: ignore
         low, high = action_bounds(leaf, finite=False)
@@ -79,12 +79,12 @@ class _ActionNoise(TensorDictModuleBase):
         self.register_buffer("decay_frames", torch.tensor(decay_frames, dtype=torch.int64, device=low.device))
 
     def _reads(self, *more: NestedKey | None) -> list[NestedKey]:
-        """The policy's keys, and others that are given and not among them."""
+        """The policy's keys, and those of the others that are neither None nor among them."""
         keys = [self.action_key] if self.policy is None else list(self.policy.in_keys)
         return keys + [key for key in more if key is not None and key not in keys]
 
     def step(self, frames: int | Tensor = 1) -> None:
-        """Advances the schedule of sigma, and the policy's own, by a number of frames for the cost of one."""
+        """Advances the schedule of sigma, and the policy's own, by a number of frames at the cost of one."""
         self.frames += frames
         self.sigma.copy_(linear(self.frames, self.sigma_start, self.sigma_end, self.decay_frames))
         advance = getattr(self.policy, "step", None)
@@ -120,9 +120,8 @@ class GaussianNoise(_ActionNoise):
     ``a = clamp(policy(s) + sigma w N(0, 1), low, high)`` with ``w`` half the width of the bounds (1 where there are
     none), so that one sigma suits all tasks. Sigma goes linearly from ``sigma_start`` to ``sigma_end`` in
     ``decay_frames`` frames, in closed form; :meth:`step` advances it. Schedule and bounds are buffers: ``.to(device)``
-    moves them, ``state_dict`` holds them, and a captured graph honours what is written there in place. The counterpart
-    of TorchRL's ``AdditiveGaussianModule``, which steps frame by frame and asks the host whether an action is in
-    bounds.
+    moves them, ``state_dict`` holds them, and a captured graph sees in-place changes. The counterpart of TorchRL's
+    ``AdditiveGaussianModule``, which steps frame by frame and asks the host whether an action is in bounds.
 
     With a spec in place of the policy it is called as ``AdditiveGaussianModule`` is and follows a policy,
     ``TensorDictSequential(policy, GaussianNoise(spec))``: ``a = clamp(a + sigma (mean + std N(0, 1)), low, high)``,
@@ -199,15 +198,15 @@ class GaussianNoise(_ActionNoise):
 
 
 class OUNoise(WideBuffers, _ActionNoise):
-    """A deterministic policy whose actions get noise with a memory while exploring, as in DDPG (arXiv:1509.02971).
+    """A deterministic policy whose actions get correlated noise while exploring, as in DDPG (arXiv:1509.02971).
 
-    ``a = clamp(policy(s) + sigma w x, low, high)`` with an Ornstein-Uhlenbeck process x of its own for each number of
-    the action: ``dx = -theta x dt + dW``, in exact steps. The noise has the stationary variance
+    ``a = clamp(policy(s) + sigma w x, low, high)`` with a separate Ornstein-Uhlenbeck process x for each number of the
+    action: ``dx = -theta x dt + dW``, in exact steps. The noise has the stationary variance
     ``sigma^2 w^2 / (2 theta)`` for any ``dt``, and the correlation ``exp(-theta dt)`` from step to step. The process
-    begins at 0 where an episode does; it moves on only while exploring.
+    starts at 0 with each episode, and advances only while exploring.
 
     The state is a buffer of the shape of the batch of actions, float32 at least, made at construction: a captured graph
-    goes on from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
+    continues from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
     :class:`GaussianNoise`.
 
     With a spec in place of the policy it is called as TorchRL's ``OrnsteinUhlenbeckProcessModule`` is and follows a
@@ -333,5 +332,5 @@ def _refuse(owner: object, unknown: dict[str, Any]) -> None:
 
 
 def _column(flag: Any, action: Tensor) -> Tensor:
-    """A flag ``[*]`` or ``[*, 1]``, also one of all agents of an env, as it broadcasts to the action ``[*, D]``."""
+    """A flag ``[*]`` or ``[*, 1]``, of agents or of an env, in a shape that broadcasts to the action ``[*, D]``."""
     return of_rows(cast("Tensor", flag), action.shape[:-1]).unsqueeze(-1)

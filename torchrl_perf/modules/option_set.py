@@ -26,16 +26,16 @@ AVAILABLE_KEY = "option_available"
 class OptionSet:
     """Names and rules of O options (Sutton, Precup and Singh, 1999).
 
-    A rule is called with the TensorDict of a step and answers for all rows and all options in one tensor; a rule that
-    is an ``nn.Module`` moves with the controller. :class:`TimeHazard` is one for ``termination``.
+    A rule is called with the TensorDict of a step and returns one tensor for all rows and options; a rule that is an
+    ``nn.Module`` moves with the controller. :class:`TimeHazard` is a rule for ``termination``.
 
     Attributes:
         names: of the options, in the order of their indices.
         initiation: td -> bool ``[*, O]``, where an option may be chosen; None: everywhere.
         termination: td -> float ``[*, O]``, the probability that an option ends here; "option_age" holds the steps that
-            the running one has executed. None: only with the episode.
+            the running one has executed. None: an option ends only with the episode.
         min_duration: executed steps before which an option does not end, for each option or one number for all.
-        fallback: name of the option that is taken where none is available; None is the last one.
+        fallback: name of the option that runs where none is available; None is the last one.
         action_range: for each option the part of the action's bounds that it uses, where -1 is the lower bound and 1
             the upper one: ``(low, high)``, or a scale s for ``(-s, s)``; None: all of it for all of them. Read by
             :class:`~torchrl_perf.modules.OptionActor`.
@@ -104,15 +104,15 @@ class TimeHazard(nn.Module):
     """Termination by the time that an option has run: a rule td -> ``[*, O]`` for :class:`OptionSet`.
 
     The curve is :func:`~torchrl_perf.functional.options.time_hazard`. Its parameters are numbers, or O of them, held in
-    buffers. Rules of the state go on top: ``lambda td: torch.maximum(hazard(td), flat(td))``; such a function does not
-    move with the controller, an ``nn.Module`` that holds the hazard does.
+    buffers. Combine it with rules of the state as in ``lambda td: torch.maximum(hazard(td), flat(td))``; such a
+    function does not move with the controller, while an ``nn.Module`` that holds the hazard does.
 
     Keys read: "option_age", int64 ``[*]``.
 
     Args:
         num_options: O.
-        hazard_min: steps before which the probability is 0. The controller's minimum duration holds besides.
-        hazard_max: steps at which the curve is over.
+        hazard_min: steps before which the probability is 0, in addition to the controller's minimum duration.
+        hazard_max: steps at which the curve ends.
         steepness: of the curve; 0 for a constant, the ``cap``.
         cap: greatest probability before the hard maximum.
         hard_max: whether ``hazard_max`` ends an option for certain, whatever the cap.

@@ -18,7 +18,8 @@ class SetEncoder(nn.Module):
 
     Each object passes the same layers; the results are pooled over the objects that exist, joined to the agent's own
     features, and pass further layers. The features depend neither on the order of the objects nor on the number or
-    content of padded ones; with none, the pool is 0. A trunk for the networks of this package, or for a critic.
+    content of padded ones; without objects the pool is 0. It serves as trunk of the networks of this package, or of a
+    critic.
 
     With the default sizes the agent's part has 56 features, the objects' 200, joined 256, then 256 and 128.
 

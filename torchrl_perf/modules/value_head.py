@@ -1,4 +1,4 @@
-"""The layers that turn features into numbers for each action: plain or noisy, duelling or not."""
+"""The layers from features to numbers for each action: plain or noisy, duelling or not."""
 
 import dataclasses
 import itertools
@@ -92,7 +92,7 @@ def activation(options: HeadSettings) -> nn.Module:
 
 
 def linear(in_features: int, out_features: int, options: HeadSettings) -> nn.Module:
-    """A linear layer, with noise where the options ask for it."""
+    """A linear layer, noisy if the options say so."""
     noise = options.noisy
     if noise is None:
         return AlignedLinear(in_features, out_features, device=options.device)
@@ -105,10 +105,10 @@ def perceptron(sizes: Sequence[int], options: HeadSettings, *, first_plain: bool
     Args:
         sizes: of input, hidden layers and output.
         options: complete.
-        first_plain: whether the first layer has no noise whatever the options say, as a layer that makes features.
+        first_plain: whether the first layer, which makes features, never has noise.
 
     Returns:
-        A :class:`FusedMLP` where that is the same.
+        A :class:`FusedMLP` if that gives the same network.
     """
     if options.noisy is None and len(sizes) == 4 and sizes[1] == sizes[2]:
         return FusedMLP(

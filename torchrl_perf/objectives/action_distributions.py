@@ -15,8 +15,8 @@ def entropies(dist: Distribution, samples: int) -> tuple[Tensor, dict[NestedKey,
     """Entropy ``[*]`` of an action, and of each part of a composite one under TorchRL's name for it.
 
     A distribution without a closed form (``TanhNormal``, :class:`~torchrl_perf.modules.SquashedNormal`) is estimated by
-    ``-log p`` of ``samples`` draws, reparametrised where that is possible, so that a gradient flows. Whether there is
-    one is decided by the class; whether the number is finite is not asked, which would be a host wait.
+    ``-log p`` of ``samples`` draws, reparametrised where possible, so that a gradient flows. Whether there is a closed
+    form depends on the class only: checking whether the entropy is finite would be a host wait.
 
     Args:
         dist: batch ``[*]``; parts may have dims beyond it (nodes), whose entropies are added.

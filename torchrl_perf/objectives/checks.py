@@ -1,4 +1,4 @@
-"""What the losses check of their arguments and batches, from shapes and names alone."""
+"""Checks of the losses' arguments and batches, by shapes and names alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def entry(td: TensorDictBase, key: NestedKey) -> Any:
     """An entry of a batch.
 
     Raises:
-        KeyError: where there is none, with the keys that there are.
+        KeyError: if it is missing, with the keys that the batch has.
     """
     value = td.get(key, None)
     if value is None:

@@ -19,10 +19,10 @@ _DISTANCES = {"l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss}
 
 
 class DeviceDQNLoss(DistributionalLoss):
-    """Deep Q-learning (arXiv:1312.5602) for any batch shape, double (arXiv:1509.06461) where asked for.
+    """Deep Q-learning (arXiv:1312.5602) for any batch shape, double (arXiv:1509.06461) if ``double_dqn``.
 
-    The counterpart of ``torchrl.objectives.DQNLoss``, with its arguments, keys and equations. A masked action is no
-    next action, also where the network does not mask itself. Nothing waits for the host.
+    The counterpart of ``torchrl.objectives.DQNLoss``, with its arguments, keys and equations. A masked action is never
+    the next action, even if the network itself does not mask. Nothing waits for the host.
 
     Keys read: what the network reads, at the root and under "next", ``action``, ("next", "reward") and ("next",
     "terminated") ``[*, 1]``, ("next", ``mask_key``) if given; where present ``priority_weight [*]`` and

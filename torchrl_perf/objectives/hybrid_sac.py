@@ -57,8 +57,8 @@ class HybridSACLoss(OffPolicyLoss):
     the expectation over ``d`` is exact and only the continuous parts are sampled:
     ``V(s) = sum_d pi_d (min_k Q_k(s, c)[d] - alpha_d log pi_d) - sum_i alpha_i log pi(c_i)``. Each part has its own
     temperature and its own target entropy. Without a discrete part this is :class:`DeviceSACLoss`, without a continuous
-    one discrete SAC (arXiv:1910.07207). Choices that are masked in the next state count in no target. Nothing waits for
-    the host.
+    one discrete SAC (arXiv:1910.07207). Targets ignore choices that are masked in the next state. Nothing waits for the
+    host.
 
     The target entropy of a continuous part is minus its number of components; that of the discrete part
     ``choice_entropy`` times the logarithm of the number of choices allowed in the state.
@@ -78,7 +78,7 @@ class HybridSACLoss(OffPolicyLoss):
         alpha_init: initial temperature, one for all parts or a mapping from parts.
         fixed_alpha: keep the temperatures.
         target_entropy: target entropies in nats by part, in place of those above.
-        target_entropy_weight: ``choice_entropy``, the share of the greatest entropy that the discrete part is to have.
+        target_entropy_weight: ``choice_entropy``, the discrete part's target as a share of the greatest entropy.
         delay_qvalue: make targets with copies of the critics.
         gamma: discount factor, 0.99 by default.
         deactivate_vmap: call twins one after the other.
@@ -152,7 +152,7 @@ class HybridSACLoss(OffPolicyLoss):
         self.loss_function, self.choice_entropy, self.fixed_alpha = loss_function, share, fixed_alpha
         self.add_network("actor_network", actor, delay=False)
         if num_qvalue_nets == "auto" and self.discrete_key is not None and critic is first and not members_of(critic):
-            num_qvalue_nets = None  # values [B, D] of one critic cannot be taken for those of an ensemble, [B, K, D]
+            num_qvalue_nets = None  # values [B, D] of one critic cannot be confused with an ensemble's, [B, K, D]
         self.num_qvalue_nets = self.add_critics(
             "qvalue_network",
             critic,
@@ -340,7 +340,7 @@ class HybridSACLoss(OffPolicyLoss):
 def _parts(
     actor: HybridActor, critic: nn.Module
 ) -> tuple[NestedKey | None, list[NestedKey], dict[NestedKey, float | None]]:
-    """The discrete part, the continuous ones, and the target entropy of each that is known beforehand."""
+    """The discrete part, the continuous ones, and the target entropies that are known beforehand."""
     leaves = action_leaves(actor.action_spec)
     discrete = [key for key, leaf in leaves.items() if isinstance(leaf, Categorical)]
     continuous = [key for key in leaves if key not in discrete]

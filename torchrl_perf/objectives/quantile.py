@@ -111,7 +111,7 @@ class QuantileDQNLoss(DistributionalLoss):
         else:
             means = widened(of_tensors(self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
             following = of_action(quantiles, best_action(means, mask))
-        # what the network says of a terminal state is not looked at, NaN or not
+        # values of a terminal state are ignored, NaN or not
         following = following.masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
 
@@ -131,7 +131,7 @@ def checked_counts(num_taus: tuple[int, int]) -> tuple[int, int]:
 
 
 def _greatest(quantiles: Tensor, mask: Tensor | None) -> Tensor:
-    """``[*, K]`` the greatest over the allowed actions, for each level of its own."""
+    """``[*, K]`` the greatest over the allowed actions, for each level separately."""
     if mask is not None:
         quantiles = quantiles.masked_fill(~allowed(mask, quantiles[..., 0]).unsqueeze(-1), -torch.inf)
     return quantiles.amax(-2)

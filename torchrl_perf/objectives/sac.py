@@ -1,4 +1,4 @@
-"""The losses of soft actor-critic on TensorDicts, in the few large kernels that they need."""
+"""The losses of soft actor-critic on TensorDicts, in few large kernels."""
 
 import math
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class DeviceSACLoss(OffPolicyLoss):
             ``[*, 1]`` of one critic, which is copied to twins whose values are drawn anew, as TorchRL does; or
             ``[*, K]`` of an ensemble, known by an int attribute ``num_members`` of one of its parts, such as
             :class:`~torchrl_perf.modules.EnsembleQ`; or a list of critics.
-        value_network: None; version 1, with a network of state values, is TorchRL's alone.
+        value_network: None; version 1, with a network of state values, exists only in TorchRL.
         num_qvalue_nets: number of critics; ``"auto"`` is that of an ensemble or a list, and otherwise 2. None takes
             the network as it is, whatever number of values it writes.
         loss_function: of the critics, ``"l2"`` or ``"smooth_l1"``.
@@ -81,8 +81,8 @@ class DeviceSACLoss(OffPolicyLoss):
         priority_key: as ``set_keys(priority=...)``.
         separate_losses: let no gradient of the critics' loss reach parameters that they share with the actor.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, with which ``alpha`` and ``entropy`` are left out.
-        skip_done_states: take 0 for action and log-probability of next states that are done, instead of the actor's,
-            which then looks at zeros there.
+        skip_done_states: use 0 as action and log-probability of next states that are done, which the actor then sees
+            as zeros.
         deactivate_vmap: call twins one after the other.
         use_prioritized_weights: ``"auto"``, True or False.
         scalar_output_mode: with ``reduction="none"``, ``"exclude"`` (the default) or ``"non_tensor"``, by which
@@ -326,7 +326,7 @@ class DeviceSACLoss(OffPolicyLoss):
             td: the batch ``[*]``.
             action: ``[*, D]`` that carries a gradient.
             log_prob: ``[*]`` of it.
-            detached: let no gradient reach the critic's parameters. Freezing them is the cheaper way outside of a
+            detached: let no gradient reach the critic's parameters. Freezing them is cheaper outside of a
                 compiled function, which cannot do that.
         """
         critic = without_gradient(self.critic) if detached else self.critic
@@ -453,7 +453,7 @@ def without_gradient(module: nn.Module) -> Callable[..., Any]:
 
 
 def without_shared(loss: OffPolicyLoss, name: str) -> Callable[..., Any]:
-    """A network as a function whose gradient reaches no parameter that it shares with the actor."""
+    """A network as a function whose gradient does not reach the parameters that it shares with the actor."""
     module, actor = cast("nn.Module", getattr(loss, name)), cast("nn.Module", cast("Any", loss).actor_network)
     shared = {id(param) for param in actor.parameters()}
     params = {name: param.detach() for name, param in module.named_parameters() if id(param) in shared}
@@ -468,7 +468,7 @@ def _called_with(module: nn.Module, params: dict[str, Tensor]) -> Callable[..., 
 
 
 def _beside(flag: Tensor, value: Tensor) -> Tensor:
-    """A flag ``[*]`` as it broadcasts to ``[*, ...]``."""
+    """A flag ``[*]`` in a shape that broadcasts to ``[*, ...]``."""
     return flag.reshape((*flag.shape, *(1,) * (value.ndim - flag.ndim)))
 
 

@@ -129,7 +129,7 @@ _VALUE = cast(
 
 
 def check_value(name: str, value: Tensor, device: torch.device) -> None:
-    """Refuse what is not a real tensor on the device.
+    """Refuse anything but a real tensor on the device.
 
     Raises:
         TypeError: for anything but a real tensor.

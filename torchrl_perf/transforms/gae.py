@@ -34,7 +34,7 @@ LEAST_STD = 1e-4  # of ``average_gae``, as in TorchRL's GAE
 class GAEKeys:
     """Keys of :class:`GAETransform`. Reward and flags are read, and V(s') is written, under ``"next"``.
 
-    ``sample_log_prob`` is not read; losses pass it on to whatever estimator they have.
+    ``sample_log_prob`` is not read; losses pass it to any estimator.
     """
 
     advantage: NestedKey = "advantage"
@@ -48,7 +48,7 @@ class GAEKeys:
 
 
 class _Signals(NamedTuple):
-    """What the estimate reads beside the values, each as the batch has it."""
+    """Inputs of the estimate beside the values, unchanged from the batch."""
 
     gamma: Tensor
     reward: Tensor
@@ -65,15 +65,15 @@ class _Parameters(NamedTuple):
     following: TensorDictBase | None
 
 
-# Two bases of TorchRL: a replay buffer asks for a Transform, make_value_estimator of a loss for a ValueEstimatorBase.
+# Two bases of TorchRL: replay buffers require a Transform, make_value_estimator of a loss a ValueEstimatorBase.
 class GAETransform(ValueEstimatorBase, Transform):
-    """GAE (arXiv:1506.02438) of a ``[*batch, T]`` batch without host waits, in any of four places.
+    """GAE (arXiv:1506.02438) of a ``[*batch, T]`` batch without host waits, usable in four places.
 
     - Called on a batch: ``batch = gae(batch)`` writes into the batch and returns it. ``params`` and ``target_params``
-      are parameters of the value network for V(s) and V(s'), ``time_dim`` overrides that of the constructor; by
-      keywords it takes tensors, as TorchRL's ``GAE`` does.
-    - In a replay buffer, ``ReplayBuffer(..., transform=gae)``: runs when a batch is extended, on the batch as it is
-      before it is flattened; sampling passes through it untouched.
+      are parameters of the value network for V(s) and V(s'), ``time_dim`` overrides that of the constructor. With
+      keywords it accepts tensors, as TorchRL's ``GAE`` does.
+    - In a replay buffer, ``ReplayBuffer(..., transform=gae)``: runs when a batch is extended, before it is flattened;
+      samples pass unchanged.
     - As ``gae=`` of TorchRL's ``PPOTrainer``.
     - As the value estimator of a loss, TorchRL's or ours: ``loss.make_value_estimator(gae)``.
 
@@ -84,15 +84,15 @@ class GAETransform(ValueEstimatorBase, Transform):
 
     **A final observation that is missing** is NaN in TorchRL's convention (``_torchrl_native_autoreset``: envs that
     reset themselves). As in TorchRL's ``GAE``, the step's own observation stands in for it: a truncated step
-    bootstraps from V(s_t), a terminated one from nothing. It does so where an episode ends and at the last step of the
-    batch; a NaN anywhere else stays and is seen in the advantages. (V(s_t) is chosen where V(s') is NaN, which costs
-    nothing; a recurrent network, and ``differentiable``, need the observation itself to be replaced.)
+    bootstraps from V(s_t), and a terminated one does not bootstrap. This applies where an episode ends and at the last
+    step of the batch; a NaN anywhere else shows in the advantages. (V(s_t) is used where V(s') is NaN, which costs
+    nothing; for a recurrent network, and with ``differentiable``, the observation itself is replaced.)
 
     Reads (at index t):
         the value network's ``in_keys`` and ``("next", key)`` for each (a key that "next" lacks, such as a goal, is
         taken from the root; "next" has to have one of them)
         ``("next", "reward")``: ``[*batch, T, *F]`` or without the dimensions that agents add; F may be C components of
-            the reward, each with a value and an advantage of its own, see :class:`ComponentAdvantage`
+            the reward, each with its own value and advantage, see :class:`ComponentAdvantage`
         ``("next", "done")``: bool, likewise
         ``("next", "terminated")``: bool, likewise; where it is missing, ``done & ~("next", "truncated")``
         ``"steps_to_next_obs"``: where present, the discount is ``gamma ** steps`` (n-step rewards)
@@ -115,19 +115,20 @@ class GAETransform(ValueEstimatorBase, Transform):
         keys: names other than the defaults, as in :meth:`set_keys`.
         valid_key: bool ``[*batch, T]`` or with more dims, True for the rows that ``average_gae`` counts; rows of
             padding by ``("collector", "mask")`` never count.
-        auto_reset_env: the last "next" observation of an episode is not its own: bootstrap truncated steps from V(s_t).
+        auto_reset_env: the last "next" observation of an episode is the next episode's: truncated steps bootstrap from
+            V(s_t).
         differentiable: let gradients pass from advantages and targets to rewards and observations; V(s') and the
             parameters of the network get none, as in TorchRL.
         skip_existing: take values that the batch has instead of computing them; None: as
             ``tensordict.nn.skip_existing()`` says.
         device: of the buffers; by default that of the network, and then of the rewards.
-        value_chunk_size: TorchRL's way to say ``chunk_size``, in elements of the dim ``value_chunk_dim``.
-        num_chunks: TorchRL's other way, as the number of calls; ``num_chunk`` is the same.
+        value_chunk_size: TorchRL's form of ``chunk_size``, in elements of the dim ``value_chunk_dim``.
+        num_chunks: TorchRL's other form, the number of calls.
         num_chunk: as ``num_chunks``.
         value_chunk_dim: dim of the batch that those two count along.
         vectorized: TorchRL's choice between two programs of the same result; here there is one, always vectorised.
         deactivate_vmap: likewise; no vmap is used.
-        shifted: False. TorchRL's shifted call gives up rows for what is one network call here anyway.
+        shifted: False. TorchRL's shifted call drops rows to save a network call; here there is only one anyway.
         shifted_budget: 1.
         group_key: None. Groups are found by ``unique``, a host wait.
         advantage_key: None, as in TorchRL: ``set_keys(advantage=...)``.
@@ -187,7 +188,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         if device is None:
             parameters = () if value_network is None else value_network.parameters()
             device = next((parameter.device for parameter in parameters), None)
-        # float64, so that 0.99 means the same here as in a script; the estimate casts it to what it computes in.
+        # float64, so that 0.99 is exactly the number of the script; the estimate casts it to its compute dtype.
         self.register_buffer("gamma", torch.as_tensor(gamma, dtype=torch.float64, device=device).clone())
         self.register_buffer("lmbda", torch.as_tensor(lmbda, dtype=torch.float64, device=device).clone())
         self.average_gae = average_gae
@@ -245,14 +246,14 @@ class GAETransform(ValueEstimatorBase, Transform):
             tensordict: ``[*batch, T]``.
             params: of the value network, for V(s).
             target_params: of the value network, for V(s').
-            next_value: V(s') instead of what the network says.
+            next_value: V(s') in place of the network's.
             time_dim: dimension of time.
         """
         parameters = _of(params, target_params)
         return self._solve(tensordict, parameters, time_dim, next_value)[3]
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        # What a replay buffer calls when it is extended, and an environment before each step.
+        # Called by a replay buffer when it is extended, and by an environment before each step.
         if isinstance(self._owner(), EnvBase):
             return self._call(tensordict)
         return self._estimate(tensordict, _Parameters(None, None), None)
@@ -352,7 +353,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         return dim % td.batch_dims
 
     def _chunk(self, td: TensorDictBase) -> int | None:
-        """Most rows of one network call, however that was asked for."""
+        """Most rows of one network call, from whichever argument sets it."""
         if self.value_chunk_size is None and self.num_chunks is None:
             return self.chunk_size
         dim = self._resolve_value_chunk_dim(td.batch_dims)
@@ -516,7 +517,7 @@ def _read_next(td: TensorDictBase, key: NestedKey) -> Tensor:
 def _read_pairs(
     td: TensorDictBase, keys: list[NestedKey], ended: Tensor | None
 ) -> dict[NestedKey, tuple[Tensor, Tensor]]:
-    """What the network reads of the steps, and of the next ones, with a stand-in where ``ended`` says so."""
+    """The network's inputs of the steps and of the next ones; missing ones are replaced where ``ended`` is True."""
     pairs = {}
     for key in keys:
         root, following = td.get(key, None), td.get(("next", key), None)
@@ -535,7 +536,7 @@ def _read_pairs(
 
 
 def _of(params: TensorDictBase | None, target_params: TensorDictBase | None) -> _Parameters:
-    """Parameters for both values, without a gradient; those of V(s) serve V(s') where they are the only ones.
+    """Parameters for both values, without a gradient; without ``target_params``, V(s') uses those of V(s).
 
     Raises:
         ValueError: for target parameters alone.
@@ -569,7 +570,7 @@ def _unravelled(key: Any) -> Any:
 
 
 def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor:
-    """The terminated flag; where it is missing, what is done and not truncated."""
+    """The terminated flag; if it is missing, done and not truncated."""
     terminated = td.get(("next", key), None)
     if terminated is not None:
         return terminated
@@ -584,7 +585,7 @@ def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor
 
 
 def _fitted(steps: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """Steps that broadcast against the reward, of which agents or components may have more numbers."""
+    """Steps in a shape that broadcasts to the reward, which may have further dims of agents or components."""
     if steps.numel() == reward.numel():
         return steps.view_as(reward)
     return steps.reshape(*reward.shape[:batch_dims], *[1] * (reward.ndim - batch_dims))

@@ -17,15 +17,15 @@ class NStepTransform(Transform):
     """Turns a batch of steps into n-step transitions (Sutton and Barto, Reinforcement Learning, 2nd ed., 7.1).
 
     The counterpart of TorchRL's ``MultiStepTransform``, without its state: each batch is transformed by itself, nothing
-    is held back, and the flags of "next" are those of the window's last step. (TorchRL leaves them those of the first,
-    so that a window which ends in a terminal state still bootstraps.) A window ends with the first done step, and with
-    the batch: the last ``n_steps - 1`` steps of a batch get shorter windows, which ``steps_to_next_obs`` tells a loss.
+    is held back, and the flags of "next" are those of the window's last step. (TorchRL keeps those of the first step,
+    so that a window which ends in a terminal state still bootstraps.) A window ends with the first done step, or with
+    the batch: the last ``n_steps - 1`` steps of a batch get shorter windows, whose length is in ``steps_to_next_obs``.
 
     A :class:`torchrl_perf.replay.DeviceStorage` with ``n_step > 1`` does the same when it is sampled, across batches,
     and stores each step once; use the transform for other storages.
 
-    In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass it untouched. Called by itself, or as
-    ``postproc`` of a collector, it returns the transformed batch. The batch that it is given is never written.
+    In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass unchanged. Called by itself, or as
+    ``postproc`` of a collector, it returns the transformed batch. The given batch is never written to.
 
     A final observation that is missing is NaN as a whole in TorchRL's convention for envs that reset themselves. As in
     :class:`GAETransform` and TorchRL's ``GAE``, the observation of the window's last step stands in for it where that
@@ -43,7 +43,7 @@ class NStepTransform(Transform):
         ``"gamma"``: ``[*batch, T, 1]`` float32, ``gamma ** steps_to_next_obs``
 
     Args:
-        n_steps: longest window, at least 1; may be set later, as TorchRL's.
+        n_steps: longest window, at least 1; may be set later, as in TorchRL.
         gamma: discount in [0, 1], a number or a 0-d tensor.
         reward_keys: rewards to sum, as named under "next"; None for ``["reward"]``.
         done_key: the flag, as named under "next", that ends a window; None for ``"done"``.
@@ -87,7 +87,7 @@ class NStepTransform(Transform):
         self.done_key = unravel_key("done" if done_key is None else done_key)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the n-step transitions of a batch; what a replay buffer samples is returned as it is."""
+        """Return the n-step transitions of a batch; samples of a replay buffer are returned unchanged."""
         # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
         is_sampled = not self.training and self.__dict__["_container"] is not None
         return tensordict if is_sampled else self._inv_call(tensordict)

@@ -1,4 +1,4 @@
-"""What ``--resume`` means: a run's folder, one of its checkpoints, or the newest run that has steps left."""
+"""The meaning of ``--resume``: a run's folder, one of its checkpoints, or the newest run that has steps left."""
 
 import dataclasses
 import typing
@@ -31,7 +31,7 @@ class Start:
 
 
 def named_start(path: Path) -> Start:
-    """The start that a path means.
+    """The start that a path names.
 
     Args:
         path: folder of a run, or a file in its folder ``checkpoints``.
@@ -95,7 +95,7 @@ def given_settings(kind: type[RunConfig], argv: Sequence[str], stored: Sequence[
 
 
 def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
-    """Refuse a run whose env is none of the package's: a script has made it, and only that can make it again.
+    """Refuse a run whose env is not one of the package's: only the script that made it can make it again.
 
     Raises:
         ValueError: with how to go on from Python.
@@ -116,7 +116,7 @@ def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
 
 
 def way_from_python(trainer: type | str, env: str, run_dir: Path, checkpoint: Path | None) -> str:
-    """How a run of one's own parts is gone on with, in words."""
+    """How to resume, from Python, a run that was given an env or networks."""
     name = trainer if isinstance(trainer, str) else trainer.__name__
     return (
         f"From Python: trainer = {name}(config, env={env}(...)), with the networks that the run was given; "

@@ -85,7 +85,7 @@ def _mapping(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: list[str], path: Path) -> None:
-    """Of two settings of one name, the readers of JSON and YAML drop the first without a word."""
+    """Refuse a setting that occurs twice: the readers of JSON and YAML would silently drop the first."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"{path}: expected each setting once, received {', '.join(twice)} more often. Remedy: keep one line of "

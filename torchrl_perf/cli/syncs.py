@@ -25,7 +25,7 @@ EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for 
 script that a signal ends (SIGTERM, a time limit) still gets its report; the code is 128 + the signal's number."""
 
 END_SIGNALS = ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGALRM", "SIGUSR1", "SIGUSR2")
-"""What ends a process that does not handle it, and is sent by schedulers, ``timeout`` and closing terminals."""
+"""Signals that end a process by default, sent by schedulers, ``timeout`` and closing terminals."""
 
 
 def main(argv: list[str]) -> int:
@@ -77,10 +77,10 @@ def _count(text: str) -> int:
 
 
 class Program(NamedTuple):
-    """What is run.
+    """The program to run.
 
     Attributes:
-        name: as the command line has it, which is its ``sys.argv[0]``.
+        name: as on the command line, which becomes its ``sys.argv[0]``.
         file: path of its source.
         module: name of the module; "" for a script.
         arguments: its own arguments.
@@ -218,7 +218,7 @@ def ended_from_outside() -> Iterator[EndedFromOutside]:
 
 
 def _number(name: str) -> int | None:
-    return getattr(signal, name, None)  # Windows has but few of them
+    return getattr(signal, name, None)  # Windows has only a few of them
 
 
 def exit_code(program: Program) -> int:

@@ -29,11 +29,11 @@ logger = logging.getLogger("torchrl_perf")
 
 
 class CheckpointFolder:
-    """A folder of checkpoints ``<iteration>.pt`` (nine digits), of which the newest ``keep`` stay, and ``best.pt``.
+    """A folder of the newest ``keep`` checkpoints ``<iteration>.pt`` (nine digits) and of ``best.pt``.
 
-    Each file is written whole or not at all, and older ones are removed only after that: at any moment, a process that
-    is killed leaves a checkpoint that loads. ``best.pt`` shares its bytes with the numbered file it was, where the file
-    system can do so.
+    Each file is written whole or not at all, and older ones are removed only after that: a process that is killed at
+    any moment leaves a checkpoint that loads. ``best.pt`` is a hard link to its numbered file, if the file system
+    allows.
 
     Args:
         path: the folder; made at the first write.
@@ -64,8 +64,8 @@ class CheckpointFolder:
     def write(self, state: Mapping[str, Any], iteration: int) -> Path:
         """Writes a checkpoint, then removes the oldest beyond ``keep``.
 
-        Checkpoints of later iterations are of a run that this one has left, going on from an earlier state: they are
-        set aside under another name, so that the newest number is always this run's.
+        Checkpoints of later iterations belong to a run that was resumed from an earlier state: they are renamed, so
+        that the highest number is always this run's.
 
         Args:
             state: what :meth:`TrainState.snapshot` gives.
@@ -79,7 +79,7 @@ class CheckpointFolder:
         path = self.path / f"{iteration:09d}.pt"
         later = [file for file in self.files() if iteration_of(file) > iteration]
         if later:
-            # written whole before they go: they may be all there is, where the run was taken up from the best one
+            # written before the others are renamed: they may be the only ones, if the run resumed from the best one
             new = save_checkpoint(state, path.with_name(f"{path.name}{PARTIAL}"))
             for file in later:
                 file.replace(file.with_name(file.name + ASIDE))
@@ -92,7 +92,7 @@ class CheckpointFolder:
         return path
 
     def mark_best(self, iteration: int) -> None:
-        """Makes ``best.pt`` the checkpoint of an iteration; does nothing if that is not there or is it already.
+        """Makes ``best.pt`` the checkpoint of an iteration; does nothing if that is missing or already the best.
 
         Raises:
             OSError: for a full disk or a folder that is read-only; the earlier best is as it was.

@@ -1,4 +1,4 @@
-"""Logging of TorchRL's trainers, deferred: the device adds up, and one row an interval crosses to the host."""
+"""Deferred logging of TorchRL's trainers: sums on the device, and one copy to the host per interval."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -17,7 +17,7 @@ _LANDING = 0.1
 
 
 class Ferry(DeviceEnv):
-    """A ferry between two banks that cannot see, on the water, which way it is bound.
+    """Steer a ferry from bank to bank; on the water it cannot see which way it is bound.
 
     A ferry lies between two banks at 0 and 1 and moves by ``0.2 a`` a step, the action ``a`` in [-1, 1], never beyond
     the banks. The reward is the distance made towards the bank that it is bound for, 1 at full speed and negative

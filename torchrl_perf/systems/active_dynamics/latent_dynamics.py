@@ -30,8 +30,8 @@ class LatentDynamics(nn.Module):
     * ``"ensemble"``: K such perceptrons, all at once as batched matrix products; the model's own prediction is the mean
       over them.
 
-    All but the ensemble are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as
-    sensitivities, which is what Fisher information is computed from.
+    All but the ensemble are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as the
+    sensitivities from which Fisher information is computed.
 
     Args:
         latent_size: S.
@@ -111,7 +111,7 @@ class LatentDynamics(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """Variance ``q dt`` of a step, ``[S]``; computed anew, since a cached one would be that before the update."""
+        """Variance ``q dt`` of a step, ``[S]``; not cached, since an update changes it."""
         return (nn.functional.softplus(self.raw_noise) + MIN_VARIANCE) * self.dt
 
     @property
@@ -159,12 +159,12 @@ class LatentDynamics(nn.Module):
         return latent + self.dt * (self.field(latent) + action @ self.input_matrix.mT)
 
     def predict_members(self, latent: Tensor, action: Tensor, *, per_member: bool = True) -> Tensor:
-        """The same of each member on its own.
+        """The same for each member separately.
 
         Args:
             latent: ``[K, *, S]``; without ``per_member`` ``[*, S]``, seen by all.
             action: ``[*, D]``, the same for all.
-            per_member: whether each member has a state of its own.
+            per_member: whether each member has a separate state.
 
         Returns:
             ``[K, *, S]``; K is 1 for a single field.

@@ -20,7 +20,7 @@ FIRST_LOG_VARIANCE = -3.0
 
 
 class Belief(NamedTuple):
-    """A diagonal Gaussian over the latent state, and what the next step needs.
+    """A diagonal Gaussian over the latent state, and the hidden state for the next step.
 
     Attributes:
         loc: ``[*, S]``.
@@ -34,10 +34,10 @@ class Belief(NamedTuple):
 
 
 class ObservationEncoder(nn.Module):
-    """One step of a filter: observation, last action and hidden state in, belief and hidden state out.
+    """One step of a filter: from observation, last action and hidden state to belief and hidden state.
 
-    ``"mlp"`` sees the observation alone. ``"gru"`` is a cell that carries what came before: a step costs the same
-    however long the episode is, and the belief is that of encoding the whole episode again.
+    ``"mlp"`` sees only the observation. ``"gru"`` is a recurrent cell: a step costs the same however long the episode
+    is, and the belief equals that of encoding the whole episode.
 
     Args:
         observation_size: O.
@@ -90,7 +90,7 @@ class ObservationEncoder(nn.Module):
 
         Args:
             observation: ``[*, O]``.
-            previous_action: ``[*, D]``, 0 at the first step of an episode; not looked at without a recurrence.
+            previous_action: ``[*, D]``, 0 at the first step of an episode; ignored without a recurrence.
             hidden: ``[*, H]``, likewise.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What finished episodes of a colony were like, kept on the device across batches."""
+"""Statistics of finished episodes of a colony, kept on the device across batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EpisodeColumns:
     Args:
         num_envs: number of envs ``N``.
         totals: names of the ``C`` columns that are summed over an episode.
-        ends: names of the ``K`` columns of which the value at the last step counts.
+        ends: names of the ``K`` columns whose value at the last step counts.
         device: where the statistics are computed.
         window: number of finished episodes that the means run over.
 
@@ -62,7 +62,7 @@ class EpisodeColumns:
 
         Args:
             totals: what each step adds, float ``[N, T, C]``.
-            ends: what counts where the step ends the episode, real ``[N, T, K]``.
+            ends: values that count if the step ends the episode, real ``[N, T, K]``.
             done: ``("next", "done")``, bool ``[N, T, 1]``.
 
         Raises:

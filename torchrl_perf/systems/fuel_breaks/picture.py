@@ -1,4 +1,4 @@
-"""Pictures of fuel breaks in their landscape and of where fires burn in spite of them.
+"""Pictures of fuel breaks in their landscape, and of where fires burn despite them.
 
 Dimension key: ``N`` envs, ``H``, ``W`` cells.
 """
@@ -36,7 +36,7 @@ class FireMap:
         burnable: bool ``[H, W]``.
         fuel: ignition probability on flat ground without wind ``[H, W]``.
         elevation: hundreds of metres above the mean ``[H, W]``.
-        wind: mean way of the wind to the east and to the north, m/s.
+        wind: mean velocity of the wind towards east and north, m/s.
         probability: share of the fires that burned each cell ``[H, W]``.
         burned: mean share of all cells that burned.
         error: its standard error.
@@ -61,7 +61,7 @@ def record_breaks(
     """Reset an env, let a policy act for one episode, and return the breaks that it has placed in each row.
 
     Args:
-        env: whose rows are reset; give it an env of its own, not the one that a run collects from.
+        env: its rows are reset, so do not pass the env that a run collects from.
         policy: writes the action, under the exploration type of the caller; allowed actions at random by default.
 
     Returns:

@@ -32,7 +32,7 @@ SLICES = 120
 
 @dataclass(frozen=True)
 class EquityRecording:
-    """The first episode of each of N envs, on the host; what follows its end repeats its last value.
+    """The first episode of each of N envs, on the host; after its end the last value is repeated.
 
     Attributes:
         equity: float64 ``[N, T + 1]``, in units of the capital, at the start and after each step.
@@ -70,11 +70,11 @@ def record_equity(
     *,
     max_steps: int | None = None,
 ) -> EquityRecording:
-    """Reset an env, let a policy act until the first episode of each row is over, and return what became of them.
+    """Reset an env, let a policy act until the first episode of each row is over, and return the recording.
 
     Args:
-        env: an :class:`~torchrl_perf.envs.OptionMarket`, or a ``TransformedEnv`` around one; give it an env of its own,
-            not the one that a run collects from.
+        env: an :class:`~torchrl_perf.envs.OptionMarket`, or a ``TransformedEnv`` around one; it is reset, so do not
+            pass the env that a run collects from.
         policy: writes the action, and "active_option" where there are options; under the exploration type of the
             caller.
         max_steps: steps after which the recording is cut off; by default the env's ``max_episode_steps``.
@@ -264,7 +264,7 @@ def _curve(axes: Any, values: Tensor, color: str, label: str, *, shade: float = 
 
 
 def _draw_equity(axes: Any, shown: EquityRecording) -> None:
-    """The equity, what it is compared with, and the least and greatest."""
+    """The equity, its baselines, and the least and greatest value."""
     _curve(axes, shown.buy_and_hold, "tab:orange", "buy and hold", shade=0.15, linewidth=1.2)
     _curve(axes, shown.equity, "tab:blue", "policy", linewidth=1.8)
     axes.axhline(1.0, color="0.35", linestyle="--", linewidth=1.0, label="do nothing")
@@ -283,7 +283,7 @@ def _draw_size(axes: Any, shown: EquityRecording) -> None:
 
 
 def _draw_options(axes: Any, shown: EquityRecording, labels: list[str]) -> None:
-    """The shares of the options over time, stacked; of one env, which ran when."""
+    """The shares of the options over time, stacked; for a single env, which option ran when."""
     count, num_steps = len(labels), shown.option.shape[1]
     ran = (shown.option.unsqueeze(-1) == torch.arange(count)).double().sum(0)  # [T, O]
     width = 1 if shown.option.shape[0] == 1 else -(-num_steps // SLICES)
@@ -308,7 +308,7 @@ def _draw_options(axes: Any, shown: EquityRecording, labels: list[str]) -> None:
 
 
 def _summary(shown: EquityRecording) -> str:
-    """What became of the capital."""
+    """The growth of the capital, in words."""
     count = shown.equity.shape[0]
     whose = "one env" if count == 1 else f"{count} envs (median, 10 to 90 %)"
     policy, held = (float(curve[:, -1].log().mean()) for curve in (shown.equity.clamp_min(1e-3), shown.buy_and_hold))

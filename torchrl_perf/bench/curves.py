@@ -91,7 +91,7 @@ def stored(study: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each run and seed, and one for each other thing that it is compared with."""
+    """A line for each run and seed, and one for each baseline."""
     lines = []
     for row in rows:
         lines += [

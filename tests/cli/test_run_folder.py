@@ -1,4 +1,4 @@
-"""What is read of a run's folder while it is being written: rows, state, checkpoints, the newest run."""
+"""Reading a run's folder while it is being written: rows, state, checkpoints, the newest run."""
 
 import csv
 import json

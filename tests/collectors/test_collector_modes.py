@@ -21,7 +21,7 @@ def net_policy(keys=("observation",), actions=3, inputs=3, **options):
 
 
 class TestRefusals:
-    """Errors at construction name what was expected, what came and what to do."""
+    """Errors at construction say what was expected, what was received, and the remedy."""
 
     @pytest.mark.parametrize("frames", [0, 5, 7, -4])
     def test_frames_that_the_envs_do_not_divide(self, frames):

@@ -1,4 +1,4 @@
-"""What Durotaxis refuses, with what it says, and the stages of its curriculum."""
+"""The refusals of Durotaxis with their messages, and the stages of its curriculum."""
 
 import math
 

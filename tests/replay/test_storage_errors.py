@@ -63,7 +63,7 @@ def test_another_layout_changes_nothing(change, message, compact):
 
 
 class TestFirstBatch:
-    """What the first batch cannot be."""
+    """First batches that are refused."""
 
     def test_more_streams_than_rows(self):
         with pytest.raises(ValueError, match="5 envs"):

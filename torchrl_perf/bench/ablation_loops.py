@@ -47,7 +47,7 @@ class Loop(ABC):
     switches: tuple[str, ...] = ("tf32", "bf16", "compile", "graph", "fused")
     """Switches that this loop has."""
     compiled_switches = switches
-    """Those of them that make a difference where everything else is on."""
+    """The switches that make a difference when everything else is on."""
 
     def __init__(self, precision: str, compiles: bool, quick: bool, device: torch.device) -> None:
         self.precision, self.compiles, self.quick, self.device = precision, compiles, quick, device

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that the tests of CUDA did not run; `pytest -m gpu` then also exits with 5, since no test is left."""
+    """Say that the tests of CUDA did not run; ``pytest -m gpu`` then also exits with 5, since no test is left."""
     if not torch.cuda.is_available():
         terminalreporter.write_line("No CUDA device here: the tests marked gpu were left out.")
 

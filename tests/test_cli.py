@@ -191,7 +191,7 @@ class TestSettings:
 
     def test_missing_file(self, tmp_path, capsys):
         assert main(["train", "ppo", "--config", str(tmp_path / "none.json")]) == 1
-        assert "expected a file, found none at" in capsys.readouterr().err
+        assert "expected a file, received" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -252,7 +252,7 @@ class TestResume:
     def test_config_beside_resume(self, tmp_path, capsys):
         (tmp_path / "config.json").write_text("{}")
         assert main(["train", "ppo", "--resume", str(tmp_path), "--config", "a.json"]) == 1
-        assert "Expected --config or --resume, received both." in capsys.readouterr().err
+        assert "expected --config or --resume, received both." in capsys.readouterr().err
 
 
 class TestEnds:

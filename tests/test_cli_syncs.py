@@ -263,8 +263,8 @@ def test_child_processes_are_said_not_to_be_seen(tmp_path, script, capsys):
     ("arguments", "words"),
     [
         ([], "expected a SCRIPT or -m MODULE"),
-        (["nowhere.py"], "found no file nowhere.py"),
-        (["-m", "no_such_module"], "found none of the name no_such_module"),
+        (["nowhere.py"], "received nowhere.py, which is no file"),
+        (["-m", "no_such_module"], "received no_such_module"),
         (["-m", "no_such_package.part"], "No module named"),
         (["--top", "0", "x.py"], "at least 1"),
     ],

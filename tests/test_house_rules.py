@@ -357,6 +357,82 @@ def test_no_file_reaches_into_anothers_privates():
     assert kept == REACHES, "shorten REACHES: a file there no longer reads the name"
 
 
+MAIN_WORDS = ("expected", "received", "Remedy:")  # of an error: what was right, what came instead, the way out
+PASSED_ON = {
+    # an error that repeats another's words, which have all of these, or that Python words
+    "cli/resume.py": 1,
+    "collectors/__init__.py": 1,
+    "moved.py": 1,
+    "runtime/waits/audit.py": 1,
+    "trainers/off_policy/trainer.py": 1,
+    "trainers/run/checkpoint.py": 1,
+    "trainers/run/loop.py": 1,
+    "trainers/run/state.py": 3,
+}
+"""Errors without the three words, by file; shorten it, and leave it as short."""
+
+
+def text(node: ast.expr) -> str:
+    """The literal parts of a string expression, "" for anything else; what is filled in is left out."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text(part) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "Remedy:" if dotted(node.value) == "REMEDY" else ""  # a sentence that several errors end with
+    return text(node.left) + text(node.right) if isinstance(node, ast.BinOp) else ""
+
+
+def short_errors(tree: ast.Module) -> Iterator[tuple[ast.Raise, str]]:
+    """Errors raised with a literal message that lacks one of the three words."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
+            continue
+        words = text(node.exc.args[0])
+        lacking = [word for word in MAIN_WORDS if word.lower() not in words.lower()]
+        completes = dotted(node.exc.func).startswith("self.")  # a method that makes the error of the word it is given
+        if words and lacking and not completes:
+            yield node, ", ".join(lacking)
+
+
+def test_errors_say_expected_received_and_remedy():
+    found, kept = [], {}
+    for path in python_files(PACKAGE, EXAMPLES):
+        errors = list(short_errors(parse(path)))
+        name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
+        if len(errors) <= PASSED_ON.get(name, 0):
+            kept |= {name: len(errors)} if errors else {}
+        else:
+            found += [f"{where(path, node)} lacks {words}" for node, words in errors]
+    report('an error reads "<name>: expected ..., received .... Remedy: ..."', found)
+    assert kept == PASSED_ON, "shorten PASSED_ON: a file there has fewer such errors"
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Every docstring of a tree, private ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            words = ast.get_docstring(node)
+            if words is not None:
+                yield node, words
+
+
+TYPED_ARGUMENT = re.compile(r"^ {4}\*{0,2}[a-z]\w* \([^)]*\): ", re.MULTILINE)
+ONE_BACKTICK = re.compile(r"(?<![`:\w])`(?!`)[^`\n]+`(?!`)")
+ONLY_A_REFERENCE = re.compile(r"(See|As|Like|Same as) [^.;,]+\.?")
+
+
+def test_docstrings_say_something_in_one_dialect():
+    found = []
+    for path in python_files(PACKAGE, STUDIES, EXAMPLES, ROOT / "tests"):
+        for node, words in docstrings(parse(path)):
+            found += [f"{where(path, node)} {typed.strip()}" for typed in TYPED_ARGUMENT.findall(words)]
+            found += [f"{where(path, node)} {code}" for code in ONE_BACKTICK.findall(words)]
+            if ONLY_A_REFERENCE.fullmatch(" ".join(words.split())):
+                found.append(f"{where(path, node)} {words!r}")
+    report("no types in Args (annotations have them), double backticks, more than a cross-reference", found)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
 def test_ruff():
     command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise", "."]
@@ -386,6 +462,21 @@ class TestTheRulesThemselves:
     def test_reaches_leave_out_ones_own_and_torchs(self):
         code = "self._a\nself.b._c\nsuper()._d\nenv()._e\ntorch._C._f\nrow._asdict()\nx.__dict__\n"
         assert [name for _, name in reaches(ast.parse(code))] == ["_c", "_e"]
+
+    def test_short_errors_are_those_that_lack_a_word(self):
+        code = (
+            "raise ValueError(f'{a}: expected 1, received {b}. Remedy: 1.')\n"
+            "raise ValueError('Expected 1, ' 'received 2')\nraise KeyError('no ' + name)\n"
+            "raise error\nraise make(1)\nraise self._late('step')\n"
+        )
+        assert [words for _, words in short_errors(ast.parse(code))] == ["Remedy:", "expected, received, Remedy:"]
+
+    def test_the_patterns_of_docstrings(self):
+        args = "One.\n\nArgs:\n    size (int, optional): cells.\n    shape: ``[N, T]`` (time last): cells.\n"
+        assert [typed.strip() for typed in TYPED_ARGUMENT.findall(args)] == ["size (int, optional):"]
+        assert ONE_BACKTICK.findall("``a``, :class:`B` and `c`") == ["`c`"]
+        assert ONLY_A_REFERENCE.fullmatch("See :func:`f`.")
+        assert not ONLY_A_REFERENCE.fullmatch("See :func:`f`; ``out`` is ``[B]``.")
 
     def test_docstring_is_not_counted_as_body(self):
         node = ast.parse("def f():\n    '''One.\n\n    Two.\n    '''\n    return 1\n").body[0]

@@ -1,4 +1,4 @@
-"""What a user gets by installing and importing the package: a light import, types, one version, one test command."""
+"""Installing and importing the package: a light import, types, one version, one test command."""
 
 import json
 import re

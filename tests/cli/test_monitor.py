@@ -1,4 +1,4 @@
-"""The monitor: what it says of a run, as text, JSON and panel; how it ends; that it loads no torch."""
+"""The monitor: its view of a run as text, JSON and panel; how it ends; that it does not load torch."""
 
 import io
 import json

@@ -21,7 +21,7 @@ def net_policy(keys=("observation",), actions=3, inputs=3, **options):
 
 
 class TestRefusals:
-    """Errors at construction name what was expected, what came and what to do."""
+    """Errors at construction say what was expected, what was received, and the remedy."""
 
     @pytest.mark.parametrize("frames", [0, 5, 7, -4])
     def test_frames_that_the_envs_do_not_divide(self, frames):
@@ -93,7 +93,7 @@ class TestRefusals:
         env.close(raise_if_closed=False)
 
     def test_done_has_to_be_stored(self):
-        with pytest.raises(ValueError, match=r"expected \('next', 'done'\) to be kept"):
+        with pytest.raises(ValueError, match=r"exclude_keys: expected no \('next', 'done'\)"):
             DeviceCollector(CountingEnv(4), None, frames_per_batch=4, exclude_keys=[("next", "done")])
 
     def test_state_of_another_collector(self):

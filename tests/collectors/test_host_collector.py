@@ -245,7 +245,7 @@ class TestPolicies:
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("mode", MODES)
     def test_noise_with_a_memory_begins_anew_with_each_episode(self, mode, path):
-        """Brownian motion that never began anew would be far from its mean after ten episodes."""
+        """Brownian motion that never restarted would be far from its mean after ten episodes."""
         device = "cuda" if path == "cuda" else "cpu"
         envs = vector("Pendulum-v1", 8, mode, max_episode_steps=4)
         net = nn.Linear(3, 1, device=device)

@@ -172,7 +172,7 @@ class TestInfoKeys:
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
-            (["absent"], "expected 'absent' in the info of a reset, whose keys are .*'mask'.*Remedy"),
+            (["absent"], "expected 'absent' in the info of a reset, received .*'mask'.*Remedy"),
             (["action"], "info_keys: expected keys other than"),
             (["observation"], "info_keys: expected keys other than"),
             ({"mask": 3}, "expected a gymnasium space or a TorchRL spec"),

@@ -182,7 +182,7 @@ def test_random_frames_do_not_wait(device):
 
 class TestAnEnvThatDrawsItself:
     class Own(Pendulum):
-        """Pendulum with a ``rand_action`` of its own."""
+        """Pendulum that overrides ``rand_action``."""
 
         def rand_action(self, tensordict=None):
             """Always one."""

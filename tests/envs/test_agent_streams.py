@@ -222,10 +222,10 @@ class TestErrors:
 
     def test_no_action(self):
         env = AgentStreams(Walkers())
-        with pytest.raises(KeyError, match="expected the key 'action', found"):
+        with pytest.raises(KeyError, match="expected the key 'action', received"):
             env._step(env.reset())
 
     def test_no_validity(self):
         env = AgentStreams(Walkers())
-        with pytest.raises(KeyError, match="expected the key 'valid', found"):
+        with pytest.raises(KeyError, match="expected the key 'valid', received"):
             env._step(env.rand_action(env.reset()).exclude("valid"))

@@ -150,7 +150,7 @@ def test_mark_on_the_wrapper_is_refused():
     env.__dict__["_torchrl_native_autoreset"] = True
     td = env.reset()
     env.rand_action(td)
-    with pytest.raises(RuntimeError, match="Remove it from the wrapper"):
+    with pytest.raises(RuntimeError, match="remove it from the wrapper"):
         env.step_and_maybe_reset(td)
 
 

@@ -59,7 +59,7 @@ def test_a_row_is_a_vessel(device):
 
 
 def test_torchrls_own_loop_sees_the_same_episodes():
-    """A loop that resets what is done by mask, against the resets inside the step."""
+    """A loop that resets done rows by mask, against the resets inside the step."""
     one, other = make(), make()
     torch.manual_seed(0)
     ours = one.reset()

@@ -1,6 +1,6 @@
 """Each key of a colony's settings changes what a run does. A key without a case fails.
 
-What the keys of every run do around the iterations is seen on other algorithms, whose loop is the same.
+Keys that act around the iterations are tested with other algorithms, whose loop is the same.
 """
 
 import dataclasses

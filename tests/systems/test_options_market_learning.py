@@ -1,4 +1,4 @@
-"""What there is to be learnt is learnt: not to trade where trading costs and earns nothing, and Kelly's weight."""
+"""A trader learns not to trade where trading costs and earns nothing, and Kelly's weight where it is known."""
 
 import dataclasses
 

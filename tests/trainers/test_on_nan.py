@@ -209,7 +209,7 @@ class TestRollback:
         assert all(torch.equal(*pair) for pair in zip(first, parameters(trainer), strict=True))
 
     def test_no_snapshot(self):
-        with pytest.raises(RuntimeError, match=r"expected a snapshot, found none\. Remedy"):
+        with pytest.raises(RuntimeError, match=r"expected a snapshot, received none\. Remedy"):
             make("ppo").guard.rollback()
 
     def test_whole_run_goes_on_after_one(self, tmp_path, caplog):

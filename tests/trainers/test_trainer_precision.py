@@ -1,4 +1,4 @@
-"""What `precision` and `compile_mode` of a config change in PPO, DQN and SAC, and that learning is not hurt."""
+"""What ``precision`` and ``compile_mode`` of a config change in PPO, DQN and SAC, and that learning is not hurt."""
 
 import dataclasses
 

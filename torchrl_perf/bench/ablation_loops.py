@@ -30,7 +30,7 @@ class Variant:
 
     @property
     def precision(self) -> str:
-        """The name that the switches amount to."""
+        """The precision that the switches select."""
         return "bf16" if "bf16" in self.on else "tf32" if "tf32" in self.on else "ieee"
 
 
@@ -47,7 +47,7 @@ class Loop(ABC):
     switches: tuple[str, ...] = ("tf32", "bf16", "compile", "graph", "fused")
     """Switches that this loop has."""
     compiled_switches = switches
-    """Those of them that make a difference where everything else is on."""
+    """The switches that make a difference when everything else is on."""
 
     def __init__(self, precision: str, compiles: bool, quick: bool, device: torch.device) -> None:
         self.precision, self.compiles, self.quick, self.device = precision, compiles, quick, device
@@ -63,7 +63,7 @@ class Loop(ABC):
 
     @abstractmethod
     def outputs(self) -> Tensor:
-        """What the networks give for fixed inputs and the weights at the start, flat."""
+        """The networks' outputs for fixed inputs and the initial weights, flat."""
 
     def reset(self) -> None:  # noqa: B027  (a product has no state)
         """Goes back to the state at the start."""
@@ -102,7 +102,7 @@ class _TrainerLoop(Loop):
     loss_key = "train/loss_critic"
 
     def keep_start(self) -> None:
-        """Keeps the state that :meth:`reset` goes back to: of the trainer, and of the optimisers it has not."""
+        """Keeps the state that :meth:`reset` restores: of the trainer, and of the additional optimisers."""
         self.start = self.trainer.state_dict()
         # copied: a state_dict holds the moments themselves
         self.unfused_start = [deepcopy(optimizer.state_dict()) for optimizer in self.optimizers[False]]
@@ -302,13 +302,13 @@ class ConvLoop(Loop):
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """What the net gives for the frames, in both memory formats."""
+        """The net's outputs for the frames, in both memory formats."""
         with self.acceleration.active(self.device):
             return torch.cat([net(self.frames) for net, *_ in self.parts.values()])
 
 
 class MatmulLoop(Loop):
-    """One square product, large enough to be bound by arithmetic: what the peak rates of the card amount to."""
+    """One square product, large enough to be bound by arithmetic: it shows the peak rates of the card."""
 
     switches = compiled_switches = ("tf32", "bf16")
 

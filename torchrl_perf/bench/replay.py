@@ -69,7 +69,7 @@ def torchrl_buffer(sampler: Sampler, capacity: int, batch: int, device: torch.de
 
 @dataclass
 class Bench:
-    """One sitting: sizes, and the rows measured so far."""
+    """One session: sizes, and the rows measured so far."""
 
     options: BenchReplay
     device: torch.device
@@ -154,7 +154,7 @@ def _sample_and_extend(bench: Bench, buffer: TensorDictReplayBuffer, variant: st
 
 
 def _plain_gather(bench: Bench, data: TensorDictBase) -> None:
-    """What a script without a buffer does: one random index, one gather a field."""
+    """A sample without a buffer: one random index, one gather per field."""
     fields = [leaf.contiguous() for leaf in data.flatten_keys().values()]
     rows = fields[0].shape[0]
 

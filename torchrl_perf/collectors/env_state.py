@@ -38,9 +38,9 @@ def load_env_state_dict(env: EnvBase, state: list[dict[str, Any]]) -> None:
 
 
 def honours_reset_mask(env: EnvBase) -> bool:
-    """Whether ``env._reset`` with an empty mask leaves the env's own tensors and numbers as they are; they are kept so.
+    """Whether ``env._reset`` with an empty mask leaves the env's tensors and numbers alone; they are restored after it.
 
-    TorchRL asks it of every env, but an env that ends all its episodes together works without.
+    TorchRL requires this of every env, but an env that ends all its episodes together works without it.
     """
     base = chain(env)[-1]
     before = _own_state(base)
@@ -55,7 +55,7 @@ def honours_reset_mask(env: EnvBase) -> bool:
 
 
 def mark_rows(env: EnvBase, tensordict: TensorDictBase, index: Any) -> None:
-    """Set the reset masks of ``tensordict``, which hold at ``index`` of the batch dims alone."""
+    """Set the reset masks of ``tensordict``: True at ``index`` of the batch dims, False elsewhere."""
     for reset_key, done_keys in zip(env.reset_keys, env.done_keys_groups, strict=True):
         mask = torch.zeros_like(tensordict.get(done_keys[0]))
         mask[index] = True

@@ -36,11 +36,11 @@ def transforms_of(env: EnvBase) -> list[Transform]:
 
 
 def check_native(env: EnvBase) -> None:
-    """Refuse what the mark cannot be combined with.
+    """Refuse envs and transforms that the mark cannot be combined with.
 
     Raises:
-        ValueError: around an env of this package, which keeps its final observations; below
-            transforms that end episodes, which the env below would not hear of.
+        ValueError: if the mark is on or around an env of this package, which keeps its final observations, or below
+            transforms that end episodes, of which the env would not learn.
     """
     base = chain(env)[-1]
     if not is_native(env):
@@ -48,7 +48,7 @@ def check_native(env: EnvBase) -> None:
     if isinstance(base, AutoResetEnv):
         raise ValueError(
             f"env: expected no mark {MARK!r} on or around {type(base).__name__}, which keeps its final observations "
-            "and needs none. Remedy: remove the mark."
+            "and needs none, received one. Remedy: remove the mark."
         )
     for transform in transforms_of(env):
         limit = isinstance(transform, StepCounter) and transform.max_steps is not None
@@ -60,7 +60,9 @@ def check_native(env: EnvBase) -> None:
 
 
 def check_members(env: EnvBase) -> None:
-    """Refuse members of a ``SerialEnv`` with the mark, which that resets a second time; they exist from a reset on.
+    """Refuse members of a ``SerialEnv`` that have the mark, since it would reset them a second time.
+
+    The members exist only after the first reset.
 
     Raises:
         ValueError: for such a member.
@@ -76,11 +78,11 @@ def check_members(env: EnvBase) -> None:
 
 
 class NativeResets:
-    """Stands between the innermost env and its transforms, and gives out the resets that have happened already.
+    """Stands between the innermost env and its transforms, and returns the resets that have already happened.
 
-    With :attr:`methods` in place of the env's own, a step keeps what the env has returned for the next root, and the
-    masked reset that follows returns that: so transforms see a step and a reset as they do above any other env, and
-    the env itself is stepped alone.
+    With :attr:`methods` in place of the env's own, a step keeps the observation that the env has returned for the next
+    root, and the masked reset that follows returns it. Transforms thus see a step and a reset as above any other env,
+    while the env itself is only stepped.
 
     Args:
         base: the innermost env.
@@ -98,7 +100,7 @@ class NativeResets:
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         following = self._step_below(tensordict)
         self._base._complete_done(self._base.full_done_spec, following)
-        # an env that knows its final observations overrides this method of TorchRL's, and keeps them under "next"
+        # an env that knows its final observations overrides this method, and keeps them under "next"
         stepped = tensordict.empty().set("next", following)
         self._fresh = dict(self._base._native_autoreset_set_invalid_next_observation(stepped))
         return stepped.get("next")

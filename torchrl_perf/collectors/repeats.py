@@ -1,4 +1,4 @@
-"""Transforms that step the env more than once, or in a reset, which an env that resets itself has to know of."""
+"""Transforms that step the env more than once, or inside a reset; an env that resets itself needs special care."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def steps_in_reset(env: EnvBase) -> bool:
 
 
 def check_repeats(env: EnvBase, native: bool) -> None:
-    """Refuse transforms that step more than once where the ends between cannot be kept.
+    """Refuse transforms that take several steps if an episode's end among them would be lost.
 
     Raises:
         ValueError: several actions a step, or steps in a reset, above an env that resets itself under TorchRL's mark.
@@ -36,23 +36,24 @@ def check_repeats(env: EnvBase, native: bool) -> None:
     wrong = [each for each in wrong if getattr(each, "frame_skip", 2) > 1]
     if wrong:
         raise ValueError(
-            f"env: expected no {type(wrong[0]).__name__} above an env that resets itself, which would go on with the "
-            "next episode inside one step. Remedy: repeat the action inside the env."
+            "env: expected no transform that repeats steps above an env that resets itself, received "
+            f"{type(wrong[0]).__name__}, which would go on into the next episode within one step. Remedy: repeat the "
+            "action inside the env."
         )
 
 
 def skipped_step(
     transform: FrameSkipTransform, tensordict: TensorDictBase, next_tensordict: TensorDictBase
 ) -> TensorDictBase:
-    """TorchRL's frame skip, but a row that has ended stays as it is and is given no more reward.
+    """TorchRL's frame skip, but a row that has ended no longer changes and gets no more reward.
 
     Args:
         transform: whose ``frame_skip`` and parent are used.
         tensordict: root of the step, with the action.
-        next_tensordict: what the first of the repeated steps gave.
+        next_tensordict: result of the first of the repeated steps.
 
     Returns:
-        What the last of them gave, where a row ended what that step gave, with the sum of the rewards up to there.
+        Result of the last step or, in a row that has ended, of the step that ended it; rewards are summed up to there.
     """
     parent = transform.parent
     rewards = [key for key in parent.reward_keys if next_tensordict.get(key, None) is not None]
@@ -69,10 +70,10 @@ def skipped_step(
 
 
 class EndsKept:
-    """Inside the context the frame skips of an env keep the ends of episodes, see :func:`skipped_step`."""
+    """Inside the context the frame skips of an env stop at the ends of episodes, see :func:`skipped_step`."""
 
     def __init__(self, env: EnvBase) -> None:
-        for skip in frame_skips(env):  # made now: the compiler cannot trace what makes an env
+        for skip in frame_skips(env):  # listed now, since the compiler cannot trace it
             _ = skip.parent.reward_keys, skip.parent.full_action_spec, skip.parent.full_done_spec
         self._skips: list[tuple[FrameSkipTransform, Callable[..., TensorDictBase]]] = [
             (skip, partial(skipped_step, skip)) for skip in frame_skips(env)

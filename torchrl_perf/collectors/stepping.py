@@ -23,9 +23,9 @@ def autoreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDict
 
 
 def unreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
-    """The first half of TorchRL's own step, right for every env: ``env.maybe_reset`` of the result has to follow.
+    """The first half of TorchRL's own step, which works for every env; call ``env.maybe_reset`` on the result.
 
-    The second half asks the host whether anything is done, and so stays outside a compiled function.
+    The second half asks the host whether any row is done, and so stays outside a compiled function.
     """
     stepped = env.step(td)
     store(stepped)
@@ -41,8 +41,8 @@ def masked_reset(env: EnvBase, root: TensorDictBase) -> TensorDictBase:
     """Reset of the rows that are done in ``root``, merged by ``torch.where``; the counterpart of ``env.maybe_reset``.
 
     ``env._reset`` is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
-    of tensors that leaves the other rows' state alone, as TorchRL asks of partial resets. Transforms see the reset as
-    they do in ``env.reset``.
+    of tensors that leaves the state of the other rows alone, as TorchRL requires of partial resets. Transforms see the
+    reset as they do in ``env.reset``.
     """
     done = root.get("done").clone()
     fresh = env._reset(root.empty().set("_reset", done))
@@ -63,7 +63,7 @@ def resets_inside_step(env: EnvBase) -> bool:
 
     Such an env has a true attribute ``resets_inside_step``, and returns nothing by reference.
     """
-    # its own attribute: TransformedEnv and SerialEnv hand out those of the envs below, whose step is not theirs
+    # the env's own attribute: TransformedEnv and SerialEnv also return those of the envs below, whose step is another
     return vars(env).get("resets_inside_step", getattr(type(env), "resets_inside_step", False))
 
 

@@ -1,4 +1,4 @@
-"""Adam (arXiv:1412.6980) as a function of tensors: clipped, decided on the device, in the precision of its moments."""
+"""Adam (arXiv:1412.6980) as a function of tensors: steps are skipped on the device and computed in wide precision."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ __all__ = ["AdamSettings", "adam_step_", "bias_corrections", "exact_copy_", "wid
 
 
 class AdamSettings(NamedTuple):
-    """What a step is made with, beside its step size."""
+    """Settings of a step, except its step size."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the means of gradients and of their squares."""
@@ -31,8 +31,8 @@ def widest_dtype(dtype: torch.dtype) -> torch.dtype:
 def exact_copy_(exact: Tensor, param: Tensor) -> Tensor:
     """Makes ``exact``, the wide value of a 16-bit parameter, agree with it, in place and without a host wait.
 
-    Where the parameter is the rounding of the wide value it stands, so that steps smaller than the parameter's
-    resolution add up; where something else was written to the parameter, such as a checkpoint, that counts.
+    If the parameter is the rounded wide value, the wide value is kept, so that steps below the parameter's resolution
+    add up. If something else was written to the parameter, such as a checkpoint, the wide value becomes that.
 
     Args:
         exact: float32, shaped as ``param``.
@@ -63,8 +63,8 @@ def adam_step_(
 ) -> None:
     """One step of Adam, in place; where ``skip`` is 1 no bit changes, whatever the gradients are.
 
-    PyTorch's fused kernel in ordinary operations, for what that does not serve: it reads ``lr`` and ``grad_scale`` as
-    float32, which is not enough for parameters of float64.
+    Ordinary operations in place of PyTorch's fused kernel, which reads ``lr`` and ``grad_scale`` as float32: too little
+    for parameters of float64.
 
     Args:
         params: of one dtype, float32 or float64.
@@ -83,7 +83,7 @@ def adam_step_(
     dtype = params[0].dtype
     applies, lr = skip == 0, lr.to(dtype)
     torch._foreach_add_(list(steps), [applies.to(steps[0].dtype)] * len(steps))
-    # of a first step that is skipped the count is 0, and nothing of what follows is kept
+    # if the first step is skipped the count is 0, and the results below are discarded
     first, second = bias_corrections(torch.stack(list(steps)).to(dtype).clamp_min(1.0), betas)
     scaled = torch._foreach_div(list(grads), grad_scale.to(dtype))
     values = list(params)

@@ -30,11 +30,11 @@ UNSUPPORTED = ("advantage_norm", "delay_actor", "max_importance_ratio")
 REDUCTIONS = ("mean", "sum", "none")
 CRITIC_LOSSES = ("l1", "l2", "smooth_l1")
 MAX_LOG_RATIO = 20.0
-"""Ratios above exp(20), which only an action of no density under the old policy has, count as that."""
+"""Log-ratios are clamped to this; a larger one needs an action of nearly no density under the old policy."""
 
 
 class _DevicePPO:
-    """What the losses below have in common: everything but the objective of the policy."""
+    """The common part of the losses below: everything except the policy's objective."""
 
     UNSUPPORTED = UNSUPPORTED
     """Options of the parent that this loss does not have."""
@@ -62,7 +62,7 @@ class _DevicePPO:
     def _check_arguments(self, given: Mapping[str, Any]) -> None:
         """Refuses what the parent would swallow unread, and what this loss does not have."""
         parent = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__.startswith("torchrl."))
-        known: set[str] = {"critic_coef", "entropy_coef"}  # which the parent refuses with its own words
+        known: set[str] = {"critic_coef", "entropy_coef"}  # the parent refuses these itself
         for kind in type(self).__mro__:
             known |= set(inspect.signature(cast("Any", kind).__init__).parameters)
         if unknown := sorted(set(given) - known):
@@ -72,7 +72,7 @@ class _DevicePPO:
             raise ValueError(f"Expected none of {self.UNSUPPORTED}, received {refused}. Remedy: torchrl's {parent}.")
         for name, values in (("reduction", REDUCTIONS), ("loss_critic_type", CRITIC_LOSSES)):
             if given.get(name) is not None and given[name] not in values:
-                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}.")
+                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}. Remedy: one of these.")
 
     @property
     def valid_key(self) -> NestedKey | None:
@@ -86,7 +86,7 @@ class _DevicePPO:
         return [*own, *cast("Any", self)._loss_mask_keys()]
 
     def _acting(self, which: str) -> contextlib.AbstractContextManager[Any]:
-        """The network holds its parameters: those of the loss, or its own."""
+        """Context in which the network holds its parameters: those of the loss, or its own."""
         loss = cast("Any", self)
         if not loss.functional:
             return contextlib.nullcontext()
@@ -95,7 +95,7 @@ class _DevicePPO:
     # -- what is read -------------------------------------------------------------------------------------------------
 
     def _advantage(self, tensordict: TensorDictBase) -> Tensor:
-        """``[*, 1]``, as the batch has it; estimated from a batch of transitions that has none."""
+        """``[*, 1]``, from the batch, or estimated from its transitions if it has none."""
         loss = cast("Any", self)
         key = loss.tensor_keys.advantage
         if tensordict.get(key, None) is None:
@@ -142,7 +142,7 @@ class _DevicePPO:
         elif of_actor is not None:
             flag = tensordict.get(of_actor, None)
             of_nodes = flag is not None and flag.ndim > len(rows) and flag.shape[len(rows) :] != (1,)
-            flags[of_actor] = None if of_nodes else flag  # nodes of one action, which the distribution leaves out
+            flags[of_actor] = None if of_nodes else flag  # the distribution itself leaves out nodes of one action
         valid = None
         for key, flag in flags.items():
             if flag is not None:
@@ -160,7 +160,7 @@ class _DevicePPO:
         read += loss.critic_network.in_keys if loss._has_critic else []
         fills = dict.fromkeys(read, 0.0)
         if parameters:
-            fills |= dict.fromkeys(loss.actor_network[-1].in_keys, 1.0)  # a scale of 0 is no scale
+            fills |= dict.fromkeys(loss.actor_network[-1].in_keys, 1.0)  # 1, since a scale has to be positive
         for key, fill in fills.items():
             value = tensordict.get(key, None)
             leaves = value.items(True, True) if isinstance(value, TensorDictBase) else [((), value)]
@@ -170,7 +170,7 @@ class _DevicePPO:
                     tensordict.set(path, finite_where_absent(leaf, valid, fill))
 
     def _normalized(self, advantage: Tensor, valid: Tensor | None) -> Tensor:
-        """``[*, 1]``, normalised over the rows that count if that was asked for, 0 in the others."""
+        """``[*, 1]``, normalised over the rows that count if so configured, 0 in the others."""
         loss = cast("Any", self)
         if not loss.normalize_advantage:
             return kept(advantage, valid)
@@ -199,7 +199,7 @@ class _DevicePPO:
         return kept(log_ratio.unsqueeze(-1), valid), dist
 
     def _stored_log_prob(self, tensordict: TensorDictBase, rows: torch.Size) -> Tensor:
-        """``[*]``: what the batch holds, one entry or one for each part."""
+        """``[*]``: from the batch, which holds one entry or one for each part."""
         key = cast("Any", self).tensor_keys.sample_log_prob
         keys = [key] if isinstance(key, str | tuple) else list(key)
         stored = {one: tensordict.get(one, None) for one in keys}
@@ -220,7 +220,7 @@ class _DevicePPO:
         return HybridDistribution.joined(cast("dict[NestedKey, Tensor]", stored), len(rows))
 
     def _stored_dist(self, tensordict: TensorDictBase) -> distributions.Distribution:
-        """The distribution that the stored parameters make; to be asked for before the actor writes new ones."""
+        """The distribution of the stored parameters; call it before the actor overwrites them."""
         actor = cast("Any", self).actor_network
         needed = cast("list[NestedKey]", actor[-1].in_keys)
         if absent := [key for key in needed if tensordict.get(key, None) is None]:
@@ -338,9 +338,9 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
     each part. ``entropy_coeff`` may be a mapping from TorchRL's names of the parts' entropies, such as
     ``("action", "discrete_entropy")``, to weights.
 
-    **Rows that do not count**, such as agents that are absent: those where ``valid_key`` is False, and where the masks
-    are that TorchRL's losses honour (``loss_mask_key``, such as ``("collector", "mask")``), reach no loss, statistic,
-    normalisation or gradient, whatever stands in them; without any row that counts all of them are 0.
+    **Rows that do not count**, such as absent agents, are those where ``valid_key`` is False, or a mask that TorchRL's
+    losses honour (``loss_mask_key``, such as ``("collector", "mask")``). They affect no loss, statistic, normalisation
+    or gradient, whatever they hold; if no row counts, all of these are 0.
 
     **Without an advantage** in the batch, one is estimated from the transitions in it by the value estimator, as in the
     parent: TorchRL's ``GAE`` by default, or ``make_value_estimator(GAETransform(...))``.
@@ -472,7 +472,7 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
         log_ratio, dist = self._log_ratio(tensordict, advantage, valid)
         kl = kept(widened(divergence(old, dist, self.samples_mc_kl)), valid)
         mean_kl = valid_mean(kl, valid)
-        beta = self.beta.clone()  # it changes below, and the gradient is that of this one
+        beta = self.beta.clone()  # it changes below, and the gradient has to use the present one
         gain = _finite(log_ratio).exp() * advantage
         if self.reduction == "mean":
             objective = beta * mean_kl - valid_mean(gain, valid)
@@ -490,11 +490,11 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
     def _adapt(self, kl: Tensor, valid: Tensor | None) -> None:
         lower = torch.where(kl < self.dtarg / 1.5, self.decrement, 1.0)
         factor = torch.where(kl > self.dtarg * 1.5, self.increment, lower)
-        # rows that do not count say nothing about the policy
+        # rows that do not count do not affect the adaptation
         self.beta.mul_(factor if valid is None else torch.where(valid.any(), factor, 1.0))
 
     def reset(self) -> None:
-        """``beta`` is what it was at construction."""
+        """Set ``beta`` back to its initial value."""
         self.beta.fill_(self._beta_init)
 
 

@@ -77,7 +77,7 @@ def from_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -
         name = key.removeprefix(prefix)
         value = state.pop(key)
         if name.endswith(("__batch_size", "__device")):
-            continue  # what TorchRL's state says besides
+            continue  # further entries of TorchRL's state
         if name.startswith("_value_estimator."):
             _load_hyperparameter(loss, name.rpartition(".")[2], value)
             continue
@@ -93,6 +93,6 @@ def from_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -
 
 
 def _load_hyperparameter(loss: Any, name: str, value: Tensor) -> None:
-    """Takes over the discount of TorchRL's value estimator, which its loss keeps in its state."""
+    """Loads the discount of TorchRL's value estimator from the state of its loss."""
     if name in ("gamma", "lmbda") and getattr(loss, name) is not None:
         setattr(loss, name, checked_gamma(float(value), name))

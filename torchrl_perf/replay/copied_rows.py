@@ -1,4 +1,4 @@
-"""Slices of storages whose rows are put together when they are read: copies whose writes reach the storage."""
+"""Slices of storages that assemble their rows when read: copies whose writes reach the storage."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from torchrl_perf.replay.row_memory import RowMemory
 
 _HARMLESS = frozenset({"requires_grad_", "share_memory_", "detach_"})
-"""Named as writes in place are, but leave the numbers."""
+"""Functions named like writes in place that do not change the values."""
 
 
 class CopiedTensor(Tensor):
-    """A tensor of :class:`CopiedRows`, and its views: to read as any tensor, refusing writes in place.
+    """A tensor of :class:`CopiedRows`, or a view of one: it reads like any tensor, but refuses writes in place.
 
-    What is computed from it is a plain tensor.
+    Results computed from it are plain tensors.
     """
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuses what writes into one of these (not inside ``torch.compile``), hands on everything else."""
+        """Refuses functions that write into one of these (not inside ``torch.compile``), and calls all others."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return super().__torch_function__(func, types, args, kwargs)
@@ -42,7 +42,7 @@ class CopiedTensor(Tensor):
         return _marked([result], args)[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as a plain tensor."""
+        """Pickled as a plain tensor."""
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
@@ -69,7 +69,7 @@ def _marked(results: Any, args: tuple[Any, ...]) -> Any:
 
 
 class CopiedRows(TensorDict):
-    """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which have no memory of their own in the storage.
+    """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which are not stored as such.
 
     TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here.
     Other writes in place, into the rows, their nested TensorDicts and their tensors, would change the copy alone and
@@ -132,7 +132,7 @@ class CopiedRows(TensorDict):
         return super().masked_fill_(*args, **options)
 
     def _writable(self) -> contextlib.AbstractContextManager[Any]:
-        """Where the storage was written, so that the copy may be too."""
+        """Context for updating the copy after the storage was written."""
         return contextlib.nullcontext() if self._origin is None else torch._C.DisableTorchFunctionSubclass()
 
     def _refuse(self, name: str) -> None:
@@ -141,7 +141,7 @@ class CopiedRows(TensorDict):
 
 
 def _mark_leaves(rows: TensorDict) -> None:
-    """Makes the tensors of rows that were just read refuse writes; ``apply`` would take as long as the read."""
+    """Makes the tensors of freshly read rows refuse writes, without ``apply``, which would take as long as the read."""
     for key, value in rows._tensordict.items():
         if isinstance(value, TensorDict):
             _mark_leaves(value)

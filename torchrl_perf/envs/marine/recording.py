@@ -1,4 +1,4 @@
-"""What a policy does with robots, kept step by step on the device and copied to the host once, for pictures.
+"""Episodes of robots under a policy, recorded step by step on the device and copied to the host once, for pictures.
 
 Dimension key: ``E`` envs, ``R`` robots, ``O`` obstacles, ``C`` vortex cores, ``T`` steps.
 """
@@ -71,9 +71,9 @@ class Recording:
 def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> Recording:
     """Let a policy act from the env's present state for one episode of each row, without resets.
 
-    The way of a robot includes the state that ended it, which an env that resets inside its step does not show. The
-    env's worlds, its counter of frames and the policy's entries are afterwards as they were; what the policy itself
-    keeps, such as the state of a noise, is not, and random numbers have been drawn.
+    A robot's path includes the state that ended it, which an env that resets inside its step does not show. The env's
+    worlds, its counter of frames and the policy's entries are restored afterwards; state inside the policy, such as
+    that of a noise, is not, and random numbers have been drawn.
 
     Args:
         env: to choose the worlds call ``env.load_layout(scenario_set(...))`` before, or ``env.reset()``. Of
@@ -92,7 +92,8 @@ def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> 
     marine = env.base_env if isinstance(env, AgentStreams) else env
     if not isinstance(marine, MarineNavigation):
         raise TypeError(
-            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}."
+            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}. Remedy: "
+            "pass the MarineNavigation itself."
         )
     check_count("record", "steps", steps)
     before = {name: value.clone() for name, value in marine.state_dict().items()}
@@ -122,7 +123,7 @@ def _walk(
         marine.elapsed.add_(1)
         if marine.max_episode_steps is not None:
             state["active"] = state["active"] & (marine.elapsed < marine.max_episode_steps)
-        # an entry that did not change is the buffer itself, to which writing it changes nothing
+        # an entry that did not change is the buffer itself: writing it back changes nothing
         marine._write(state)
         frames.append(marine.snapshot())
         events.append(step.entries["agents", "event"].squeeze(-1).clone())
@@ -133,7 +134,7 @@ def _walk(
 def _next_root(
     env: MarineNavigation | AgentStreams, marine: MarineNavigation, td: TensorDictBase, entries: dict[NestedKey, Tensor]
 ) -> TensorDict:
-    """The root that the policy sees next: what it wrote itself goes on, as in a collector."""
+    """The root that the policy sees next; what it wrote itself is carried on, as in a collector."""
     root = marine._root(marine._state())
     for key in (("agents", "event"), ("agents", "colregs")):
         root.set(key, entries[key])

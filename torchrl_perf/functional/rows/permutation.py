@@ -10,7 +10,7 @@ _SMALLEST_SIDE = 8
 
 
 def _sides(n: int) -> tuple[int, int]:
-    """``n = a * b`` with ``a <= b`` as equal as its divisors allow."""
+    """``n = a * b`` with ``a <= b`` as close to each other as the divisors of n allow."""
     a = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
     return a, n // a
 
@@ -23,7 +23,7 @@ def _mix(value: Tensor, key: Tensor) -> Tensor:
 
 
 def feistel_permutation(n: int, keys: Tensor) -> Tensor:
-    """The permutation of ``0..n-1`` that ``keys`` names: a Feistel network over ``Z_a x Z_b`` with ``n = a b``.
+    """The permutation of ``0..n-1`` given by ``keys``: a Feistel network over ``Z_a x Z_b`` with ``n = a b``.
 
     Each round adds a hash of one half to the other, modulo its side, so the map is one-to-one for any ``n`` without
     cycle walking (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, method 3). It is elementwise, so a

@@ -1,4 +1,4 @@
-"""Which CPU tensors stand for copies on the host, where CPU tensors stand in for a device."""
+"""Which CPU tensors count as copies on the host, when CPU tensors stand in for a device."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ _MANY = 1_000
 
 
 class HostCopies:
-    """Remembers the storages of what ``cpu()`` has returned: reading those waits for nothing more.
+    """Remembers the storages of the results of ``cpu()``, whose reads are no further waits.
 
-    On a CPU ``cpu()`` returns its tensor itself, so that copy and source would be one; :meth:`copied` makes the copy
-    that a device would make. Views of a copy share its storage and so count as copies.
+    On a CPU, ``cpu()`` returns the tensor itself, so that copy and source could not be told apart; :meth:`copied` makes
+    the copy that a device would make. Views of a copy share its storage and so count as copies.
     """
 
     def __init__(self) -> None:
         self._storages: dict[int, Any] = {}
 
     def copied(self, source: Tensor, result: Tensor) -> Tensor:
-        """The result of ``source.cpu()`` as a tensor of its own, remembered as a copy."""
+        """The result of ``source.cpu()`` as a separate tensor, remembered as a copy."""
         result = result.clone() if result is source or self._key(result) == self._key(source) else result
         self.mark(result)
         return result
@@ -37,7 +37,7 @@ class HostCopies:
         self._storages[key] = StorageWeakRef(tensor.untyped_storage())
 
     def has(self, tensor: Any) -> bool:
-        """Whether a tensor is a copy on the host, or looks at one."""
+        """Whether a tensor is a copy on the host, or a view of one."""
         if not self._storages or not isinstance(tensor, Tensor):
             return False
         ref = self._storages.get(self._key(tensor) or 0)

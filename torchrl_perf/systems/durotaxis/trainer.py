@@ -63,7 +63,10 @@ class ColonyPPO(PPO):
         colony = _durotaxis(env)
         counting = [number for number, weight in enumerate(colony.reward_weights.tolist()) if weight]
         if not counting:
-            raise ValueError("env: expected a reward_weights that is not 0 everywhere, received zeros.")
+            raise ValueError(
+                "env: expected a reward_weights that is not 0 everywhere, received zeros. Remedy: a weight above 0 "
+                "for at least one component."
+            )
         self._chosen = torch.tensor(counting, device=env.device)
         self.component_names = tuple(colony.component_names[number] for number in counting)
         return self.component_names if self.config.value_heads == "components" else ("total",)
@@ -90,7 +93,7 @@ class ColonyPPO(PPO):
         return parts if self.component_advantage is None else {**parts, "component_advantage": self.component_advantage}
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
-        """All of a batch but the next nodes, its largest part, which are the nodes of the step after."""
+        """All of a batch except the next nodes, its largest part, which are also the nodes of the following step."""
         return batch.exclude(("next", "nodes"))
 
     def columns(self, batch: TensorDictBase) -> Tensor:
@@ -130,9 +133,9 @@ class DurotaxisTrainer(PPOTrainer):
 
     Actor and critic have a transformer encoder of nodes and colony each (:class:`~torchrl_perf.modules.NodeEncoder`).
     With ``value_heads="components"`` the critic has a value for each component of the reward that counts, in the units
-    of the reward, so that the values add up to that of the whole; each has an advantage of its own, and the policy
-    learns from their sum by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
-    place and are saved). With all of them 1, and unless they are standardised, that is the advantage of the reward.
+    of the reward, so that the values add up to that of the whole; each has its own advantage, and the policy learns
+    from their sum weighted by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
+    place and are saved). With all weights 1, and unless they are standardised, that is the advantage of the reward.
 
     Metrics beside PPO's, of the last finished episodes: the shares of outcomes ``episode/success``,
     ``episode/overgrowth``, ...; ``episode/progress`` of the colony's centre to the goal; ``episode/score``, which is
@@ -189,7 +192,7 @@ class DurotaxisTrainer(PPOTrainer):
 
 
 def _durotaxis(env: EnvBase) -> Durotaxis:
-    """The env, if it has what the trainer asks a colony for."""
+    """The env, if it is a colony that the trainer can use."""
     if absent := [name for name in _NEEDED if not hasattr(env, name)]:
         raise ValueError(
             f"env: expected a Durotaxis, which has {', '.join(_NEEDED)}, received {type(env).__name__} without "

@@ -1,4 +1,4 @@
-"""Settings of runs that train vessels to navigate: what all agents share, and each agent's own."""
+"""Settings of runs that train vessels to navigate: those that all agents share, and each agent's own."""
 
 import itertools
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ class MarineSettings:
     """The world and the encoder of a navigation run; the other half of each ``Marine...Config``.
 
     Frames count one step of all vessels of an env, whatever their number; a batch has a row for each place of a vessel,
-    ``num_envs * max_robots`` of them in each step. Settings of the stages are numbers with commas, one for each stage;
-    one alone holds for all.
+    ``num_envs * max_robots`` of them in each step. Settings of the stages are numbers separated by commas, one for each
+    stage; a single one holds for all.
     """
 
     env_class: ClassVar[str] = "MarineNavigation"
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"
-    """What learns: iqn, dqn and rainbow choose among 25 changes of thrust, the others any."""
+    """The algorithm: iqn, dqn and rainbow choose among 25 changes of thrust, the others any."""
     env: MarineEnv = "MarineNavigation"
     """Which settings to start from: the whole curriculum, or one vessel in an empty world, 40 m from its goal."""
     max_robots: int = 5

@@ -1,4 +1,4 @@
-"""Six agents that learn to navigate, each one of the package's algorithms on one policy that all vessels share."""
+"""Six agents that learn to navigate: each is an algorithm of the package with one policy that all vessels share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
@@ -74,7 +74,7 @@ def make_marine_env(config: MarineConfig, device: torch.device, **options: Any) 
 
 
 class MarineTask(Task):
-    """The world of the vessels, and what becomes of them.
+    """The world of the vessels, and metrics of their outcomes.
 
     Metrics, means over the interval: ``navigation/success``, ``navigation/collision`` and ``navigation/timeout``, each
     a share of the vessels that ended; ``navigation/colregs``, share of a vessel's steps with a penalty;
@@ -92,7 +92,7 @@ class MarineTask(Task):
         return make_marine_env(config, device)
 
     def measure(self, trainer: Any, batch: TensorDictBase) -> None:
-        """How the vessels ended; nothing of a world without vessels."""
+        """Adds the outcomes of the vessels; worlds without active vessels do not count."""
         following, add = cast("Mapping[str, Any]", batch.get("next")), trainer.metrics.add
         if trainer.valid_key is None or following.get("event", None) is None:
             return
@@ -203,7 +203,7 @@ class MarineSACTrainer(OffPolicyTrainer):
 
 
 def _networks(squash: Squash = "tanh") -> dict[str, Callable[..., nn.Module]]:
-    """Actor and critic on encoders of their own, as an algorithm makes them."""
+    """Actor and critic on separate encoders, as an algorithm makes them."""
 
     def make_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
         return make_marine_actor(action, config, squash)

@@ -97,7 +97,9 @@ class GuardedAdam(torch.optim.Optimizer):
         acceleration: Acceleration | None = None,
     ) -> None:
         if lr is not None and learning_rate is not None:
-            raise ValueError(f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}.")
+            raise ValueError(
+                f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}. Remedy: leave one out."
+            )
         acceleration = acceleration or Acceleration()
         self.max_grad_norm = math.inf if max_grad_norm is None else check_setting("max_grad_norm", max_grad_norm)
         self._kind = acceleration.optimizer

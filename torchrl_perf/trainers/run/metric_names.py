@@ -1,4 +1,4 @@
-"""Names of the metrics that a trainer's rows have, so that one that does not exist is told before a run."""
+"""Names of the metrics in a trainer's rows, so that an unknown one is refused before a run."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What changes over a run by itself, and what a resumed run with other settings makes of it: said, kept or applied."""
+"""Schedules of a run, and what a resumed run with other settings does with them: report, keep or apply the change."""
 
 import dataclasses
 import logging
@@ -42,7 +42,7 @@ class _Schedule(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A schedule that other settings change."""
+    """A schedule that is changed by new settings."""
 
     name: str
     """Of the schedule: ``learning_rate``, ``epsilon``, ..."""
@@ -55,7 +55,7 @@ class Change(NamedTuple):
     end_after: float
     """The same, by the new ones."""
     fields: tuple[str, ...]
-    """The settings that make the difference."""
+    """The settings that cause the change."""
 
 
 def scheduled_values(config: RunConfig, iteration: int) -> dict[str, float]:
@@ -72,7 +72,7 @@ def scheduled_values(config: RunConfig, iteration: int) -> dict[str, float]:
 
 
 def schedule_changes(before: RunConfig, after: RunConfig, iteration: int) -> list[Change]:
-    """The schedules that go on otherwise by other settings.
+    """The schedules that continue differently with the new settings.
 
     Args:
         before: settings that the run was stored with.
@@ -146,7 +146,7 @@ def with_schedules_of(before: RunConfig, after: RunConfig) -> RunConfig:
 
 
 def apply_changes(trainer: Any, before: RunConfig) -> None:
-    """Writes what was set otherwise for a resumed run over what its checkpoint has restored.
+    """Overwrites what a checkpoint has restored with the settings that a resumed run has changed.
 
     A checkpoint holds the constants of most schedules: step sizes that are not annealed, the ends of epsilon and noise,
     the exponents of prioritised replay. Without a change of settings nothing is touched.
@@ -156,7 +156,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
         before: settings that the run was stored with.
 
     Raises:
-        ValueError: for a setting that has no place in a trainer's parts of its user's own.
+        ValueError: for a setting that does not exist in a part that the user has passed to the trainer.
     """
     config = trainer.config
     changed = set(_changed(before, config, tuple(field.name for field in dataclasses.fields(config))))
@@ -172,7 +172,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
 
 
 def go_on(trainer: Any, run_dir: Path) -> None:
-    """Says how the schedules of a resumed run change with its settings, and applies what was set otherwise.
+    """Reports how the schedules of a resumed run change with its settings, and applies the changes.
 
     Args:
         trainer: has loaded a checkpoint of the run; nothing is done for a new one.

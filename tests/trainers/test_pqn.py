@@ -14,7 +14,6 @@ from torchrl_perf.envs import AgentStreams, CartPole, Pendulum
 from torchrl_perf.modules import EpsilonGreedy
 from torchrl_perf.trainers import PQNConfig, PQNTrainer, train
 from torchrl_perf.trainers.pqn import make_pqn_policy
-from torchrl_perf.trainers.run import run as run_module
 
 # rows: envs; the first ends truly at its second step, the second is cut off there by a time limit
 REWARD = [[1.0, 2.0, -1.0, 0.5], [0.25, 1.0, 3.0, -2.0]]
@@ -105,8 +104,7 @@ def test_epsilon_falls_by_env_steps_and_is_a_metric():
         assert float(trainer.policy.epsilon) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_resumed_run_may_change_the_end_of_epsilon(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+def test_a_resumed_run_may_change_the_end_of_epsilon(tmp_path):
     options = {"run_dir": str(tmp_path), "checkpoint_interval": 1, "eps_frames": 32}
     run_dir = train(make("pqn", {**options, "total_steps": 64}), progress=False).run_dir
     trainer = make("pqn", {**options, "total_steps": 128, "eps_end": 0.5})

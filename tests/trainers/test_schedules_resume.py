@@ -12,7 +12,6 @@ from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, train
 from torchrl_perf.trainers.ddpg import DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.dqn import DQNConfig, DQNTrainer
-from torchrl_perf.trainers.run import run as run_module
 from torchrl_perf.trainers.run.schedules import (
     describe_changes,
     schedule_changes,
@@ -29,11 +28,6 @@ DQN = DQNConfig.without_task(
 )
 DDPG = DDPGConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
 SAC = SACConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
-
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
 
 
 def replaced(config, **changes):

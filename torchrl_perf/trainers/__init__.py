@@ -25,6 +25,7 @@ from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.optim.group_adam import GroupAdam
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
+from torchrl_perf.trainers.pqn import PQN_PRESETS, PQNConfig, PQNTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -43,6 +44,7 @@ __all__ = [
     "DQN_PRESETS",
     "HYBRID_PPO_PRESETS",
     "IQN_PRESETS",
+    "PQN_PRESETS",
     "PRESETS",
     "QR_DQN_PRESETS",
     "RAINBOW_PRESETS",
@@ -76,6 +78,8 @@ __all__ = [
     "OnPolicyTrainer",
     "PPOConfig",
     "PPOTrainer",
+    "PQNConfig",
+    "PQNTrainer",
     "QRDQNConfig",
     "RainbowConfig",
     "RainbowTrainer",

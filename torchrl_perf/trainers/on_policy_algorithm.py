@@ -85,9 +85,11 @@ class OnPolicyAlgorithm(abc.ABC):
         unused_keys: entries that the policy writes and no one reads, left out of the batch.
         schedules: 0-d tensors that :meth:`schedule` writes and that are no part of a network, by name.
         valid_key: the env's flag of the rows that count, or None; see :func:`valid_key_of`.
+        metric_names: columns that :meth:`measure` adds, so that a misspelt one is found before a run.
     """
 
     losses: ClassVar[tuple[str, ...]]
+    metric_names: ClassVar[tuple[str, ...]] = ()
 
     policy: nn.Module
     networks: dict[str, nn.Module]

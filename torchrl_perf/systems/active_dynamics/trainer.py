@@ -74,6 +74,11 @@ class ActiveDynamicsTrainer(Checkpointed):
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
 
+    metric_names = (
+        *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
+        *(f"train/{name}" for name in (*LOSSES, "grad_norm")),
+    )
+
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
     ) -> None:

@@ -86,6 +86,11 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Old package, then new one, then names."""
 
+_RENAMED: dict[str, dict[str, tuple[str, str]]] = {
+    "trainers": {"GroupAdam": ("trainers", "GuardedAdam")},
+}
+"""Old package, then old name, then new package and name. What is called in another way says so in its docstring."""
+
 _MODULES: dict[str, dict[str, str]] = {
     "trainers": {
         "marine": "systems.marine.trainer",
@@ -123,6 +128,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "fault": "trainers.run.fault",
         "torchrl_hooks": "trainers.torchrl.install",
         "hooks_log": "trainers.torchrl.log",
+        "group_adam": "trainers.optimization",
         "dqn_config": "trainers.dqn",
         "iqn_config": "trainers.iqn",
         "rainbow_config": "trainers.rainbow",
@@ -163,13 +169,15 @@ def moved_from(package: str) -> Callable[[str], Any]:
         package: its ``__name__``.
     """
     below = package.removeprefix("torchrl_perf.")
-    homes = {name: home for home, names in _NAMES[below].items() for name in names}
+    homes = {name: (home, name) for home, names in _NAMES[below].items() for name in names}
+    homes |= _RENAMED.get(below, {})
 
     def moved(name: str) -> Any:
-        if home := homes.get(name):
+        if name in homes:
+            home, now = homes[name]
             new = f"torchrl_perf.{home}"
-            found = getattr(importlib.import_module(new), name)
-            line = f"from {new} import {name}"
+            found = getattr(importlib.import_module(new), now)
+            line = f"from {new} import {now}"
         elif module := _MODULES.get(below, {}).get(name):
             new = f"torchrl_perf.{module}"
             found, line = importlib.import_module(new), f"import {new}"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from config_runs import KINDS, RUN_KEYS, SMALL, TRAINERS, WHOLE_RUNS, observe
-from declared import declaring, unread
+from declared import ADAM, declaring, unread
 
 LEARNING = {
     # (what both runs have, the value that is tried)
@@ -29,6 +29,7 @@ LEARNING = {
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
     "max_grad_norm": ({}, 1e-3),
     "hidden_size": ({}, 64),
+    **ADAM,
 }
 NETWORK = {"activation": ({"activation": "relu"}, "tanh")}
 OFF_POLICY = {

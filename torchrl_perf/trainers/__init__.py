@@ -7,7 +7,6 @@ from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.deterministic import make_deterministic_actor
 from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
-from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer, make_hybrid_actor
 from torchrl_perf.trainers.iqn import (
     IQN_PRESETS,
@@ -61,7 +60,6 @@ __all__ = [
     "DeviceLogHook",
     "DeviceParts",
     "DeviceReplayHook",
-    "GroupAdam",
     "GuardedAdam",
     "GuardedStepper",
     "HybridPPOConfig",

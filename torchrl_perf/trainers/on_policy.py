@@ -16,6 +16,7 @@ from torchrl_perf.functional.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.trainers.adam_settings import adam_options
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
@@ -81,6 +82,7 @@ class OnPolicyTrainer(Checkpointed):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=self.acceleration,
+            **adam_options(config),
         )
         self.metrics = DeviceMetrics(self.device)
         self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)

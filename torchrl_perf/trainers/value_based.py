@@ -16,6 +16,7 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
+from torchrl_perf.trainers.adam_settings import adam_options
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
@@ -161,6 +162,7 @@ class ValueAlgorithm(Algorithm):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=setup.acceleration,
+            **adam_options(config),
         )
         self.parameter_names = [name for name, _ in self.q_network.named_parameters()]
         self._losses_fn = setup.compiled(self.sample_losses)

@@ -31,6 +31,7 @@ from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_s
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
+from torchrl_perf.trainers.adam_settings import adam_options
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.optimization import GuardedAdam
 from torchrl_perf.trainers.run.made_of import describe
@@ -116,6 +117,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=self.acceleration,
+            **adam_options(config),
         )
         self._keys = (*WINDOW_KEYS, *self.policy.filter.state_shapes)
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)

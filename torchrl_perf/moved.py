@@ -89,7 +89,7 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 _RENAMED: dict[str, dict[str, tuple[str, str]]] = {
     "trainers": {"GroupAdam": ("trainers", "GuardedAdam")},
 }
-"""Old package, then old name, then new package and name. What is called in another way says so in its docstring."""
+"""Old package, then old name, then new package and name."""
 
 _MODULES: dict[str, dict[str, str]] = {
     "trainers": {

@@ -9,7 +9,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
 from torchrl_perf.modules.mlp import FusedMLP
-from torchrl_perf.trainers.on_policy import OnPolicyTrainer
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.ppo import PPO, PPOConfig
 from torchrl_perf.trainers.spaces import observation_inputs
 

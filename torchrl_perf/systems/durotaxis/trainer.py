@@ -15,7 +15,7 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
-from torchrl_perf.trainers.on_policy import OnPolicyTrainer
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.ppo import PPO
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Stateful

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.elbo import beta_at
+from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.run_layout import CONFIG, read_json
-from torchrl_perf.trainers.adam_settings import adam_options
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.optim.settings import adam_options
 
 __all__ = [
     "Change",

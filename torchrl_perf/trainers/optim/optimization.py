@@ -1,0 +1,436 @@
+"""The optimiser of every trainer: Adam that clips, schedules and skips on the device."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.functional.adam import widest_dtype
+from torchrl_perf.runtime.loss_scale import LossScale
+from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
+from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
+from torchrl_perf.trainers.optim.settings import (
+    AdamGroup,
+    check_params,
+    check_setting,
+    checked_betas,
+    learning_rate_tensor,
+    refuse_absent,
+)
+
+_KERNELS = ("params", "lr", "foreach", "fused", "capturable", "maximize", "amsgrad", "differentiable")
+_OWN = (
+    "max_grad_norm",
+    "grad_norms",
+    "params",
+    "loss_scale",
+    "_kind",
+    "_norm_dtype",
+    "_steps",
+    "_group_steps",
+    "_ends",
+)
+
+
+def is_fault(loss: Tensor, grad_norm: Tensor, loss_scale: LossScale | None = None) -> Tensor:
+    """Whether a loss or its gradients are bad themselves, and not just too large for the loss scale.
+
+    Args:
+        loss: 0-d.
+        grad_norm: norm of its gradients, 0-d, that ``loss_scale`` has checked.
+        loss_scale: what the gradients were scaled with.
+
+    Returns:
+        bool 0-d.
+    """
+    bad = ~grad_norm.isfinite()
+    return ~loss.isfinite() | (bad if loss_scale is None else bad & ~loss_scale.overflow)
+
+
+class GuardedAdam(torch.optim.Optimizer):
+    """Adam with gradient clipping, whose step is skipped on the device where a gradient is not finite.
+
+    PyTorch's fused Adam already divides the gradient by a tensor and skips on a flag, for mixed precision: here the
+    divisor clips the norm, and the flag is raised where the gradient is not finite. So a bad step leaves parameters and
+    moments untouched without a host read.
+
+    There are two ways to step. :meth:`step` takes the gradients that ``backward()`` left at the parameters;
+    :meth:`apply_gradients` takes those that ``torch.autograd.grad`` or ``torch.func`` returned, and may be compiled
+    together with the losses that they are of. Norm, guard, moments and parameters are few kernels then.
+
+    It is a ``torch.optim.Optimizer``: groups with their own ``lr``, ``betas``, ``eps`` and ``weight_decay``, PyTorch's
+    schedulers, hooks, ``closure`` and form of ``state_dict``, and ``torch.amp.GradScaler``. The norm is that of all
+    groups together. Learning rates are tensors on the device: a scheduler, ``group["lr"] = 1e-4`` and
+    ``load_state_dict`` write them in place, which a captured graph honours; other settings are recorded with a graph,
+    and with a compiled step.
+
+    Parameters may be float32, float64, bfloat16 and float16, mixed as well. Moments and arithmetic are float32 (float64
+    for float64). A 16-bit parameter has its float32 value in the state, and is the rounding of it: steps that are
+    smaller than its resolution add up, and no number of steps is further from float32 than one rounding. What is
+    written to the parameter itself counts from the next step on.
+
+    Args:
+        params: parameters, or groups of them, all on one device.
+        lr: the initial step size; a 0-d tensor on the device is kept, to be overwritten in place.
+        betas: decay of the means of gradients and of their squares.
+        eps: Adam's epsilon.
+        weight_decay: added to the gradient, times the parameter.
+        decoupled_weight_decay: whether it shrinks the parameter itself instead, as in AdamW (arXiv:1711.05101).
+        learning_rate: another name of ``lr``.
+        max_grad_norm: norm above which the gradient is scaled down to it; None or ``math.inf`` never.
+        acceleration: gives the kind of the optimiser, and the loss scale for ``"fp16"``. The kinds that are not fused
+            divide and skip in passes of their own.
+
+    Attributes:
+        params: the parameters of all groups, in order.
+        learning_rate: the step size of the first group, 0-d, to be overwritten in place.
+        learning_rates: those of all groups.
+        loss_scale: factor on the loss, None where it needs none: differentiate ``scaled(loss)``.
+        grad_norms: one number for each parameter, ``[P]``: the norm of its latest gradient, with the loss scale. Of a
+            compiled :meth:`apply_gradients` only the first that is not finite says something: the gradient of that
+            parameter was not.
+
+    Raises:
+        ValueError: for settings out of range, parameters on several devices or of another dtype, and for kind
+            ``"foreach"`` on a CPU, where PyTorch has none with a learning rate in a tensor.
+    """
+
+    _step_supports_amp_scaling = True  # tells torch.amp.GradScaler to set grad_scale and found_inf, and to call step
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-5,
+        weight_decay: float = 0.0,
+        *,
+        decoupled_weight_decay: bool = False,
+        learning_rate: float | Tensor | None = None,
+        max_grad_norm: float | None = None,
+        acceleration: Acceleration | None = None,
+    ) -> None:
+        if lr is not None and learning_rate is not None:
+            raise ValueError(f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}.")
+        acceleration = acceleration or Acceleration()
+        self.max_grad_norm = math.inf if max_grad_norm is None else check_setting("max_grad_norm", max_grad_norm)
+        self._kind = acceleration.optimizer
+        self.params: list[nn.Parameter] = []
+        self._group_steps: list[AdamStep] = []
+        given = learning_rate if lr is None else lr
+        defaults = {
+            "lr": 1e-3 if given is None else given,
+            "betas": checked_betas(betas),
+            "eps": check_setting("eps", eps),
+            "weight_decay": check_setting("weight_decay", weight_decay),
+            "decoupled_weight_decay": bool(decoupled_weight_decay),
+        }
+        super().__init__(params, defaults)
+        device = self.params[0].device
+        if self._kind == "foreach" and device.type != "cuda":
+            raise ValueError(
+                f"optimizer='foreach': expected parameters on CUDA, received {device}. Remedy: 'fused' or 'for-loop'."
+            )
+        self.loss_scale: LossScale | None = acceleration.make_loss_scale(device)
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with settings of their own; before a step is captured, since the graph keeps what it has.
+
+        Args:
+            param_group: ``params``, and any of ``lr``, ``betas``, ``eps``, ``weight_decay``,
+                ``decoupled_weight_decay``; the constructor's for the others.
+
+        Raises:
+            ValueError: for settings out of range or absent here, other devices or dtypes, parameters it has already.
+            TypeError: for what is no dict, or no tensors.
+        """
+        if isinstance(param_group, dict):
+            param_group = dict(param_group)
+            if "learning_rate" in param_group:
+                param_group["lr"] = param_group.pop("learning_rate")
+            refuse_absent(param_group, "param_group")
+        super().add_param_group(param_group)
+        group = AdamGroup(self.param_groups.pop())
+        check_params(group["params"], self.params[0].device if self.params else None)
+        group["betas"] = checked_betas(group["betas"])
+        for name in ("eps", "weight_decay"):
+            group[name] = check_setting(name, group[name])
+        dict.__setitem__(group, "lr", learning_rate_tensor(group["lr"], group["params"]))
+        self.param_groups.append(group)
+        self.params = [*self.params, *group["params"]]
+        self._make_state(group)
+
+    def _make_state(self, group: AdamGroup) -> None:
+        """Makes what a step needs of the parameters of a new group, the last."""
+        device = self.params[0].device
+        counts = [] if len(self.param_groups) == 1 else [self._steps]
+        # all counts are one vector, so that all rise in one launch
+        self._steps = torch.cat([*counts, torch.zeros(len(group["params"]), device=device)])
+        self._group_steps.append(AdamStep(group["params"], group["lr"], group.settings))
+        self._show_state()
+        # float64 as soon as one parameter is, and never the 16 bits that a norm overflows
+        wide = max((widest_dtype(param.dtype) for param in self.params), key=lambda dtype: dtype.itemsize)
+        self._norm_dtype = None if all(param.dtype == wide for param in self.params) else wide
+        self.grad_norms = torch.zeros(len(self.params), dtype=wide, device=device)
+        self._ends = torch.tensor([param.numel() for param in self.params], device=device).cumsum(0)
+
+    def _show_state(self) -> None:
+        """Puts into ``state`` what the steps are computed with."""
+        states = [state for held in self._group_steps for state in held.states()]
+        for param, step, state in zip(self.params, self._steps.unbind(), states, strict=True):
+            self.state[param] = {"step": step, **state}
+
+    def _read_groups(self) -> None:
+        """Takes over what was changed in ``param_groups`` and in ``state`` since the last step."""
+        for held, group in zip(self._group_steps, self.param_groups, strict=True):
+            held.lr, held.settings = group["lr"], cast("AdamGroup", group).settings
+        if emptied := [param for param in self.params if not self.state.get(param)]:
+            self._show_state()
+            for param in emptied:
+                for name in MOMENTS:
+                    self.state[param][name].zero_()
+
+    @property
+    def adam(self) -> "GuardedAdam":
+        """The optimiser that holds the moments: this one."""
+        return self
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """The step size of the first group, 0-d on the device."""
+        return self.param_groups[0]["lr"]
+
+    @property
+    def learning_rates(self) -> list[Tensor]:
+        """The step size of each group, 0-d on the device."""
+        return [group["lr"] for group in self.param_groups]
+
+    # -- loss and norm ------------------------------------------------------------------------------------------------
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What to differentiate: the loss, times the loss scale where there is one."""
+        return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
+
+    def cotangent(self, loss: Tensor) -> Tensor:
+        """What to begin the backward pass of ``loss`` with: 1, or the loss scale; 0-d."""
+        one = torch.ones_like(loss)
+        return one if self.loss_scale is None else one * self.loss_scale.scale
+
+    def grad_norm(self) -> Tensor:
+        """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
+        grads = [param.grad for param in self.params if param.grad is not None]
+        try:
+            norms: Sequence[Tensor] = torch._foreach_norm(grads, 2, self._norm_dtype) if grads else ()
+        except NotImplementedError:
+            for param in self.params:
+                _check_dense(param)
+            raise
+        self.grad_norms = torch.stack(self._of_all_params(norms))
+        norm = torch.linalg.vector_norm(self.grad_norms)
+        return norm if self.loss_scale is None else self.loss_scale.check(norm)
+
+    def _of_all_params(self, norms: Sequence[Tensor]) -> list[Tensor]:
+        """One norm for each parameter, 0 for those without a gradient."""
+        if len(norms) == len(self.params):
+            return list(norms)
+        given, zero = iter(norms), torch.zeros((), dtype=self.grad_norms.dtype, device=self.grad_norms.device)
+        return [zero if param.grad is None else next(given) for param in self.params]
+
+    def is_fault(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
+        """Whether loss or gradients (both 0-d) are bad themselves, and not just too large for the loss scale; 0-d."""
+        return is_fault(loss, grad_norm, self.loss_scale)
+
+    # -- gradients at the parameters ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        grad_scale: Tensor | Callable[[], Any] | None = None,
+        skip: Tensor | None = None,
+        *,
+        closure: Callable[[], Any] | None = None,
+    ) -> Any:
+        """One step with the gradient clipped to ``max_grad_norm``, or none where it is not finite.
+
+        Args:
+            grad_scale: 0-d, what the gradients are divided by instead of what clips them, the loss scale apart; a
+                closure in its place is taken for one, as PyTorch's optimisers have it.
+            skip: 0-d, 1 to take no step. Given together with ``grad_scale`` by a caller who decides both and has called
+                :meth:`grad_norm`; what is not given is found out here.
+            closure: computes the loss anew, with its gradients.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        if callable(grad_scale):
+            grad_scale, closure = None, grad_scale
+        loss = None
+        self._read_groups()
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # what torch.amp.GradScaler sets while it calls
+        scale, bad = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if self.loss_scale is not None and (scale is not None or bad is not None):
+            raise RuntimeError(
+                "step: expected one loss scale, received a GradScaler beside that of precision 'fp16'. Remedy: "
+                "GuardedAdam(…) without acceleration, or scaled(loss) without a GradScaler."
+            )
+        if grad_scale is None or skip is None:
+            norm = self.grad_norm()
+            norm = norm if scale is None else norm / scale
+            grad_scale = (norm / self.max_grad_norm).clamp_min(1.0) if grad_scale is None else grad_scale
+            skip = (~norm.isfinite()).float() if skip is None else skip
+        if scale is not None:
+            grad_scale = grad_scale * scale
+        if isinstance(bad, Tensor):
+            skip = torch.maximum(skip.float(), bad.float())
+        if self.loss_scale is not None:
+            grad_scale = grad_scale * self.loss_scale.scale
+            skip = torch.maximum(skip.float(), (~self.loss_scale.finite).float())
+        skip = skip.to(torch.float32)
+        grads = [param.grad for param in self.params]
+        if all(grad is not None for grad in grads):
+            self._steps.add_(1.0 - skip)
+        elif counted := [self.state[param]["step"] for param in self.params if param.grad is not None]:
+            torch._foreach_add_(counted, [1.0 - skip] * len(counted))
+        self._step_groups(grads, grad_scale, skip)
+        if self.loss_scale is not None:
+            self.loss_scale.update()
+        return loss
+
+    def _step_groups(self, grads: Sequence[Tensor | None], grad_scale: Tensor, skip: Tensor) -> None:
+        """The step of all groups, whose gradients stand one after the other."""
+        start = 0
+        for held in self._group_steps:
+            part = slice(start, start := start + len(held.params))
+            held(grads[part], self._steps[part], grad_scale, skip, self._kind)
+
+    # -- gradients that are given -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def apply_gradients(
+        self, grads: Sequence[Tensor], loss: Tensor, targets: Sequence[Tensor] = (), tau: float | Tensor = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """One step, or none where a gradient or the loss is not finite; targets follow in any case.
+
+        Nothing is read by the host, and a compiler takes it whole.
+
+        Args:
+            grads: one for each of ``params``, of the loss times the loss scale where there is one.
+            loss: 0-d, what they are the gradients of.
+            targets: one for each of ``params``, such as those of a target network, or none.
+            tau: how far the targets go towards the parameters, a number or 0-d.
+
+        Returns:
+            Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
+        """
+        if torch.compiler.is_compiling():
+            norm = self._compiled_norm(grads)
+        else:
+            self._read_groups()
+            norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))
+            self.grad_norms.copy_(norms)
+            norm = torch.linalg.vector_norm(norms)
+        applies = norm.isfinite() & loss.detach().isfinite()
+        self._steps += applies
+        scale = self.loss_scale
+        before = None if scale is None else scale.scale.clone()
+        if scale is not None:
+            norm = scale.check(norm)
+            scale.update()
+        limit = self.max_grad_norm
+        divisor = torch.ones_like(norm) if limit == math.inf else (norm / limit).clamp_min(1.0)
+        divisor = divisor if before is None else divisor * before
+        self._step_groups(grads, divisor, (~applies).to(torch.float32))
+        if targets:
+            follow_(targets, [value for held in self._group_steps for value in held.exact], tau)
+        return applies, norm
+
+    def _compiled_norm(self, grads: Sequence[Tensor]) -> Tensor:
+        """Norm of all gradients in one pass, 0-d; the first bad one is marked in ``grad_norms``."""
+        # one sum over all: a sum for each gradient is two kernels where it is large
+        flat = torch.cat([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
+        # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
+        place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
+        number = (self._ends <= place).sum()
+        numbers = torch.arange(len(self.params), device=flat.device)
+        self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
+        return flat.square().sum().sqrt()
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state in PyTorch's form, the learning rates among it, and the loss scale."""
+        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
+        return super().state_dict() | scale
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, or that of a ``torch.optim.Adam``, in place: a captured graph stays valid.
+
+        The lists that off-policy runs up to 0.1 stored are read as well.
+
+        Raises:
+            ValueError: for other groups, or parameters of other shapes; nothing is changed then.
+        """
+        groups, state, given = self.param_groups, self.state, []
+        if "exp_avg" in state_dict:
+            state_dict = from_lists(state_dict, super().state_dict())
+
+        def check(_: Any, final: dict[str, Any]) -> dict[str, Any]:
+            given.append((final, saved_states(self.params, self.param_groups, final)))
+            # what torch would copy, in the dtype of the parameter, is written in place below
+            return {**final, "state": {}}
+
+        def put_back(_: Any) -> None:
+            loaded, (final, saved) = self.param_groups, given[-1]
+            self.param_groups, self.state = groups, state
+            self._load(loaded, saved)
+            # none: the state is of another precision
+            if self.loss_scale is not None and (scale := final.get("loss_scale")) is not None:
+                self.loss_scale.load_state_dict(scale)
+
+        # behind the hooks of others before it, and in front of them after it
+        handles = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(put_back, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.no_grad()
+    def _load(self, groups: Sequence[Mapping[str, Any]], saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group["lr"] = loaded["lr"]
+            group.update({name: value for name, value in loaded.items() if name not in _KERNELS})
+        self._read_groups()
+        for param in self.params:
+            values, state = saved.get(param), self.state[param]
+            for name in MOMENTS:
+                # none: the state was saved before the parameter had a gradient
+                if values is None:
+                    state[name].zero_()
+                else:
+                    state[name].copy_(torch.as_tensor(values[name]))
+            if EXACT in state:
+                state[EXACT].copy_(param if values is None else values.get(EXACT, param))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _OWN}}
+
+
+def _check_dense(param: Tensor) -> None:
+    """Refuse a sparse gradient."""
+    if param.grad is not None and param.grad.layout != torch.strided:
+        raise ValueError(
+            f"grad: expected a dense one, received {param.grad.layout} of shape {tuple(param.grad.shape)}. Remedy: "
+            "an Embedding with sparse=False, or torch.optim.SparseAdam."
+        )

@@ -277,7 +277,7 @@ def test_no_forbidden_words():
 
 
 PUBLIC_UNDERSCORES = {"_asdict", "_replace", "_fields", "_make", "_version"}  # of named tuples; writes into a tensor
-TORCH = re.compile(r"torch\._foreach_\w+|torch\._C|torch\._dynamo|torch\._inductor|torch\._fused_adam_|sys\._\w+")
+TORCH = re.compile(r"torch\._foreach_\w+|torch\._C|torch\._dynamo|torch\._inductor|torch\._fused_adamw?_|sys\._\w+")
 REACHES: dict[str, set[str]] = {
     # what TorchRL, tensordict, torch, VMAS and W&B give no public way to
     "collectors/device_collector.py": {"_allow_done_after_reset", "_reset"},

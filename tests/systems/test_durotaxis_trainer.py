@@ -15,7 +15,6 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.systems.durotaxis.config import DUROTAXIS_PRESETS, DurotaxisConfig
 from torchrl_perf.systems.durotaxis.trainer import ENDS
 from torchrl_perf.trainers import train
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 VARIANTS = {
@@ -247,7 +246,7 @@ def test_own_env_and_networks():
 @pytest.fixture
 def quick_backend(monkeypatch, fresh_dynamo):
     """Without Inductor the graphs are traced and run all the same, in a tenth of the time."""
-    for module in (precision, group_adam, device_collector):
+    for module in (precision, device_collector):
         monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
 
 

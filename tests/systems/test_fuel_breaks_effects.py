@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
-from declared import repeated, unread
+from declared import ADAM, repeated, unread
 from fire_runs import SMALL, make, parameters
 from states import run
 
@@ -44,6 +44,7 @@ LEARNING = {
     "learning_rate": ({}, 0.02),
     "anneal_learning_rate": ({}, True),
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
+    **ADAM,
     "max_grad_norm": ({}, 1e-3),
     "tau": ({}, 0.5),
     "target_interval": ({}, 1),

@@ -19,7 +19,6 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig, FuelBreaksTrainer
 from torchrl_perf.systems.fuel_breaks.networks import PlacementValues, line_ends
 from torchrl_perf.systems.fuel_breaks.trainer import make_fuel_breaks_env
-from torchrl_perf.trainers.optim import group_adam
 
 VARIANTS = {
     "usual": {},
@@ -126,7 +125,7 @@ def test_a_checkpoint_within_the_demonstrations(tmp_path):
 def backend(request, monkeypatch, fresh_dynamo):
     """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
     if request.param == "aot_eager":
-        for module in (precision, group_adam, device_collector):
+        for module in (precision, device_collector):
             monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
 
 

@@ -14,7 +14,6 @@ from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.oom import OutOfMemoryWarning
 from torchrl_perf.systems.marine.trainer import make_marine_env
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.memory_estimate import PeakBytes
 
 agents = pytest.mark.parametrize("agent", AGENTS)
@@ -56,7 +55,7 @@ def test_four_save_two_is_load_two(agent, tmp_path):
 def backend(request, monkeypatch, fresh_dynamo):
     """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
     if request.param == "aot_eager":
-        for module in (precision, group_adam, device_collector):
+        for module in (precision, device_collector):
             monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
 
 

@@ -28,7 +28,6 @@ from torchrl_perf.systems.options_market.networks import (
     recorded_prices,
 )
 from torchrl_perf.trainers.config_checks import ConfigError
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.transforms import OptionState
 
 VARIANTS = {
@@ -72,7 +71,7 @@ def test_four_save_two_is_load_two(options, tmp_path):
 def backend(request, monkeypatch, fresh_dynamo):
     """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
     if request.param == "aot_eager":
-        for module in (precision, group_adam, device_collector):
+        for module in (precision, device_collector):
             monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
 
 

@@ -5,7 +5,6 @@ import pytest
 from torchrl_perf.collectors import device_collector
 from torchrl_perf.runtime import precision
 from torchrl_perf.runtime.compile import compiled
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run import run
 
 
@@ -24,5 +23,5 @@ def no_picture(request, monkeypatch):
 @pytest.fixture
 def traced_only(monkeypatch, fresh_dynamo):
     """What compiles is traced and run, by Dynamo and AOTAutograd but without Inductor: the same faults, much sooner."""
-    for module in (precision, group_adam, device_collector):
+    for module in (precision, device_collector):
         monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.runtime import Acceleration, capture
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, GuardedAdam, PPOConfig, PPOTrainer, SACConfig, SACTrainer
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 
 SWITCHES = ("tf32", "bf16", "compile", "graph", "fused", "channels-last")
 OPTIMIZER_OFF = {"cuda": "foreach", "cpu": "for-loop"}  # what torch takes where nothing is said, with a tensor as rate
@@ -123,7 +123,8 @@ class _TrainerLoop(Loop):
     def select(self, fused: bool, channels_last: bool) -> None:
         """Takes one of the kinds of optimisers."""
         for name, optimizer in zip(self.names, self.optimizers[fused], strict=True):
-            setattr(self.trainer, name, optimizer)
+            holder = self.trainer if name in vars(self.trainer) else self.trainer.algorithm
+            setattr(holder, name, optimizer)
 
     def close(self) -> None:
         """Closes the trainer."""
@@ -209,15 +210,10 @@ class SACLoop(_TrainerLoop):
         self.optimizers[False] = tuple(self._unfused(optimizer) for optimizer in self.optimizers[True])
         self.keep_start()
 
-    def _unfused(self, optimizer: GroupAdam) -> GroupAdam:
-        groups = list(zip(optimizer.groups, map(float, optimizer.learning_rates), strict=True))
-        return GroupAdam(
-            groups,
-            max_grad_norm=optimizer.max_grad_norm,
-            targets=optimizer.targets,
-            fused=False,
-            loss_scale=optimizer.loss_scale,
-        )
+    def _unfused(self, optimizer: GuardedAdam) -> GuardedAdam:
+        groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
+        acceleration = replace(self.trainer.acceleration, optimizer="for-loop")
+        return GuardedAdam(groups, max_grad_norm=optimizer.max_grad_norm, acceleration=acceleration)
 
     def select(self, fused: bool, channels_last: bool) -> None:
         """Takes one pair of optimisers; the compiled update has its own."""
@@ -343,7 +339,7 @@ def _two_optimizers(trainer: Any, params: list[nn.Parameter], device: torch.devi
     """The trainer's own optimiser, which is fused, and one of the kind that PyTorch takes by itself."""
     config = trainer.config
     unfused = replace(trainer.acceleration, optimizer=OPTIMIZER_OFF[device.type])
-    options = {"learning_rate": config.learning_rate, "max_grad_norm": config.max_grad_norm}
+    options = {"learning_rate": config.learning_rate, "max_grad_norm": config.max_grad_norm, **adam_options(config)}
     return {True: (trainer.optimizer,), False: (GuardedAdam(params, acceleration=unfused, **options),)}
 
 

@@ -22,7 +22,6 @@ from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.on_policy.minibatches import minibatches
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.pqn import PQN_PRESETS, PQNConfig, PQNTrainer
@@ -63,7 +62,6 @@ __all__ = [
     "DeviceLogHook",
     "DeviceParts",
     "DeviceReplayHook",
-    "GroupAdam",
     "GuardedAdam",
     "GuardedStepper",
     "HybridPPOConfig",

@@ -33,6 +33,7 @@ from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOL
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -74,6 +75,11 @@ class ActiveDynamicsTrainer(Checkpointed):
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
 
+    metric_names = (
+        *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
+        *(f"train/{name}" for name in (*LOSSES, "grad_norm")),
+    )
+
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
     ) -> None:
@@ -111,6 +117,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=self.acceleration,
+            **adam_options(config),
         )
         self._keys = (*WINDOW_KEYS, *self.policy.filter.state_shapes)
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)

@@ -15,7 +15,8 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
-from torchrl_perf.trainers.ppo import PPO, PPOTrainer
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
+from torchrl_perf.trainers.ppo import PPO
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.transforms import ComponentAdvantage, GAETransform
@@ -38,6 +39,9 @@ class ColonyPPO(PPO):
         component_advantage: adds the advantages of the components up; None with ``value_heads="total"``.
     """
 
+    metric_names: ClassVar[tuple[str, ...]] = (
+        *("episode/score", "episode/progress", "curriculum/stage", "colony/nodes"),
+    )
     component_advantage: ComponentAdvantage | None
 
     def __init__(self, config: DurotaxisConfig, env: EnvBase, acceleration: Acceleration, **networks: Any) -> None:
@@ -128,7 +132,7 @@ class ColonyPPO(PPO):
         metrics.add("colony/nodes", following.get("node_mask").sum(-1, dtype=torch.float32))
 
 
-class DurotaxisTrainer(PPOTrainer):
+class DurotaxisTrainer(OnPolicyTrainer):
     """PPO on :class:`~torchrl_perf.envs.Durotaxis` (arXiv:1707.06347; actions for each node: arXiv:1903.01344).
 
     Actor and critic have a transformer encoder of nodes and colony each (:class:`~torchrl_perf.modules.NodeEncoder`).
@@ -142,7 +146,7 @@ class DurotaxisTrainer(PPOTrainer):
     ``1000 * success + 100 * progress + return`` and marks the best checkpoint; and the return of each component,
     ``component/...``. Of the interval: ``colony/nodes``, the mean number of nodes.
 
-    Arguments and errors are those of :class:`PPOTrainer`, and so are the other attributes.
+    Arguments and errors are those of :class:`~torchrl_perf.trainers.PPOTrainer`, and so are the other attributes.
 
     Attributes:
         component_names: of the reward's components that count.
@@ -151,7 +155,6 @@ class DurotaxisTrainer(PPOTrainer):
     """
 
     algorithm_class: ClassVar[type[PPO]] = ColonyPPO  # pyright: ignore[reportIncompatibleVariableOverride]
-    algorithm: ColonyPPO
 
     def __init__(
         self,
@@ -162,12 +165,6 @@ class DurotaxisTrainer(PPOTrainer):
         critic: nn.Module | None = None,
     ) -> None:
         super().__init__(config, env=env, actor=actor, critic=critic)
-        self.component_names, self.colonies = self.algorithm.component_names, self.algorithm.colonies
-        self.component_advantage = self.algorithm.component_advantage
-
-    def columns(self, batch: TensorDictBase) -> Tensor:
-        """The components of the reward that count, in its units: ``[N, T, C]``, whose sum is the reward."""
-        return self.algorithm.columns(batch)
 
     def make_env(self) -> EnvBase:
         """The colony as the config describes it."""

@@ -89,6 +89,7 @@ class OnPolicyAlgorithm(abc.ABC):
     """
 
     losses: ClassVar[tuple[str, ...]]
+    metric_names: ClassVar[tuple[str, ...]] = ()
 
     policy: nn.Module
     networks: dict[str, nn.Module]

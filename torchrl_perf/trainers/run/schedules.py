@@ -13,6 +13,7 @@ from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.optim.settings import adam_options
 
 __all__ = [
     "Change",
@@ -30,6 +31,8 @@ logger = logging.getLogger("torchrl_perf")
 LENGTH = ("total_steps", "schedule_steps")
 """Fields that say how long the run is, and what is annealed over it."""
 
+
+_ADAM = ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
 
 _ANNEALED = ("learning_rate", "entropy_coeff", "beta")
 
@@ -303,6 +306,7 @@ _SCHEDULES = {
         name: _constant(name)
         for name in (
             *("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),
+            *_ADAM,
         )
     },
 }
@@ -316,6 +320,16 @@ def _write_learning_rate(trainer: Any, config: Any) -> None:
         trainer.optimizer.learning_rate.fill_(config.learning_rate)
 
 
+def _write_adam(trainer: Any, config: Any) -> None:
+    settings = adam_options(config)
+    for name in ("optimizer", "critic_optimizer", "actor_optimizer"):
+        groups = getattr(trainer, name).param_groups if hasattr(trainer, name) else ()
+        # the temperature, for one, keeps a weight decay of 0
+        own = trainer.actor_groups() if name == "actor_optimizer" and groups else [{}] * len(groups)
+        for held, group in zip(groups, own, strict=True):
+            held.update({setting: group.get(setting, value) for setting, value in settings.items()})
+
+
 def _write_entropy_coeff(trainer: Any, config: Any) -> None:
     if config.entropy_coeff_final is None:
         trainer.loss.entropy_coeff.fill_(config.entropy_coeff)
@@ -323,8 +337,8 @@ def _write_entropy_coeff(trainer: Any, config: Any) -> None:
 
 def _write_actor_critic(trainer: Any, config: Any) -> None:
     trainer.critic_optimizer.learning_rates[0].fill_(config.critic_learning_rate)
-    for held, (_, rate) in zip(trainer.actor_optimizer.learning_rates, trainer.actor_groups(), strict=True):
-        held.fill_(rate)
+    for held, group in zip(trainer.actor_optimizer.learning_rates, trainer.actor_groups(), strict=True):
+        held.fill_(group["lr"])
 
 
 def _writes_ramp(part: str, fields: tuple[str, str, str], buffers: tuple[str, str, str]) -> Any:
@@ -367,6 +381,7 @@ _NOISE = ("noise_start", "noise_end", "noise_frames"), ("sigma_start", "sigma_en
 
 _WRITES: list[tuple[tuple[str, ...], Callable[[Any, Any], None]]] = [
     (("learning_rate", "anneal_learning_rate"), _write_learning_rate),
+    (_ADAM, _write_adam),
     (("entropy_coeff", "entropy_coeff_final"), _write_entropy_coeff),
     (
         ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),

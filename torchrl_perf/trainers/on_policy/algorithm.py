@@ -89,7 +89,6 @@ class OnPolicyAlgorithm(abc.ABC):
     """
 
     losses: ClassVar[tuple[str, ...]]
-    metric_names: ClassVar[tuple[str, ...]] = ()
 
     policy: nn.Module
     networks: dict[str, nn.Module]

@@ -54,7 +54,6 @@ class OnPolicyTrainer(Checkpointed):
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
         guard: finds what is not finite, and judges the flushed rows.
-        metric_names: columns of rows that the algorithm adds, beside ``statistics``.
         statistics: names of what the loss says of each minibatch; their means over the applied updates are metrics.
         valid_key: ``"valid"`` of an env that says which of its rows count, such as
             :class:`~torchrl_perf.envs.AgentStreams`, or None. The others reach no loss, statistic or episode.
@@ -74,7 +73,7 @@ class OnPolicyTrainer(Checkpointed):
         torch.manual_seed(config.seed)
         self.env = env or self.make_env()
         self.algorithm = self.algorithm_class(config, self.env, self.acceleration, **networks)
-        self.policy, self.metric_names = self.algorithm.policy, self.algorithm.metric_names
+        self.policy = self.algorithm.policy
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
         check_networks(type(self).__name__, self.algorithm.networks, self.env, config)

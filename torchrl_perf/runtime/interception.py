@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torchrl_perf.runtime._host_copies import HostCopies
 from torchrl_perf.runtime._wait_rules import RULES, Rule
 from torchrl_perf.runtime._waits import COPY_TO_DEVICE, COPY_TO_HOST, SYNC_MESSAGE, copy_waits, tensors_within
+from torchrl_perf.runtime.upstream.audit import once_cuda_is_initialized, take_kernels_back
 
 __all__ = ["Heard", "Interception"]
 
@@ -105,7 +106,7 @@ class Interception:
         if not hasattr(torch.library, "get_kernel"):
             raise RuntimeError(f"expected PyTorch 2.10 or later, received {torch.__version__}: it has no get_kernel")
         with ExitStack() as stack:
-            stack.callback(self._wrap_kernels()._destroy)
+            stack.callback(take_kernels_back, self._wrap_kernels())
             if self._cuda:
                 self._wrap_synchronisation(stack)
                 self._listen_to_warnings(stack)
@@ -344,7 +345,7 @@ class Interception:
         if torch.cuda.is_initialized():
             self._arm()
         else:  # asking for the mode now would make a CUDA context before the program decides on one, or forks
-            torch.cuda._lazy_call(self._arm)
+            once_cuda_is_initialized(self._arm)
 
     def _arm(self) -> None:
         self._sync_warnings = True

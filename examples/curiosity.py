@@ -7,7 +7,7 @@ fast cars reach the flag. Last line on a CPU:
 
     flag reached 527 times, mean return -169.7, mean surprise 9.6e-05
 
-Seeds 1 and 2: 624 and 409 times, -168.4 and -176.3. Without the reward (``--curiosity 0``) seeds 0 and 1 do not reach
+Seeds 1 and 2: 624 and 409 times, -168.4 and -176.3. Without the reward (``--curiosity 0``) none of the three reaches
 the flag once, and all returns are -200.
 """
 

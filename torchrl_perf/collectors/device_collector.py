@@ -41,7 +41,7 @@ from torchrl_perf.collectors.stepping import (
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
-from torchrl_perf.functional.copies import copy_all_
+from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import Captured, capture, host_syncs
 from torchrl_perf.runtime.compile import CompileMode, compiled
 from torchrl_perf.runtime.upstream.envs import inner_reset, may_be_done_after_reset, replaced

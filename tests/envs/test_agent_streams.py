@@ -62,7 +62,7 @@ def test_entries_are_views_where_the_env_is_contiguous():
     td = base.reset()
     streams = env._observed(td)
     assert streams["observation"].data_ptr() == td["agents", "observation"].data_ptr()
-    assert env._acting(env.rand_action(env.reset()))["agents", "action"].shape == (3, 2)
+    assert env.env_action(env.rand_action(env.reset()))["agents", "action"].shape == (3, 2)
 
 
 def test_what_an_agent_that_is_gone_leaves():

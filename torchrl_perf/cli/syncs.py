@@ -2,7 +2,6 @@
 
 import argparse
 import builtins
-import concurrent.futures.thread
 import importlib.util
 import json
 import os
@@ -250,7 +249,9 @@ def exit_code(program: Program) -> int:
 
 def join_threads() -> None:
     """Wait for the threads that Python itself would wait for before it ends."""
-    pools = getattr(concurrent.futures.thread, "_threads_queues", {})  # told to end later, by the interpreter
+    from torchrl_perf.runtime.upstream.threads import pool_threads
+
+    pools = pool_threads()  # told to end later, by the interpreter
     for thread in threading.enumerate():
         if not (thread.daemon or thread in pools or thread in (threading.main_thread(), threading.current_thread())):
             thread.join()

@@ -19,6 +19,7 @@ from torchrl.modules.tensordict_module.exploration import set_exploration_module
 from torchrl_perf.collectors.delivery import under_next
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.runtime.upstream.policies import with_transforms_of
 
 Device = torch.device | str | int | None
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -175,10 +176,7 @@ def with_policy_state(env: EnvBase, policy: Any, register: bool | None) -> EnvBa
     """``env`` with the transforms that carry a recurrent policy's state, where ``auto_register_policy_transforms``."""
     if not register:
         return env  # a state that the env lacks is refused as a missing in_key
-    # TorchRL has no public name for what its collectors and EnvBase(policy=...) do here
-    from torchrl.modules.utils.utils import _maybe_append_env_transforms_from_module
-
-    return _maybe_append_env_transforms_from_module(env, policy)
+    return with_transforms_of(env, policy)
 
 
 # -- devices -------------------------------------------------------------------------------------------------

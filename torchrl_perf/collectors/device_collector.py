@@ -27,7 +27,6 @@ from torchrl_perf.collectors.env_state import (
     honours_reset_mask,
     load_env_state_dict,
     mark_rows,
-    substituted,
 )
 from torchrl_perf.collectors.native_autoreset import NativeResets, check_members, check_native, is_native
 from torchrl_perf.collectors.random_actions import RandomActions
@@ -45,6 +44,7 @@ from torchrl_perf.collectors.trajectories import TrajectoryIds
 from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import Captured, capture, host_syncs
 from torchrl_perf.runtime.compile import CompileMode, compiled
+from torchrl_perf.runtime.upstream.envs import inner_reset, may_be_done_after_reset, replaced
 
 Mode = Literal["auto", "eager", "compile", "graph"]
 COMPILES_ANY_STEP = TorchVersion(torch.__version__) >= "2.13"
@@ -258,7 +258,7 @@ class DeviceCollector(SharedPolicyCollector):
         root, out = validation.probe_keys(self._acting, self.env)
         self._root_keys = list(root.keys(True, True))
         # the root of a step is never done, since the row has been reset: its flags stay 0
-        self._constant_keys = () if self.env._allow_done_after_reset else tuple(self.env.done_keys)
+        self._constant_keys = () if may_be_done_after_reset(self.env) else tuple(self.env.done_keys)
         self._out_keys = [key for key in out.keys(True, True) if key not in excluded]
         steps, n, dims = self.num_steps, self.num_envs, self.env.batch_dims
         self._roots = [
@@ -395,7 +395,7 @@ class DeviceCollector(SharedPolicyCollector):
         contexts.enter_context(set_exploration_type(kind))
         contexts.enter_context(self._constant_flags())
         contexts.enter_context(self._ends_kept())
-        contexts.enter_context(substituted(self.env, self._base_fns))
+        contexts.enter_context(replaced(chain(self.env)[-1], self._base_fns))
         return contexts
 
     def _rollout(self, random_steps: int = 0, *, kind: ExplorationType) -> None:
@@ -420,7 +420,7 @@ class DeviceCollector(SharedPolicyCollector):
         # the public reset asks the host whether a fresh row is done, which a DeviceEnv's never is
         quiet = self._tensor_env and not self._host_resets and not kwargs
         with torch.no_grad():
-            root = self.env._reset(None) if quiet else self.env.reset(**kwargs)
+            root = inner_reset(self.env) if quiet else self.env.reset(**kwargs)
         check_members(self.env)
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
             row.copy_(root.get(key))

@@ -16,7 +16,6 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors import validation
-from torchrl_perf.collectors.device_collector import DeviceCollector
 from torchrl_perf.collectors.host_faults import HostEnvError
 from torchrl_perf.collectors.host_groups import HostGroup
 from torchrl_perf.collectors.host_info import InfoKeys, info_leaves, learned_info_leaves
@@ -24,6 +23,7 @@ from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.collectors.host_policy import PolicyCall, policy_device
 from torchrl_perf.collectors.host_rows import DirectRows, GroupRows, HostBatch
 from torchrl_perf.collectors.host_spaces import INIT_KEY, HostSpecs, action_leaf, observation_leaves
+from torchrl_perf.collectors.shared_policy import update_policy
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import check_seed, independent_seed
 
@@ -88,7 +88,6 @@ class HostCollector(BaseCollector):
     _iterator = None
     _weight_updater = None
     _weight_sync_schemes = None
-    _maybe_fallback_update = DeviceCollector._maybe_fallback_update
 
     def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
@@ -343,6 +342,9 @@ class HostCollector(BaseCollector):
     def getattr_env(self, attr: str) -> Any:
         """A spec of the envs by the name that TorchRL's envs give it (:class:`HostSpecs`)."""
         return getattr(self.specs, attr)
+
+    def _maybe_fallback_update(self, policy_or_weights: Any = None, *, model_id: str | None = None) -> None:
+        update_policy(self.policy, policy_or_weights, model_id)
 
     def getattr_policy(self, attr: str) -> Any:
         """An attribute of the policy."""

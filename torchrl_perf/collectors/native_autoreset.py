@@ -10,11 +10,12 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import RandomTruncationTransform, StepCounter, Transform
 
 from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.envs.auto_reset import AutoResetEnv
+from torchrl_perf.runtime.upstream.envs import complete_done, hide_observations_of_ends, inner_step_of, members_of
 
 MARK = "_torchrl_native_autoreset"
 
@@ -67,9 +68,7 @@ def check_members(env: EnvBase) -> None:
     Raises:
         ValueError: for such a member.
     """
-    base = chain(env)[-1]
-    # TorchRL gives the members of a batch no public name
-    marked = [each for each in base._envs if is_native(each)] if isinstance(base, SerialEnv) else []
+    marked = [each for each in members_of(chain(env)[-1]) if is_native(each)]
     if marked:
         raise ValueError(
             f"env: expected members of a batch that leave resets to it, received {type(marked[0]).__name__} with the "
@@ -93,16 +92,16 @@ class NativeResets:
 
     def __init__(self, base: EnvBase) -> None:
         self._base = base
-        self._step_below: Callable[..., TensorDictBase] = base._step
+        self._step_below: Callable[..., TensorDictBase] = inner_step_of(base)
         self._fresh: dict[Any, Tensor] = {}
         self.methods = {"_step": self._step, "_reset": self._reset}
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         following = self._step_below(tensordict)
-        self._base._complete_done(self._base.full_done_spec, following)
+        complete_done(self._base, following)
         # an env that knows its final observations overrides this method, and keeps them under "next"
         stepped = tensordict.empty().set("next", following)
-        self._fresh = dict(self._base._native_autoreset_set_invalid_next_observation(stepped))
+        self._fresh = hide_observations_of_ends(self._base, stepped)
         return stepped.get("next")
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:

@@ -1,7 +1,7 @@
 """Transforms that step the env more than once, or inside a reset; an env that resets itself needs special care."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from tensordict import TensorDictBase
@@ -10,6 +10,7 @@ from torchrl.envs.transforms import ConditionalPolicySwitch, FrameSkipTransform,
 
 from torchrl_perf.collectors.native_autoreset import transforms_of
 from torchrl_perf.envs.repeated_steps import joined
+from torchrl_perf.runtime.upstream.envs import inner_step_of, replaced
 
 STEP_IN_RESET = (NoopResetEnv, ConditionalPolicySwitch)
 """Transforms that step the env inside a reset, whether or not a row of its mask is set: resets ask the host first."""
@@ -60,7 +61,7 @@ def skipped_step(
     total = {key: next_tensordict.get(key) for key in rewards}
     for _ in range(transform.frame_skip - 1):
         before = dict(next_tensordict.items(True, True))
-        next_tensordict = parent._step(tensordict)
+        next_tensordict = inner_step_of(parent)(tensordict)
         for key, value in joined(before, dict(next_tensordict.items(True, True)), rewards).items():
             next_tensordict.set(key, value)
         total = {key: value + next_tensordict.get(key) for key, value in total.items()}
@@ -82,10 +83,7 @@ class EndsKept:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; not reentrant."""
-        for skip, step in self._skips:
-            skip.__dict__["_step"] = step
-        try:
+        with ExitStack() as stack:
+            for skip, step in self._skips:
+                stack.enter_context(replaced(skip, {"_step": step}))
             yield
-        finally:
-            for skip, _ in self._skips:
-                del skip.__dict__["_step"]

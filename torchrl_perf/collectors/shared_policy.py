@@ -13,6 +13,25 @@ from torchrl_perf.collectors.background import Background
 from torchrl_perf.collectors.delivery import Delivery, Postproc
 
 
+def update_policy(policy: Any, source: Any, model_id: str | None) -> None:
+    """The one rule of the collectors: given weights are copied into the policy in place; one that is shared needs none.
+
+    Args:
+        policy: that acts.
+        source: a module, a TensorDict or a ``state_dict``; None, or the policy itself, where there is nothing to copy.
+        model_id: TorchRL's name of what the weights are for.
+
+    Raises:
+        KeyError: for a ``model_id`` that is not ``"policy"``.
+    """
+    if model_id not in (None, "policy"):
+        raise KeyError(f"model_id: expected 'policy', received {model_id!r}. Remedy: leave it out.")
+    if source is None or source is policy:
+        return
+    params: Any = TensorDict.from_module(policy)
+    params.data.update_(weights_of(source))
+
+
 class SharedPolicyCollector(BaseCollector):
     """A collector in one process, whose policy is the trainer's own object, or a copy on another device.
 
@@ -72,13 +91,7 @@ class SharedPolicyCollector(BaseCollector):
 
     def _maybe_fallback_update(self, policy_or_weights: Any = None, *, model_id: str | None = None) -> None:
         """A shared policy needs no update; given weights, or those of the original, are copied in place."""
-        if model_id not in (None, "policy"):
-            raise KeyError(f"model_id: expected 'policy', received {model_id!r}. Remedy: leave it out.")
-        source = self._original_policy if policy_or_weights is None else policy_or_weights
-        if source is None or source is self.policy:
-            return
-        params: Any = TensorDict.from_module(self.policy)
-        params.data.update_(weights_of(source))
+        update_policy(self.policy, self._original_policy if policy_or_weights is None else policy_or_weights, model_id)
 
     def start(self) -> None:
         """Collects in a separate thread, into the replay buffer, until ``total_frames`` or :meth:`async_shutdown`.

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.runtime.upstream.envs import inner_reset
 
 Store = Callable[[TensorDictBase], None]
 
@@ -29,7 +30,7 @@ def unreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBa
     """
     stepped = env.step(td)
     store(stepped)
-    return env._step_mdp(stepped)
+    return env.step_mdp(stepped)
 
 
 def masked_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
@@ -40,12 +41,12 @@ def masked_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBas
 def masked_reset(env: EnvBase, root: TensorDictBase) -> TensorDictBase:
     """Reset of the rows that are done in ``root``, merged by ``torch.where``; the counterpart of ``env.maybe_reset``.
 
-    ``env._reset`` is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
-    of tensors that leaves the state of the other rows alone, as TorchRL requires of partial resets. Transforms see the
-    reset as they do in ``env.reset``.
+    The reset is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
+    of tensors that leaves the other rows' state alone, as TorchRL asks of partial resets. Transforms see the reset as
+    they do in ``env.reset``.
     """
     done = root.get("done").clone()
-    fresh = env._reset(root.empty().set("_reset", done))
+    fresh = inner_reset(env, root.empty().set("_reset", done))
     for key in root.keys(True, True):
         old = root.get(key)
         if key in env.done_keys:

@@ -14,6 +14,7 @@ from torchrl_perf.collectors.arguments import CastPolicy
 from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
 from torchrl_perf.runtime import HostSyncError, HostSyncReport, no_host_sync
 from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.runtime.upstream.envs import has_dynamic_specs, inner_reset
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 MODES = ("auto", "eager", "compile", "graph")
@@ -21,7 +22,7 @@ MODES = ("auto", "eager", "compile", "graph")
 
 def check_env(env: EnvBase) -> None:
     """Static shapes, and one done signal for each env."""
-    if env._has_dynamic_specs:
+    if has_dynamic_specs(env):
         raise ValueError(
             f"env: expected static shapes, received {type(env).__name__}, some of whose specs have dims of -1. Remedy: "
             "pad to a fixed size, or use torchrl.collectors.Collector(use_buffers=False)."
@@ -231,7 +232,7 @@ def check_masked_reset(env: EnvBase, mode: str) -> bool:
                 stepped = env.step(td)
             honoured = honours_reset_mask(env)
             with no_host_sync(device_of(env)):
-                env._reset(stepped.empty().set("_reset", stepped.get("next").get("done").clone()))
+                inner_reset(env, stepped.empty().set("_reset", stepped.get("next").get("done").clone()))
         except HostSyncError as error:
             raise ValueError(
                 f"env: expected a step and reset without host wait under mode {mode!r}, received one: {error}. Remedy: "

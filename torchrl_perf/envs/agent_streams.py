@@ -13,6 +13,8 @@ from torch import Tensor
 from torchrl.data import Binary, Composite, TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_perf.runtime.upstream.envs import inner_reset
+
 __all__ = ["AgentStreams"]
 
 Path = tuple[str, ...]
@@ -168,17 +170,14 @@ class AgentStreams(EnvBase):
         Args:
             root: what the env's own reset gives, or another way to start it.
         """
-        return self._wrap(self._root(root))
-
-    def _root(self, root: TensorDictBase) -> dict[NestedKey, Tensor]:
         flags = torch.zeros(3, *self.batch_size, 1, dtype=torch.bool, device=self.device).unbind(0)
-        return {**self._observed(root), **dict(zip(FLAGS, flags, strict=True))}
+        return self._wrap({**self._observed(root), **dict(zip(FLAGS, flags, strict=True))})
 
     def _wrap(self, entries: dict[Any, Tensor]) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
-    def _acting(self, tensordict: TensorDictBase) -> TensorDict:
-        """What the env is stepped with."""
+    def env_action(self, tensordict: TensorDictBase) -> TensorDict:
+        """What the env is stepped with: the actions of the streams, as the agents' ``[E, R, ...]``."""
         name = self._name(self._action_path)
         action = tensordict.get(name, None)
         if action is None:
@@ -203,7 +202,7 @@ class AgentStreams(EnvBase):
     # -- TorchRL's interface ------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        following = self.base_env.step(self._acting(tensordict)).get("next")
+        following = self.base_env.step(self.env_action(tensordict)).get("next")
         return self._following(following, self._valid_of(tensordict))
 
     def _valid_of(self, tensordict: TensorDictBase) -> Tensor:
@@ -220,7 +219,7 @@ class AgentStreams(EnvBase):
         plain = type(tensordict) is TensorDict and "next" not in tensordict.keys() and "_step" not in tensordict.keys()
         if not (self.resets_inside_step and plain):
             return super()._step_and_maybe_reset(tensordict)
-        stepped, root = self.base_env._step_and_maybe_reset(self._acting(tensordict))
+        stepped, root = self.base_env.step_and_maybe_reset(self.env_action(tensordict))
         following = self._following(stepped.get("next"), self._valid_of(tensordict))
         # what the policy wrote is carried on to the next root, as in step_mdp
         later = tensordict.exclude("_reset", "reward")
@@ -232,11 +231,11 @@ class AgentStreams(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         env = self.base_env
         if mask is None:
-            return self.root_of(env._reset(None, **kwargs))  # pyright: ignore[reportArgumentType]
+            return self.root_of(inner_reset(env, **kwargs))
         # an agent that has ended while its env goes on comes back with the env
         whole = mask.view(*self._rows, -1).flatten(1).all(-1, keepdim=True)
         asked = TensorDict({"_reset": whole}, batch_size=env.batch_size, device=env.device)
-        return self.root_of(env._reset(asked, **kwargs))
+        return self.root_of(inner_reset(env, asked, **kwargs))
 
     def _set_seed(self, seed: int | None) -> None:
         self.base_env.set_seed(seed)

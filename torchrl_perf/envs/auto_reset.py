@@ -19,6 +19,7 @@ from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
 from torchrl_perf.envs.drawing import Line, bars, heights, lines
 from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.rows.copies import copy_all_
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
 
 __all__ = ["AutoResetEnv", "Transition"]
 
@@ -370,8 +371,8 @@ def _nested(
     for name, members in groups.items():
         old = flat.get(name)
         before = {} if old is None else {key: value for key, value in old.items() if key != "reward"}
-        flat[name] = TensorDict._new_unsafe({**before, **members}, batch_size=group_shapes[name], device=device)
-    return TensorDict._new_unsafe(flat, batch_size=batch_size, device=device)
+        flat[name] = unchecked({**before, **members}, batch_size=group_shapes[name], device=device)
+    return unchecked(flat, batch_size=batch_size, device=device)
 
 
 def _is_plain(tensordict: TensorDictBase) -> bool:

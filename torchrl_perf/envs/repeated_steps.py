@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs.transforms import FrameSkipTransform
+
+from torchrl_perf.runtime.upstream.envs import FRAME_SKIP_CODE
 
 __all__ = ["is_repeated", "joined"]
 
-_SKIPPING = FrameSkipTransform._step.__code__
 _DEPTH = 12
 """Frames of the call stack searched for the frame skip above an env's step: a transform and an env per level."""
 
@@ -29,7 +29,7 @@ def is_repeated() -> bool:
     for _ in range(_DEPTH):
         if frame is None:
             return False
-        if frame.f_code is _SKIPPING:
+        if frame.f_code is FRAME_SKIP_CODE:
             return True
         frame = frame.f_back
     return False

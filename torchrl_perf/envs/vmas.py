@@ -10,7 +10,6 @@ import copy
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import VmasEnv
@@ -19,6 +18,8 @@ from torchrl_perf.envs.arguments import check_count
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 from torchrl_perf.envs.vmas_state import StateSlots
 from torchrl_perf.envs.vmas_world import VmasWorld
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
+from torchrl_perf.runtime.upstream.vmas import simulation_of
 
 __all__ = ["DeviceVmasEnv"]
 
@@ -117,9 +118,9 @@ class DeviceVmasEnv(StructuredEnv):
 
         self.vmas_env = make(num_envs)
         self._check_groups()
-        self._pool_world = VmasWorld(make(max(pool_size, PROBE_ENVS + 1))._env, name)
-        slots = StateSlots(VmasWorld(make(PROBE_ENVS)._env, name), self._pool_world)
-        self._world = VmasWorld(self.vmas_env._env, name)
+        self._pool_world = VmasWorld(simulation_of(make(max(pool_size, PROBE_ENVS + 1))), name)
+        slots = StateSlots(VmasWorld(simulation_of(make(PROBE_ENVS)), name), self._pool_world)
+        self._world = VmasWorld(simulation_of(self.vmas_env), name)
         self._world.reset()
         self._world.random_step()
         self._world.reset()
@@ -198,7 +199,7 @@ class DeviceVmasEnv(StructuredEnv):
         """``[N, A, ...]`` of the values of A agents, ``[N]`` or ``[N, ...]`` each; dicts are stacked entry by entry."""
         if isinstance(values[0], dict):
             entries = {key: self._stacked([value[key] for value in values], dtype) for key in values[0]}
-            return TensorDict._new_unsafe(entries, batch_size=(*self.batch_size, len(values)), device=self.device)
+            return unchecked(entries, batch_size=(*self.batch_size, len(values)), device=self.device)
         stacked = torch.stack(values, 1)
         stacked = stacked if dtype is None else stacked.to(dtype)
         return stacked.unsqueeze(-1) if stacked.ndim == 2 else stacked

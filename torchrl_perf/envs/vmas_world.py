@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.vmas import decoded_action, has_gravity, replace_gravity, shapes_collide
+
 __all__ = ["VmasWorld"]
 
 AgentValue = Tensor | dict[str, Any]
@@ -26,7 +28,7 @@ class VmasWorld:
     host.
 
     Args:
-        environment: the simulation, from ``vmas.make_env`` or ``VmasEnv._env``. Its world is changed: two of its
+        environment: the simulation, from ``vmas.make_env`` or inside a ``VmasEnv``. Its world is changed: two of its
             methods are replaced on the object.
         name: name of the scenario, for messages.
     """
@@ -39,21 +41,18 @@ class VmasWorld:
         self.agents: list[Any] = environment.agents
         # on the object only: the library's class is not changed
         self.world.collides = MethodType(_may_collide, self.world)
-        if not bool(self.world._gravity.any()):
-            self.world._apply_gravity = MethodType(_apply_entity_gravity, self.world)
+        if not has_gravity(self.world):
+            replace_gravity(self.world, _apply_entity_gravity)
         self._tables = None if environment.continuous_actions else [self._action_table(agent) for agent in self.agents]
 
     def _action_table(self, agent: Any) -> tuple[Tensor, Tensor | None]:
         """VMAS's meaning of each discrete action of an agent: physical ``[K, D]`` and spoken ``[K, C]`` parts."""
-        noises = agent.action._u_noise, agent._c_noise
-        agent.action._u_noise = agent._c_noise = 0
         physical, spoken = [], []
         for index in range(self.environment.get_agent_action_space(agent).n):
             action = torch.full((self.num_envs, 1), index, device=self.device)
-            self.environment._set_action(action, agent)
-            physical.append(agent.action.u[0].clone())
-            spoken.append(None if agent.action.c is None else agent.action.c[0].clone())
-        agent.action._u_noise, agent._c_noise = noises
+            push, words = decoded_action(self.environment, agent, action)
+            physical.append(push[0])
+            spoken.append(None if words is None else words[0])
         silent = spoken[0] is None
         return torch.stack(physical), None if silent else torch.stack(spoken)
 
@@ -140,7 +139,7 @@ def _may_collide(world: Any, one: Any, other: Any) -> bool:
         return False
     if not (one.movable or one.rotatable or other.movable or other.rotatable):
         return False
-    return {type(one.shape), type(other.shape)} in world._collidable_pairs
+    return shapes_collide(world, one, other)
 
 
 def _apply_entity_gravity(world: Any, entity: Any) -> None:

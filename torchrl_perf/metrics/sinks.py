@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.record.loggers import Logger
-from torchrl.record.loggers.common import _make_metrics_safe
 
 from torchrl_perf.metrics.histogram import Histogram
 from torchrl_perf.metrics.log_row import bin_centres, log_row
 from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.run_layout import CONFIG, PROGRESS
+from torchrl_perf.runtime.upstream.loggers import without_tensors
 
 
 class Sink(Protocol):
@@ -180,10 +180,10 @@ def plain_numbers(metrics: Any, keys_sep: str = "/") -> dict[str, Any]:
         Names and values without tensors.
     """
     if isinstance(metrics, TensorDictBase):
-        return dict(_make_metrics_safe(metrics, keys_sep=keys_sep))
+        return without_tensors(metrics, keys_sep=keys_sep)
     row = dict(metrics)
     if any(isinstance(value, Tensor) for value in row.values()):
-        safe = _make_metrics_safe(row)  # one wait for all of them; it changes the order
+        safe = without_tensors(row)  # one wait for all of them; it changes the order
         row = {name: safe[name] for name in row}
     return row
 

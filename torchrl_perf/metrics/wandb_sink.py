@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.redact import redact, redact_command
 from torchrl_perf.runtime.timing import Stopwatch
+from torchrl_perf.runtime.upstream.wandb_service import forget_import_hooks, forget_service
 from torchrl_perf.runtime.wandb_key import has_wandb_key
 
 STATE_FILE = "wandb.json"
@@ -135,7 +135,7 @@ class WandbSink(LoggerSink):
         This reaches into W&B, whose own exit hook waits for the service without a limit.
         """
         with contextlib.suppress(Exception):
-            return _forget_service(kill=hanging)
+            return forget_service(kill=hanging)
         return False
 
     def _start(self, mode: str) -> Logger:
@@ -168,7 +168,7 @@ class WandbSink(LoggerSink):
                 settings=settings,
             )
         finally:
-            _forget_import_hooks(self._id)
+            forget_import_hooks(self._id)
 
     def _read_state(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -199,34 +199,3 @@ def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
         name: wandb.Histogram(np_histogram=(np.asarray(h.counts), np.asarray(h.edges)))
         for name, h in histograms.items()
     }
-
-
-def _forget_import_hooks(run_id: str) -> None:
-    """Take back W&B's hooks on imports of well-known packages, which only count who uses them.
-
-    They ask the service, in the thread that imports: with a dead service every such import of the process would raise
-    ``ConnectionResetError``, and with a hanging one it would wait.
-    """
-    from wandb.sdk.wandb_run import Run
-
-    with contextlib.suppress(AttributeError):  # a release without these hooks
-        Run._unregister_telemetry_import_hooks(run_id)
-
-
-def _forget_service(*, kill: bool) -> bool:
-    """Whether W&B's service is gone; then its exit hook is gone too, and the next run starts a new service."""
-    setup = sys.modules.get("wandb.sdk.wandb_setup")
-    connection = getattr(getattr(setup, "_singleton", None), "_connection", None)
-    if setup is None or connection is None or connection._proc is None:
-        return False  # the service of another process is not ours to end
-    process = connection._proc._process
-    if kill:
-        process.kill()
-    try:
-        process.wait(timeout=1.0)  # its socket may close a moment before it ends
-    except subprocess.TimeoutExpired:
-        return False
-    connection._cleanup()
-    os.environ.pop("WANDB_SERVICE", None)
-    setattr(setup, "_singleton", None)  # noqa: B010
-    return True

@@ -66,15 +66,10 @@ class GumbelCategorical(Categorical):
     def expand(self, batch_shape: Any, _instance: Any = None) -> "GumbelCategorical":
         """The same distribution for ``batch_shape`` rows."""
         new = cast("Any", type(self).__new__(type(self)) if _instance is None else _instance)
+        super().expand(batch_shape, new)
         rows = torch.Size(batch_shape)
-        shape = rows + self.log_probs.shape[-1:]
-        for name in ("log_probs", "logits", "probs", "_param"):
-            if name in self.__dict__:
-                setattr(new, name, self.__dict__[name].expand(shape))
-        new.dtype, new._num_events = self.dtype, self._num_events
+        new.dtype, new.log_probs = self.dtype, self.log_probs.expand(rows + self.log_probs.shape[-1:])
         new.valid = None if self.valid is None else self.valid.expand(rows)
-        Distribution.__init__(new, rows, validate_args=False)
-        new._validate_args = self._validate_args
         return new
 
     @property

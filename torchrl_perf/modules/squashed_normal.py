@@ -126,9 +126,7 @@ class SquashedNormal(Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SquashedNormal":
         """The same distribution for ``batch_shape`` rows."""
-        new = SquashedNormal(*self._expanded(batch_shape))
-        new._validate_args = self._validate_args
-        return new
+        return SquashedNormal(*self._expanded(batch_shape), validate_args=self._validate_args)
 
     def _expanded(self, batch_shape: Any) -> tuple[Any, ...]:
         shape = torch.Size(batch_shape) + self.event_shape

@@ -32,6 +32,7 @@ from torchrl_perf.objectives.views import (
     to_torchrl_names,
     torchrl_name,
 )
+from torchrl_perf.runtime.upstream.modules import apply_to_tensors
 
 ESTIMATORS = {
     TD0Estimator: ValueEstimators.TD0,
@@ -206,7 +207,8 @@ class OffPolicyLoss(LossModule):
         self.convert_to_functional(networks, name, number)
         params = self._modules.pop(f"{name}_params")
         template = self.__dict__.pop(name)
-        return Twins(template, cast("TensorDictParams", params), value_key, randomness=randomness_of(self, template))
+        randomness = randomness_of(self._vmap_randomness, template)
+        return Twins(template, cast("TensorDictParams", params), value_key, randomness=randomness)
 
     def _link(self, name: str) -> None:
         """Makes TorchRL's views of the parameters of a network, and of those of its targets."""
@@ -215,6 +217,12 @@ class OffPolicyLoss(LossModule):
         target = self._modules.get(f"target_{name}")
         if target is not None:
             self.__dict__[f"target_{name}_params"] = params_of(target, as_buffers=True)
+
+    def name_pairs(self) -> list[tuple[str, str]]:
+        """How the names of parameters begin, here and in TorchRL's losses: those of all networks and targets."""
+        full = [prefix + name for name in self._names for prefix in ("", "target_")]
+        inner = [".net." if isinstance(self._modules.get(name), Twins) else "." for name in full]
+        return [(name + part, f"{name}_params.") for name, part in zip(full, inner, strict=True)]
 
     def _views(self) -> Iterator[tuple[nn.Module, TensorDictParams]]:
         for name in self._names:
@@ -226,7 +234,7 @@ class OffPolicyLoss(LossModule):
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         result = super()._apply(fn)
         for network, view in self._views():
-            view._apply(fn)
+            apply_to_tensors(view, fn)
             named = {**dict(network.named_parameters(remove_duplicate=False)), **buffers_of(network)}
             for key, leaf in view.items(True, True):
                 source = named[".".join(key) if isinstance(key, tuple) else key]

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -40,6 +40,12 @@ class _DevicePPO:
     """Options of the parent that this loss does not have."""
     entropy_floor: float | None = None
     entropy_floor_coeff: float = 1.0
+
+    # what TorchRL's PPO losses, of which each class below is one, keep for their own ``forward``
+    _has_critic: bool
+    _entropy_coeff_map: dict[NestedKey, float] | None
+    _cached_critic_network_params_detached: TensorDictBase
+    _loss_mask_keys: Callable[[], tuple[NestedKey, ...]]
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class _DevicePPO:
     def valid_keys(self) -> list[NestedKey]:
         """All flags that :meth:`valid_rows` looks for."""
         own = [key for key in (self._given_valid_key, self._actor_valid_key) if key is not None]
-        return [*own, *cast("Any", self)._loss_mask_keys()]
+        return [*own, *self._loss_mask_keys()]
 
     def _acting(self, which: str) -> contextlib.AbstractContextManager[Any]:
         """Context in which the network holds its parameters: those of the loss, or its own."""
@@ -104,7 +110,7 @@ class _DevicePPO:
                     f"Expected {key!r} in the batch, received {_names(tensordict)}. Remedy: run GAETransform on the "
                     "[N, T] batch first."
                 )
-            params, target = loss._cached_critic_network_params_detached, loss.target_critic_network_params
+            params, target = self._cached_critic_network_params_detached, loss.target_critic_network_params
             loss.value_estimator(tensordict, params=params, target_params=target)
         advantage = widened(cast("Tensor", tensordict.get(key)))
         if advantage.ndim == 0 or advantage.shape[-1] != 1:
@@ -129,9 +135,8 @@ class _DevicePPO:
             KeyError: if the batch lacks the flag that ``valid_key`` names.
             ValueError: for a flag of another dtype or shape.
         """
-        loss = cast("Any", self)
         given, of_actor = self._given_valid_key, self._actor_valid_key
-        flags = {key: tensordict.get(key, None) for key in loss._loss_mask_keys()}
+        flags = {key: tensordict.get(key, None) for key in self._loss_mask_keys()}
         if given is not None:
             flags[given] = tensordict.get(given, None)
             if flags[given] is None:
@@ -157,7 +162,7 @@ class _DevicePPO:
         loss = cast("Any", self)
         actions = loss.tensor_keys.action
         read = [*loss.actor_network.in_keys, *([actions] if isinstance(actions, str | tuple) else actions)]
-        read += loss.critic_network.in_keys if loss._has_critic else []
+        read += loss.critic_network.in_keys if self._has_critic else []
         fills = dict.fromkeys(read, 0.0)
         if parameters:
             fills |= dict.fromkeys(loss.actor_network[-1].in_keys, 1.0)  # 1, since a scale has to be positive
@@ -243,7 +248,7 @@ class _DevicePPO:
         entropy = widened(entropy)
         mean = valid_mean(entropy, valid)
         out.set("entropy", mean.detach())
-        weights = loss._entropy_coeff_map
+        weights = self._entropy_coeff_map
         if weights is not None:
             bonus = -sum(
                 weight * self._reduced(part.unsqueeze(-1), valid) for weight, part in _weighted(weights, parts)
@@ -311,14 +316,14 @@ class _DevicePPO:
         explained = None
         if loss.log_explained_variance:
             explained = explained_variance(target.detach(), value.detach(), valid).squeeze(-1)
-        return (loss.critic_coeff * error if loss._has_critic else error), clip_fraction, explained
+        return (loss.critic_coeff * error if self._has_critic else error), clip_fraction, explained
 
     def _set_out_keys(self, *keys: str) -> None:
         loss = cast("Any", self)
-        optional = {"entropy": loss.entropy_bonus, "loss_entropy": loss.entropy_bonus, "loss_critic": loss._has_critic}
-        optional["value_clip_fraction"] = loss._has_critic and self._clips_value
-        optional["explained_variance"] = loss._has_critic and loss.log_explained_variance
-        loss._out_keys = [key for key in keys if optional.get(key, True)]
+        optional = {"entropy": loss.entropy_bonus, "loss_entropy": loss.entropy_bonus, "loss_critic": self._has_critic}
+        optional["value_clip_fraction"] = self._has_critic and self._clips_value
+        optional["explained_variance"] = self._has_critic and loss.log_explained_variance
+        loss.out_keys = [key for key in keys if optional.get(key, True)]
 
 
 class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):

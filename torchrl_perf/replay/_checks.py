@@ -14,6 +14,7 @@ from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_key
+from torchrl_perf.runtime.upstream.buffers import sample_unit_of, sampler_of, writer_of
 
 
 def is_whole(number: Any) -> bool:
@@ -74,8 +75,7 @@ def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int)
         ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch
             of several streams, and for slices where the writer keeps rows in no order of time.
     """
-    sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # it may be half constructed
-    unit = getattr(buffer, "_sample_unit", None)
+    sampler, writer, unit = sampler_of(buffer), writer_of(buffer), sample_unit_of(buffer)
     if isinstance(unit, SequenceSampleUnit) and streams > 1:
         raise ValueError(
             f"{type(unit).__name__}: expected rows of one env, one after the other, received a batch of {streams} "

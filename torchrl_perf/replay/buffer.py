@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn.utils import _set_dispatch_td_nn_modules
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -24,6 +23,7 @@ from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+from torchrl_perf.runtime.upstream.tensordicts import entries_of, modules_take_tensordicts
 
 STATE_FILE = "replay.pt"
 
@@ -115,7 +115,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         if not isinstance(self._writer, DeviceWriter) or self._is_consuming():
             return super().extend(tensordicts.copy(), update_priority=update_priority)
         if len(self._transform):
-            with _set_dispatch_td_nn_modules(True):
+            with modules_take_tensordicts(True):
                 tensordicts = self._transform.inv(tensordicts)
             if tensordicts is None:
                 return torch.zeros(0, dtype=torch.int64, device=self._storage.device)
@@ -167,10 +167,11 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             if self._writer.tracks_generations:
                 info["index_generation"] = self._writer.generations_of(index)
         info["index"] = index
+        entries = entries_of(data)
         for key, value in info.items():
             if isinstance(value, Tensor):
                 if isinstance(key, str) and value.shape[:1] == data.batch_size:
-                    data._tensordict[key] = value
+                    entries[key] = value
                 else:
                     data.set(key, value)
         return (data, info) if return_info else data

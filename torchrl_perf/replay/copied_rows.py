@@ -11,6 +11,7 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchrl_perf.replay.row_memory import RowMemory
+from torchrl_perf.runtime.upstream.tensordicts import entries_of
 
 _HARMLESS = frozenset({"requires_grad_", "share_memory_", "detach_"})
 """Functions named like writes in place that do not change the values."""
@@ -74,38 +75,41 @@ class CopiedRows(TensorDict):
     TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here.
     Other writes in place, into the rows, their nested TensorDicts and their tensors, would change the copy alone and
     are refused. What is derived from these rows (``clone``, an index of many rows) is a copy like any other.
+
+    Attributes:
+        origin: the storage and the slots ``[B]`` in it; None for what is derived.
     """
 
-    _origin: tuple[RowMemory, Tensor] | None = None
+    origin: tuple[RowMemory, Tensor] | None = None
 
     @classmethod
     def of(cls, rows: TensorDict, storage: RowMemory, slots: Tensor) -> CopiedRows:
         """Rows that were read from ``slots`` of ``storage``."""
         _mark_leaves(rows)
         copied = cls._new_unsafe(dict(rows.items()), batch_size=rows.batch_size, device=rows.device)
-        copied.__dict__["_origin"] = (storage, slots)
+        copied.__dict__["origin"] = (storage, slots)
         return copied
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, **options: Any) -> CopiedRows:
         """Writes one entry of the rows ``index``, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             storage.put_entry(key, value, slots[index])
         with self._writable():
             return super().set_at_(key, value, index, **options)
 
     def set_(self, key: NestedKey, item: Any, **options: Any) -> CopiedRows:
         """Writes one entry of all rows, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             storage.put_entry(key, item, slots)
         with self._writable():
             return super().set_(key, item, **options)
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, **options: Any) -> CopiedRows:
         """Writes entries of all rows, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             rows = TensorDict({}, self.batch_size, device=self.device)
             storage.put(slots, rows.update(input_dict_or_td, keys_to_update=options.get("keys_to_update")))
         with self._writable():
@@ -133,20 +137,21 @@ class CopiedRows(TensorDict):
 
     def _writable(self) -> contextlib.AbstractContextManager[Any]:
         """Context for updating the copy after the storage was written."""
-        return contextlib.nullcontext() if self._origin is None else torch._C.DisableTorchFunctionSubclass()
+        return contextlib.nullcontext() if self.origin is None else torch._C.DisableTorchFunctionSubclass()
 
     def _refuse(self, name: str) -> None:
-        if self._origin is not None:
+        if self.origin is not None:
             _refuse(name)
 
 
 def _mark_leaves(rows: TensorDict) -> None:
     """Makes the tensors of freshly read rows refuse writes, without ``apply``, which would take as long as the read."""
-    for key, value in rows._tensordict.items():
+    entries = entries_of(rows)
+    for key, value in entries.items():
         if isinstance(value, TensorDict):
             _mark_leaves(value)
         else:
-            rows._tensordict[key] = value.as_subclass(CopiedTensor)
+            entries[key] = value.as_subclass(CopiedTensor)
 
 
 def _refuse(name: str) -> None:

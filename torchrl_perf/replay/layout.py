@@ -11,6 +11,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
+
 Key = tuple[str, ...]
 Leaves = dict[Key, Tensor]
 
@@ -143,7 +145,7 @@ def build(leaves: Mapping[Key, Tensor], batch_size: Sequence[int], device: torch
         for name in key[:-1]:
             node = node.setdefault(name, {})
         node[key[-1]] = leaf
-    return TensorDict._new_unsafe(tree, batch_size=torch.Size(batch_size), device=device)
+    return unchecked(tree, batch_size=torch.Size(batch_size), device=device)
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -196,12 +196,15 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
     # --- sampling
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def sample(
+        self, storage: Storage, batch_size: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw rows.
 
         Args:
             storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
             batch_size: rows B; may exceed the number of filled rows.
+            generator: on the storage's device; by default the buffer's.
 
         Returns:
             Slots ``[B]`` int64, and the info: "priority_weight" ``[B]`` float32, "index_generation" ``[B]`` int64.
@@ -211,10 +214,11 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
             self.refresh(storage)
-        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=self._rng)
+        source = self._rng if generator is None else generator
+        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=source)
         rows = tree.draw_rows(uniform, self._beta_now, ring)
         # TorchRL's buffers pass only the index on to ``update_priority``; it carries the generations.
         ring.vouch(rows.index).generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
@@ -247,7 +251,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             )
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         if generation is None:
             generation = getattr(index, "generation", None)
         slot = torch.as_tensor(index, device=tree.device)
@@ -282,7 +286,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         """
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         slot = torch.as_tensor(index, device=tree.device).reshape(-1)
         priority = self._largest
         if self._admitted is not None and self.mask_key is not None:
@@ -421,6 +425,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         """TorchRL's hook that makes its trees."""
 
     def _empty(self) -> None:
+        self.clear_()
+
+    def clear_(self) -> None:
+        """Forget all rows and their priorities, as when the buffer is emptied."""
         self._pending = None
         if self._tree is not None:
             self._tree.clear_()
@@ -432,9 +440,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     def __repr__(self) -> str:
         return f"{_NAME}(alpha={self._alphas[0]}, beta={self._betas[0]}, eps={self._eps}, reduction={self.reduction})"
 
-    # --- inside
-
-    def _attach(self, storage: Any, ring: Ring) -> PriorityTree:
+    def attach(self, storage: Any, ring: Ring) -> PriorityTree:
         """The tree for the storage's slots. Rows that were there before the sampler count as new."""
         self._storage = storage
         device = ring.cursor.device

@@ -18,6 +18,7 @@ from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
 from torchrl_perf.replay.windows import NStepWindow
+from torchrl_perf.runtime.upstream.buffers import sampler_of
 
 
 class RowMemory(TensorStorage):
@@ -90,6 +91,11 @@ class RowMemory(TensorStorage):
         frames = self.frames
         extra = 0 if frames is None else frames.frames.nbytes + frames.final_time.nbytes + 8
         return self.rows.nbytes + extra
+
+    @property
+    def attached(self) -> list[Any]:
+        """The buffers that read from here, in the order in which they came."""
+        return self._attached_entities
 
     def field(self, key: NestedKey) -> Tensor:
         """Live strided view ``[steps, N, *shape]`` of a stored entry, in its dtype.
@@ -202,7 +208,7 @@ class RowMemory(TensorStorage):
         if not self.initialized:
             streams = checks.check_streams(batch_size, self.max_size, self.num_streams)
             checks.check_streams_known(dims == 1, self.n_step, self.compact)
-            for buffer in self._attached_entities:
+            for buffer in self.attached:
                 checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
             self.allocate(fields_of(leaves, dims), batch_size)
             self.row_shape = row_shape
@@ -282,8 +288,8 @@ class RowMemory(TensorStorage):
             for key, leaf in leaves.items():
                 self._views[key].index_put_((slots,), leaf.to(self.device))
         self.count_own_write()
-        for buffer in self._attached_entities:
-            refresh = getattr(getattr(buffer, "_sampler", None), "refresh", None)
+        for buffer in self.attached:
+            refresh = getattr(sampler_of(buffer), "refresh", None)
             if refresh is not None:
                 refresh(self, slots, leaves.keys())
 

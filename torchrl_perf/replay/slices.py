@@ -211,8 +211,7 @@ class DeviceSliceSampler(Sampler):
         if self._priorities is None:
             start = tree.draw(uniform)
         else:
-            self._priorities._rng = self._rng
-            start, info = self._priorities.sample(storage, count)
+            start, info = self._priorities.sample(storage, count, generator=self._rng)
         return torch.where(tree.total > 0, start, anywhere), info
 
     def _mark(self, storage: Any, rows: Tensor, exists: Tensor, info: dict[Any, Any]) -> None:
@@ -369,7 +368,7 @@ class DeviceSliceSampler(Sampler):
             if self._priorities is not None:
                 self._starts = torch.zeros(ring.capacity, dtype=torch.bool, device=ring.device)
         if self._priorities is not None:
-            self._priorities._attach(storage, ring)
+            self._priorities.attach(storage, ring)
         self._is_stale, self._seen_writes = False, wrote_outside(storage)
         if self._pending is not None:
             self._restore(self._pending)
@@ -436,7 +435,7 @@ class DeviceSliceSampler(Sampler):
         if self._tree is not None:
             self._tree.clear_()
         if self._priorities is not None:
-            self._priorities._empty()
+            self._priorities.clear_()
 
     def state_dict(self) -> dict[str, Any]:
         """A copy: which rows a slice may start at, how long each stream has run, the priorities' state."""

@@ -18,6 +18,7 @@ from torchrl_perf.replay.ring import slots_of
 from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
 from torchrl_perf.replay.torchrl_writers import set_rows
+from torchrl_perf.runtime.upstream.buffers import dim_extend_of
 
 LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
     "ndim": (1, "rows have slots, and a batch [N, T] is N streams of time rows by itself"),
@@ -210,7 +211,7 @@ class DeviceStorage(RowMemory):
         Raises:
             ValueError: for a buffer with ``dim_extend`` above 0.
         """
-        checks.check_dim_extend(getattr(buffer, "_dim_extend", None))
+        checks.check_dim_extend(dim_extend_of(buffer))
         super().attach(buffer)
 
     @property

@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictMaxV
 
 from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
 from torchrl_perf.replay.row_memory import RowMemory
+from torchrl_perf.runtime.upstream.buffers import next_slot_of, take_back, writer_of
 
 _WRITERS = (RoundRobinWriter, TensorDictMaxValueWriter)
 
@@ -40,7 +41,7 @@ def set_rows(storage: RowMemory, cursor: Any, data: Any, *, set_cursor: bool) ->
         return storage.put(cursor, data)
     rows = data.unsqueeze(0) if isinstance(cursor, (int, np.integer)) or getattr(cursor, "ndim", 1) == 0 else data
     leaves = leaves_of(rows, OWN_KEYS)
-    writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
+    writers = [writer_of(buffer) for buffer in storage.attached]
     by_user = all(not isinstance(writer, _WRITERS) for writer in writers)
     if by_user and storage.initialized and (not storage.flat or leaves.keys() != storage.fields.keys()):
         return storage.put(cursor, data)  # existing rows, perhaps only some of their entries
@@ -49,9 +50,8 @@ def set_rows(storage: RowMemory, cursor: Any, data: Any, *, set_cursor: bool) ->
     try:
         return _write(storage, cursor, leaves, tuple(rows.batch_size), next_slot, set_cursor=set_cursor, writer=writer)
     except (IndexError, ValueError):
-        if set_cursor and writer is not None and writer._cursor == (next_slot + len(rows)) % storage.max_size:
-            writer._cursor = next_slot  # it has already counted rows that were not written
-            writer._write_count -= len(rows)
+        if set_cursor and writer is not None and next_slot_of(writer) == (next_slot + len(rows)) % storage.max_size:
+            take_back(writer, len(rows), next_slot)  # it has counted rows already that were not written
         raise
 
 
@@ -119,7 +119,7 @@ def _known_slots(cursor: Any, count: int, next_slot: int, size: int, writer: Rou
     which writer writes.)
     """
     if isinstance(cursor, Tensor) and cursor.is_cuda:
-        if writer is not None and cursor.ndim and count % size and writer._cursor == (next_slot + count) % size:
+        if writer is not None and cursor.ndim and count % size and next_slot_of(writer) == (next_slot + count) % size:
             return (next_slot + np.arange(count)) % size
         cursor = cursor.to("cpu")
     return np.asarray(cursor).reshape(-1).astype(np.int64)

@@ -69,7 +69,7 @@ class DeviceWriter(Writer):
         index = self._storage.write(data)
         if not capturing():
             self._write_count += index.numel()
-        for buffer in self._storage._attached_entities:
+        for buffer in self._storage.attached:
             buffer.mark_update(index)
         return index
 

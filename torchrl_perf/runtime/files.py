@@ -158,7 +158,12 @@ class FolderLock:
     def take_over(self, other: "FolderLock") -> None:
         """Takes over the lock that another object holds, releasing its own."""
         self.release()
-        self.path, self._file, other._file = other.path, other._file, None
+        self.path, self._file = other.path, other.hand_over()
+
+    def hand_over(self) -> IO[bytes] | None:
+        """The file that holds the lock, None where nobody does; it is no longer this object's to release."""
+        file, self._file = self._file, None
+        return file
 
     def release(self) -> None:
         """Gives the lock back; more calls do nothing."""

@@ -243,7 +243,7 @@ class RunConfig:
         for name, default in cls.defaults(values.get("env")).items():
             object.__setattr__(config, name, values.get(name, default))
         checks = Checks(config, bad)
-        config._check(checks)
+        cls._check(config, checks)
         return checks.problems()
 
     @property

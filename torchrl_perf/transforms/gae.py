@@ -20,6 +20,7 @@ from torchrl_perf.functional import generalized_advantage_estimate
 from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.rows.missing import stand_in, steps_without_successor
 from torchrl_perf.functional.rows.valid import fitted_rows
+from torchrl_perf.runtime.upstream.transforms import holder_of
 
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""
@@ -270,8 +271,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         owner: Transform | EnvBase | None = None
         holder: Any = self
         while isinstance(holder, Transform):
-            reference = holder.__dict__["_container"]
-            holder = None if reference is None else reference()
+            holder = holder_of(holder)
             owner = owner if holder is None else holder
         return owner
 

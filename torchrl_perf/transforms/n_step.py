@@ -10,6 +10,7 @@ from torchrl.envs import Transform
 
 from torchrl_perf.functional.n_step import n_step_targets
 from torchrl_perf.functional.rows.missing import steps_without_successor
+from torchrl_perf.runtime.upstream.transforms import holder_of
 from torchrl_perf.transforms.missing import fill_missing
 
 
@@ -89,7 +90,7 @@ class NStepTransform(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the n-step transitions of a batch; samples of a replay buffer are returned unchanged."""
         # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
-        is_sampled = not self.training and self.__dict__["_container"] is not None
+        is_sampled = not self.training and holder_of(self) is not None
         return tensordict if is_sampled else self._inv_call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:

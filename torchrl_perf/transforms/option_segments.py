@@ -17,6 +17,7 @@ from torchrl_perf.modules.option_set import (
     OPTION_KEY,
     START_KEY,
 )
+from torchrl_perf.runtime.upstream.transforms import holder_of
 
 _NOT_CARRIED = {"reward", "done", "terminated", "truncated", "is_init", OPTION_KEY, AGE_KEY, ACTIVE_KEY}
 
@@ -94,7 +95,7 @@ class OptionSegments(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the transitions of a batch; samples of a replay buffer are returned unchanged."""
         # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
-        is_sampled = not self.training and self.__dict__["_container"] is not None
+        is_sampled = not self.training and holder_of(self) is not None
         return tensordict if is_sampled else self._inv_call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from typing_extensions import Unpack
@@ -325,6 +325,28 @@ class MarineNavigation(StructuredEnv):
         seen["yaw_rate"] = state["velocity"][..., 2].clone()
         seen["elapsed"] = self.elapsed.clone()
         return seen
+
+    def root(self) -> TensorDict:
+        """The root TensorDict of the worlds as they are now."""
+        return self._root(self._state())
+
+    def sail(self, tensordict: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Step without the resets: a vessel that has ended, or whose time is up, stays inactive where it is.
+
+        Args:
+            tensordict: with the action of all vessels.
+
+        Returns:
+            What a step has under "next" besides observations, reward and event among it.
+        """
+        step = self.advance(self._state(), self.read_action(tensordict))
+        state = dict(step.next_state)
+        self.elapsed.add_(1)
+        if self.max_episode_steps is not None:
+            state["active"] = state["active"] & (self.elapsed < self.max_episode_steps)
+        # an entry that did not change is the buffer itself, to which writing it changes nothing
+        self._write(state)
+        return step.entries
 
     def load_layout(self, layout: dict[str, Tensor]) -> TensorDict:
         """Start all rows from given layouts, such as those of :func:`scenario_set`.

@@ -112,22 +112,15 @@ def _walk(
     env: MarineNavigation | AgentStreams, marine: MarineNavigation, policy: Policy, steps: int
 ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
     """Snapshots ``[E, ...]`` before each step and after the last, and the events ``[E, R]`` of each step."""
-    root = marine._root(marine._state())
-    td = env._wrap(env._root(root)) if isinstance(env, AgentStreams) else root
+    root = marine.root()
+    td = env.root_of(root) if isinstance(env, AgentStreams) else root
     frames, events = [marine.snapshot()], []
     for _ in range(steps):
         td = policy(td)
-        acted = env._acting(td) if isinstance(env, AgentStreams) else td
-        step = marine.advance(marine._state(), marine.read_action(acted))
-        state = dict(step.next_state)
-        marine.elapsed.add_(1)
-        if marine.max_episode_steps is not None:
-            state["active"] = state["active"] & (marine.elapsed < marine.max_episode_steps)
-        # an entry that did not change is the buffer itself: writing it back changes nothing
-        marine._write(state)
+        entries = marine.sail(env.env_action(td) if isinstance(env, AgentStreams) else td)
         frames.append(marine.snapshot())
-        events.append(step.entries["agents", "event"].squeeze(-1).clone())
-        td = _next_root(env, marine, td, step.entries)
+        events.append(entries["agents", "event"].squeeze(-1).clone())
+        td = _next_root(env, marine, td, entries)
     return frames, events
 
 
@@ -135,10 +128,10 @@ def _next_root(
     env: MarineNavigation | AgentStreams, marine: MarineNavigation, td: TensorDictBase, entries: dict[NestedKey, Tensor]
 ) -> TensorDict:
     """The root that the policy sees next; what it wrote itself is carried on, as in a collector."""
-    root = marine._root(marine._state())
+    root = marine.root()
     for key in (("agents", "event"), ("agents", "colregs")):
         root.set(key, entries[key])
-    following = env._wrap(env._root(root)) if isinstance(env, AgentStreams) else root
+    following = env.root_of(root) if isinstance(env, AgentStreams) else root
     known = set(following.keys(True, True))
     for key in td.keys(True, True):
         if key not in known and key not in env.action_keys:

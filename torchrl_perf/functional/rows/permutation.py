@@ -15,7 +15,7 @@ def _sides(n: int) -> tuple[int, int]:
     return a, n // a
 
 
-def _mix(value: Tensor, key: Tensor) -> Tensor:
+def mix(value: Tensor, key: Tensor) -> Tensor:
     """A 32-bit integer hash (multiply and xor-shift) in int64 arithmetic that cannot overflow."""
     value = (value * 0x2C1B3C6D + key) & 0xFFFFFFFF
     value = ((value ^ (value >> 15)) * 0x297A2D39) & 0xFFFFFFFF
@@ -40,8 +40,8 @@ def feistel_permutation(n: int, keys: Tensor) -> Tensor:
     index = torch.arange(n, device=keys.device)
     left, right = index // b, index % b
     for first, second in keys.view(_ROUNDS, 2):
-        left = (left + _mix(right, first)) % a
-        right = (right + _mix(left, second)) % b
+        left = (left + mix(right, first)) % a
+        right = (right + mix(left, second)) % b
     return left * b + right
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.rows.permutation import _mix
+from torchrl_perf.functional.rows.permutation import mix
 
 ROUNDS = 24
 """Rounds of :func:`shuffled_index`; the probability that none of them moves a position is 2^-24."""
@@ -27,6 +27,6 @@ def shuffled_index(position: Tensor, size: Tensor, keys: Tensor) -> Tensor:
     index = position
     for key in keys.unbind(0):
         partner = torch.remainder(key - index, size)
-        is_swap = (_mix(torch.maximum(index, partner), key) & 1).bool()
+        is_swap = (mix(torch.maximum(index, partner), key) & 1).bool()
         index = torch.where(is_swap, partner, index)
     return index

@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from torchrl_perf.runtime.upstream.audit import memory_of
+
 __all__ = ["HostCopies"]
 
 _MANY = 1_000
@@ -23,13 +25,13 @@ class HostCopies:
 
     def copied(self, source: Tensor, result: Tensor) -> Tensor:
         """The result of ``source.cpu()`` as a separate tensor, remembered as a copy."""
-        result = result.clone() if result is source or self._key(result) == self._key(source) else result
+        result = result.clone() if result is source or memory_of(result) == memory_of(source) else result
         self.mark(result)
         return result
 
     def mark(self, tensor: Tensor) -> None:
         """Remembers a tensor as a copy on the host."""
-        key = self._key(tensor)
+        key = memory_of(tensor)
         if key is None:
             return
         if len(self._storages) > _MANY:
@@ -40,7 +42,7 @@ class HostCopies:
         """Whether a tensor is a copy on the host, or a view of one."""
         if not self._storages or not isinstance(tensor, Tensor):
             return False
-        ref = self._storages.get(self._key(tensor) or 0)
+        ref = self._storages.get(memory_of(tensor) or 0)
         return ref is not None and not ref.expired()
 
     @property
@@ -59,10 +61,3 @@ class HostCopies:
             if isinstance(leaf, Tensor):
                 self.mark(leaf)
         return results
-
-    @staticmethod
-    def _key(tensor: Tensor) -> int | None:
-        try:
-            return tensor.untyped_storage()._cdata
-        except (RuntimeError, NotImplementedError):  # sparse tensors and those that are being traced have none
-            return None

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.runtime.upstream.audit import once_cuda_is_initialized, take_kernels_back
 from torchrl_perf.runtime.waits.host_copies import HostCopies
 from torchrl_perf.runtime.waits.operators import (
     COPY_TO_DEVICE,
@@ -114,7 +115,7 @@ class Interception:
                 "Remedy: pip install -U torch"
             )
         with ExitStack() as stack:
-            stack.callback(self._wrap_kernels()._destroy)
+            stack.callback(take_kernels_back, self._wrap_kernels())
             if self._cuda:
                 self._wrap_synchronisation(stack)
                 self._listen_to_warnings(stack)
@@ -353,7 +354,7 @@ class Interception:
         if torch.cuda.is_initialized():
             self._arm()
         else:  # setting the mode now would make a CUDA context before the program does so or forks
-            torch.cuda._lazy_call(self._arm)
+            once_cuda_is_initialized(self._arm)
 
     def _arm(self) -> None:
         self._sync_warnings = True

@@ -149,7 +149,7 @@ def _is_ruled(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     tensor = next((value for value in args if isinstance(value, Tensor)), None)
     if tensor is None or tensor.device.type != ("cuda" if cuda else "cpu"):
         return False
-    overload = getattr(func, "_overloadname", "")
+    overload = getattr(func, "__name__", "").partition(".")[2]
     return ("" if overload == "default" else overload) in RULES[name].overloads and RULES[name].waits(args, kwargs)
 
 

@@ -228,7 +228,7 @@ class TestPolicies:
         collecting._rows = [collecting._rows_of(group) for group in collecting.groups]
         check_against_loop(gather(collecting, 5), Maze, 2)
 
-    def test_compiled_policy(self, fresh_dynamo):
+    def test_compiled_policy(self, traced):
         torch.manual_seed(0)
         policy = maze_policy()
         envs = vector("maze", 3, "SameStep")

@@ -46,7 +46,8 @@ def device_for(mode):
 
 class TestConvention:
     @pytest.mark.parametrize("mode", MODES)
-    def test_nan_under_next_and_no_reset_but_the_first(self, mode, fresh_dynamo):
+    def test_nan_under_next_and_no_reset_but_the_first(self, mode, request):
+        request.getfixturevalue("fresh_dynamo" if mode == "graph" else "traced")
         env = NativeEnv(device=device_for(mode))
         collector = DeviceCollector(env, None, frames_per_batch=8, mode=mode)
         data = torch.cat([collector.collect().clone() for _ in range(2)], -1)

@@ -155,7 +155,8 @@ def test_masked_choices_are_even():
 
 @pytest.mark.parametrize("make", [CartPole, Pendulum])
 @pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_collected_as_a_policy(make, mode, device):
+def test_collected_as_a_policy(make, mode, device, request):
+    request.getfixturevalue("traced" if device.type == "cpu" else "fresh_dynamo")
     collector = DeviceCollector(make(N, device=device), None, frames_per_batch=3 * N, mode=mode)
     collector.collect()
     with no_host_sync(device):

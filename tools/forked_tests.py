@@ -96,7 +96,7 @@ class Watch:
         tests = {
             name: (seconds, [place for node in places if name.startswith(node) for place in places[node]])
             for name, seconds in self._seconds.items()
-            if name not in self._slow
+            if name not in self._slow | self._failed
         }
         return {"tests": tests, "slow": sorted(self._slow), "failed": sorted(self._failed)}
 

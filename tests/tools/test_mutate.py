@@ -157,13 +157,17 @@ def test_a_fault_that_never_ends_is_ended(toys):
     assert [row["result"] for row in rows] == ["timed out"], done.stderr
 
 
-def test_faults_wait_for_tests_that_pass(toys):
-    (toys / "tests" / "small" / "test_wrong.py").write_text("def test_wrong():\n    raise AssertionError\n")
-    done, rows = run_tool(toys, "small")
-    assert done.returncode == 1
-    assert "expected the tests to pass without a fault" in done.stderr
+def test_tests_that_fail_without_a_fault_are_left_out(toys):
+    wrong = "from toys.small.sums import total\n\n\ndef test_wrong():\n    assert total(1, 1) == 3\n"
+    (toys / "tests" / "small" / "test_adding.py").write_text(wrong)
+    (toys / "tests" / "small" / "test_right.py").write_text(wrong.replace("wrong", "right").replace("3", "2"))
+    done, rows = run_tool(toys, "small", "--tests", "tests/small")
+    assert "1 tests; left out: [] are slow, ['tests/small/test_adding.py::test_wrong'] fail" in done.stdout
+    assert {row["line"]: row["by"] for row in rows}[5] == "tests/small/test_right.py::test_right"
+    done, rows = run_tool(toys, "small", "--tests", "tests/small/test_adding.py", "--output", str(toys / "none.json"))
+    assert "RuntimeError: expected tests that pass without a fault, received none" in done.stderr
     assert "test_wrong" in done.stderr
-    assert rows == []
+    assert not (toys / "none.json").exists()
 
 
 NESTED = """a = 1

@@ -292,3 +292,7 @@ class TestBadInput:
         env = TransformedEnv(CartPole(N, device="cpu"), OptionSegments(batch, gamma=GAMMA))
         with pytest.raises(RuntimeError, match="one step at a time"):
             env.rollout(2)
+
+
+def test_two_options_are_enough():
+    assert OptionState(2).num_options == 2

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import CompositeDistribution
-from torch.distributions import Categorical, Normal, kl_divergence
+from torch.distributions import Categorical, MixtureSameFamily, Normal, kl_divergence
+from torchrl.modules import TanhNormal
 
 from torchrl_perf.modules import SquashedNormal
 from torchrl_perf.objectives.action_distributions import divergence, entropies, entropy_name
@@ -17,16 +18,32 @@ def base(loc, scale):
     return torch.distributions.Independent(Normal(loc, scale), 1)
 
 
-def test_divergence_of_squashed_normals_is_that_of_what_they_squash():
+@pytest.mark.parametrize("kind", [SquashedNormal, TanhNormal])
+def test_divergence_of_squashed_normals_is_that_of_what_they_squash(kind):
     # a map that is one to one changes no divergence
     new = LOC + torch.tensor([0.4, -0.3]), SCALE * 1.3
-    got = divergence(SquashedNormal(LOC, SCALE), SquashedNormal(*new), DRAWS)
+    got = divergence(kind(LOC, SCALE), kind(*new), DRAWS)
     torch.testing.assert_close(got, kl_divergence(base(LOC, SCALE), base(*new)), rtol=0.05, atol=0.01)
     assert (got > 0.1).all()
 
 
-def test_entropy_of_a_squashed_normal():
-    got, parts = entropies(SquashedNormal(LOC, SCALE), DRAWS)
+def mixture(loc, scale):
+    """A mixture of one component: no closed form, and the numbers of its component."""
+    parts = base(loc.unsqueeze(-2), scale.unsqueeze(-2))
+    return MixtureSameFamily(Categorical(logits=torch.zeros(len(loc), 1)), parts)
+
+
+def test_divergence_without_a_closed_form_is_sampled():
+    new = LOC + torch.tensor([0.4, -0.3]), SCALE * 1.3
+    old = mixture(LOC, SCALE)
+    got = divergence(old, mixture(*new), DRAWS)
+    torch.testing.assert_close(got, kl_divergence(base(LOC, SCALE), base(*new)), rtol=0.05, atol=0.01)
+    assert divergence(old, old, 1).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [SquashedNormal, TanhNormal])
+def test_entropy_of_a_squashed_normal(kind):
+    got, parts = entropies(kind(LOC, SCALE), DRAWS)
     # that of the normal, plus the mean logarithm of the slope of tanh
     noise = torch.randn(DRAWS, *LOC.shape)
     slope = (1 - (LOC + SCALE * noise).tanh().square()).log().sum(-1).mean(0)

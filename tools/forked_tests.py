@@ -37,8 +37,8 @@ def preload(modules: Iterable[str]) -> None:
 class Watch:
     """Plugin that notes for each test how long it takes and which functions of a folder it calls.
 
-    What a fixture of a wider scope calls counts for every test below it. Functions that only a compiled graph or
-    another process runs are not seen.
+    What a fixture of a wider scope or the import of a file calls counts for every test below it. Functions that only a
+    compiled graph or another process runs are not seen.
     """
 
     def __init__(self, folder: Path, slowest: float) -> None:
@@ -63,16 +63,29 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Note the calls of a test and its time."""
-        self._now = self._called[item.nodeid] = set()
         start = time.perf_counter()
+        with self._noting(item.nodeid):
+            try:
+                return (yield)
+            finally:
+                self._seconds[item.nodeid] = time.perf_counter() - start
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        """Note what a file calls when it is imported, for all of its tests."""
+        with self._noting(collector.nodeid):
+            return (yield)
+
+    @contextlib.contextmanager
+    def _noting(self, node: str) -> Iterator[None]:
+        self._now = self._called.setdefault(node, set())
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
-            return (yield)
+            yield
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
-            self._seconds[item.nodeid] = time.perf_counter() - start
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:

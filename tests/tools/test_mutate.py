@@ -76,11 +76,17 @@ def total(a, b):
 
 def forgotten(a):
     return a - 1
+
+
+def early():
+    return not []
 """
 TESTS = """import time
 
 import pytest
-from toys.small.sums import total
+from toys.small.sums import early, total
+
+TWO = early()
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,7 @@ def three():
 
 def test_total_is_a_number():
     assert isinstance(total(0, 0), int)
+    assert TWO
 
 
 def test_total(three):
@@ -128,11 +135,12 @@ def test_faults_meet_the_tests_that_call_their_function(toys):
         (5, "arithmetic"): "caught",
         (9, "arithmetic"): "not reached",
         (9, "constant"): "not reached",
+        (13, "negation"): "caught",
     }
     caught = by_place[5, "arithmetic"]
     assert (caught["file"], caught["tests"]) == ("toys/small/sums.py", 2)
     assert caught["by"] == "tests/small/test_adding.py::test_total"
-    assert "1 caught, 1 survived, 0 timed out, 3 not reached" in done.stdout
+    assert "2 caught, 1 survived, 0 timed out, 3 not reached" in done.stdout
     assert (toys / "toys" / "small" / "sums.py").read_text() == SUMS
 
 

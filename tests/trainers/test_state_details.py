@@ -1,9 +1,15 @@
 """Small promises of checkpoints and of the guard that no run would miss at once."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
 from torchrl_perf.metrics import DeviceMetrics
+from torchrl_perf.trainers.run.fault import Fault, remedy_of
+from torchrl_perf.trainers.run.memory_floor import _act
+from torchrl_perf.trainers.run.metric_names import known_metrics
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import FORMAT, VERSION, TrainState, load_random_state, random_state
 
@@ -38,3 +44,51 @@ def test_a_single_bad_value_is_a_fault():
     guard.note(torch.zeros(1), torch.zeros(1), torch.tensor(False))
     guard.report()
     assert guard.verdict(guard.metrics.flush(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "words"),
+    [
+        ("batch", "next/observation", "the env's arithmetic"),
+        ("batch", "action", "a lower learning_rate"),
+        ("batch", "agents/action_log_prob", "a lower learning_rate"),
+        ("loss", "critic", "a lower learning_rate"),
+        ("gradient", "weight", "a lower learning_rate"),
+    ],
+)
+def test_the_remedy_is_where_the_fault_came_from(source, key, words):
+    assert words in remedy_of(Fault(key, "NaN", 1, source))
+
+
+def test_the_remedy_of_an_overflow_without_a_place():
+    assert "a lower learning_rate" in remedy_of(None)
+
+
+class DurotaxisTrainer:
+    """As much of one as names of metrics are read from."""
+
+    metrics, env = SimpleNamespace(names=["speed"]), SimpleNamespace(outcomes=("none", "solved", "lost"))
+    statistics = ("loss_actor",)
+
+
+def test_names_of_metrics_that_a_trainer_may_have():
+    known = known_metrics(DurotaxisTrainer())
+    assert known[0] == "speed"
+    assert {"train/loss_actor", "curriculum/stage", "episode/solved", "episode/lost"} <= set(known)
+    assert "episode/none" not in known
+    assert len(known) == len(set(known))
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers"),
+    [
+        ({"hidden_size": 8}, 8),
+        ({"hidden_size": 8, "num_action_taus": 4}, 32),
+        ({"hidden_size": 8, "num_quantiles": 20, "num_atoms": 1}, 42),
+        ({"hidden_size": 8, "candidates": 10, "plan_horizon": 3, "latent_size": 4, "inputs": "plan"}, 120),
+        ({"hidden_size": 8, "candidates": 10, "plan_horizon": 3, "inputs": "plan"}, 30),
+        ({"hidden_size": 8, "candidates": 10, "plan_horizon": 3, "latent_size": 4, "inputs": "random"}, 8),
+    ],
+)
+def test_numbers_that_acting_takes_for_a_row(settings, numbers):
+    assert _act(SimpleNamespace(**settings)) == numbers

@@ -117,3 +117,24 @@ def test_windows_of_several_rewards(size):
         expected = reward[first] if last == first else reward[first] + 0.5 * reward[last]
         torch.testing.assert_close(row["next", "reward"], expected)
         assert row["next", "observation"] == last + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(torch.int64, torch.float32), (torch.float64, torch.float64), (torch.float32, torch.float32)]
+)
+def test_windows_are_summed_in_the_dtype_of_rewards_or_float32(dtype, stored):
+    reward = torch.tensor([[1.0], [3.0], [5.0]], dtype=torch.float64) + (1e-12 if dtype == torch.float64 else 0.0)
+    flags = {name: torch.zeros(3, 1, dtype=torch.bool) for name in ("done", "terminated")}
+    buffer = DeviceReplayBuffer(
+        storage=DeviceStorage(3, n_step=2, gamma=0.5),
+        sampler=DeviceRandomSampler(),
+        writer=DeviceWriter(),
+        batch_size=32,
+    )
+    rows = {"observation": torch.arange(3.0), "next": {"reward": reward.to(dtype), **flags}}
+    rows["next"]["observation"] = torch.arange(3.0) + 1
+    buffer.extend(TensorDict(rows, [3]).unsqueeze(0))
+    sample = buffer.sample()
+    assert sample["next", "reward"].dtype == stored
+    expected = torch.stack([reward[0] + reward[1] / 2, reward[1] + reward[2] / 2, reward[2]]).to(stored)
+    assert torch.equal(sample["next", "reward"], expected[sample["observation"].long()])

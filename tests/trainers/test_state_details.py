@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torchrl_perf.metrics import DeviceMetrics
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.fault import Fault, remedy_of
 from torchrl_perf.trainers.run.memory_floor import _act
 from torchrl_perf.trainers.run.metric_names import known_metrics
@@ -92,3 +93,10 @@ def test_names_of_metrics_that_a_trainer_may_have():
 )
 def test_numbers_that_acting_takes_for_a_row(settings, numbers):
     assert _act(SimpleNamespace(**settings)) == numbers
+
+
+def test_a_checkpoint_of_the_same_iteration_is_written_over(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for number in (1, 2):
+        folder.write(TrainState(counters={"number": number}, network=nn.Linear(1, 1)).snapshot(), 7)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000007.pt"]

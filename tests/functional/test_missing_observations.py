@@ -2,7 +2,7 @@
 
 import torch
 
-from torchrl_perf.functional.missing import missing_rows, stand_in, stand_in_rows, steps_without_successor
+from torchrl_perf.functional.rows.missing import missing_rows, stand_in, stand_in_rows, steps_without_successor
 
 NAN = torch.nan
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_perf.functional.valid import explained_variance, finite_where_absent, reduced, valid_mean
+from torchrl_perf.functional.rows.valid import explained_variance, finite_where_absent, reduced, valid_mean
 
 
 @pytest.fixture

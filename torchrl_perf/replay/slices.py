@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_perf.functional.priority_tree import uniform_rows
-from torchrl_perf.functional.windows import run_lengths
+from torchrl_perf.functional.rows.windows import run_lengths
 from torchrl_perf.replay._checks import (
     check_entries_of_state,
     check_tensor_of_state,

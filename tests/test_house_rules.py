@@ -343,7 +343,6 @@ PASSED_ON = {
     "moved.py": 1,
     "runtime/waits/audit.py": 1,
     "trainers/algorithm_attributes.py": 1,
-    "trainers/off_policy/trainer.py": 1,
     "trainers/run/checkpoint.py": 1,
     "trainers/run/loop.py": 1,
     "trainers/run/state.py": 3,

@@ -18,7 +18,7 @@ from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_ty
 from torchrl.modules import MaskedCategorical, OneHotCategorical, ProbabilisticActor
 
 from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.collectors.arguments import REFUSED
+from torchrl_perf.collectors.arguments import REFUSED, CastPolicy
 from torchrl_perf.envs import CartPole, FuelBreaks, HybridTarget
 from torchrl_perf.modules import GumbelCategorical
 
@@ -493,3 +493,24 @@ class TestUntraceable:
 def test_serial_env_of_ours_takes_kwargs():
     env = SerialEnv(2, CountingEnv, create_env_kwargs={"num_envs": 3})
     assert DeviceCollector(env, None, frames_per_batch=12, mode="eager").collect().shape == (2, 3, 2)
+
+
+class Acts(torch.nn.Module):
+    """A policy that writes one entry anew and leaves the others."""
+
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def forward(self, tensordict):
+        return tensordict.set("action", 2 * tensordict["observation"])
+
+
+def test_what_a_policy_elsewhere_writes_is_moved_back():
+    here, there = torch.device("cpu"), torch.device("meta")
+    td = TensorDict({"observation": torch.ones(3, 2)}, [3])  # without a device: moving it makes another
+    out = CastPolicy(Acts(), here, here)(td)
+    assert out is td
+    assert torch.equal(td["action"], torch.full((3, 2), 2.0))
+    td = TensorDict({"observation": torch.ones(3, 2)}, [3])
+    CastPolicy(Acts(), there, there)(td)
+    assert td["action"].is_meta
+    assert not td["observation"].is_meta

@@ -229,3 +229,9 @@ def test_shutdown_closes_the_env_once():
     collector.shutdown()
     collector.shutdown()
     assert collector.env.is_closed
+
+
+def test_random_actions_have_no_weights_to_update():
+    collector = DeviceCollector(CartPole(2), None, frames_per_batch=4, mode="eager")
+    collector.update_policy_weights_()
+    assert collector.collect().batch_size == (2, 2)

@@ -25,6 +25,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from torchrl_perf.collectors import HostCollector, host_specs
+from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.modules import DeterministicActor, DeviceActor, GumbelCategorical, OUNoise
 from torchrl_perf.runtime.seeds import stream_seeds
 
@@ -293,3 +294,12 @@ def test_action_spaces(space):
     assert data["action"].dtype == collecting.action_spec.dtype
     assert data["action"].shape == (3, 12, *collecting.action_spec.shape[1:])
     assert all(collecting.action_spec.is_in(data["action"][:, t]) for t in range(12))
+
+
+def test_calls_are_made_once(monkeypatch):
+    made = []
+    make_calls = PackedRows._make_calls
+    monkeypatch.setattr(PackedRows, "_make_calls", lambda rows: (made.append(rows), make_calls(rows)))
+    collecting = collector("packed", vector("maze", 3, "SameStep"), maze_policy(), frames_per_batch=12, seed=2)
+    gather(collecting, 3)
+    assert len(made) == len(set(made)) == 1  # a graph would be captured anew at each step

@@ -264,3 +264,10 @@ class TestSeveralActions:
         following = torch.compile(env._step, backend="eager")(td)
         assert following["observation"][:, 1].tolist() == [1, 0, 1]
         assert following["reward"][1] == 0
+
+
+def test_refused_around_the_transforms_of_our_envs():
+    env = TransformedEnv(CartPole(2), StepCounter())
+    env._torchrl_native_autoreset = True
+    with pytest.raises(ValueError, match="expected no mark '_torchrl_native_autoreset' on or around CartPole"):
+        DeviceCollector(env, None, frames_per_batch=8)

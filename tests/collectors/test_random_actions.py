@@ -201,3 +201,15 @@ class TestAnEnvThatDrawsItself:
         with no_host_sync(env.device):
             action = RandomActions(env)(td)["action"]
         assert env.action_spec.is_in(action)
+
+
+class Cautious(TransformedEnv):
+    """Transforms whose random actions are their own."""
+
+    def rand_action(self, tensordict=None):
+        return tensordict.set("action", torch.zeros(self.full_action_spec["action"].shape))
+
+
+def test_a_rand_action_of_the_transforms_acts():
+    for env in (Cautious(Pendulum(3)), TransformedEnv(Cautious(Pendulum(3)), StepCounter())):
+        assert (RandomActions(env)(env.reset())["action"] == 0).all()

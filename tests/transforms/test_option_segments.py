@@ -294,3 +294,7 @@ class TestBadInput:
         env = TransformedEnv(CartPole(N, device="cpu"), OptionSegments(batch, gamma=GAMMA))
         with pytest.raises(RuntimeError, match="received one step from an environment"):
             env.rollout(2)
+
+
+def test_two_options_are_enough():
+    assert OptionState(2).num_options == 2

@@ -1,4 +1,4 @@
-"""Learn an unknown vector field from spike counts, while choosing the inputs that say most about it.
+"""Learn an unknown vector field from spike counts, while choosing the inputs that tell most about it.
 
 Run it with ``python examples/active_dynamics.py``; ``--help`` lists the settings. Two runs, one with inputs that are
 planned for D-optimal information and one with random ones, take a few minutes on two CPU cores. Expected last lines,

@@ -11,8 +11,8 @@ about a quarter of a minute on two CPU cores. Expected last lines:
 (collect, advantages of each reward component, minibatches until the divergence is reached, metrics), and one row of
 metrics at a time that comes to the host.
 
-What is to be learnt: delete almost half of the nodes each time, since the colony over-grows otherwise, and let the
-children be born far ahead. Read it from top to bottom: Config, make_trainer, learn, draw, main.
+The policy has to learn to delete almost half of the nodes each time, since the colony over-grows otherwise, and to
+place the children far ahead. Read it from top to bottom: Config, make_trainer, learn, draw, main.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Vessels that learn to navigate with one policy for all of them: train, evaluate on fixed scenarios, draw their ways.
+"""Vessels learn to navigate with one policy for all: train, evaluate on fixed scenarios, draw their paths.
 
 Run it with ``python examples/marine_navigation.py``; ``--help`` lists the settings. It trains one vessel in an empty
 world for two minutes on two CPU cores and compares it with a scripted controller. Expected last lines, give or take:

@@ -54,7 +54,7 @@ class Config:
     """Where everything runs."""
 
 
-# what TorchRL's trainers have of their own, left out
+# TorchRL's own parts of these trainers, left out
 NO_PARTS = {"replay_buffer": None, "optimizer": None, "enable_logging": False, "progress_bar": False, "frame_skip": 1}
 
 

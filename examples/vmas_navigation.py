@@ -2,8 +2,8 @@
 
 Run it with ``pip install 'torchrl_perf[marl]'`` and ``python examples/vmas_navigation.py``; ``--help`` lists the
 settings. It takes about a minute on two CPU cores. Each of three agents goes to its own goal and sees the others with a
-lidar; all are paid for the way that they make good together, and for collisions. Agents that go nowhere have a return
-of 0. The last line is like
+lidar; the reward is their joint progress towards the goals, minus collisions. Agents that do not move have a return of
+0. The last line is like
 
     mean return of the last 100 episodes: 2.8
 

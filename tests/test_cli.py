@@ -191,7 +191,7 @@ class TestSettings:
 
     def test_missing_file(self, tmp_path, capsys):
         assert main(["train", "ppo", "--config", str(tmp_path / "none.json")]) == 1
-        assert "expected a file, found none at" in capsys.readouterr().err
+        assert "expected a file, received" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -252,7 +252,7 @@ class TestResume:
     def test_config_beside_resume(self, tmp_path, capsys):
         (tmp_path / "config.json").write_text("{}")
         assert main(["train", "ppo", "--resume", str(tmp_path), "--config", "a.json"]) == 1
-        assert "Expected --config or --resume, received both." in capsys.readouterr().err
+        assert "expected --config or --resume, received both." in capsys.readouterr().err
 
 
 class TestEnds:
@@ -268,7 +268,7 @@ class TestEnds:
         assert capsys.readouterr().err == "torchrl-perf: Expected finite losses, received NaN in iteration 3.\n"
 
     @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
     def test_signal_saves_and_exits_with_128_and_its_number(self, tmp_path, signum):
         options = [*TINY, "--total-steps", "100000000", "--run-dir", str(tmp_path / "runs"), "--progress"]
         command = [sys.executable, "-m", "torchrl_perf", "train", "ppo", *options]
@@ -279,7 +279,7 @@ class TestEnds:
             while not re.search(r"return \d", process.stderr.readline()):  # the loop runs, and has finished an episode
                 assert process.poll() is None
             process.send_signal(signum)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
         finally:
             process.kill()
         assert process.returncode == 128 + signum

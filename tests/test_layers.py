@@ -1,6 +1,8 @@
 """The order of the layers: a folder imports those below it, and no two modules import each other."""
 
 import ast
+import importlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,11 @@ LAYERS = (
     ("cli", "bench"),
 )
 """Folders from the lowest up. A folder imports lower ones; those of one layer leave each other alone."""
+
+MOST_LEVELS = 2
+"""Classes of the package above one of ``trainers`` and ``systems``, one over the other."""
+MOST_LEVELS_OF_SETTINGS = 5
+"""The same above a config: a limit that may fall, and must not rise."""
 
 TOGETHER = {"functional", "kernels"}  # a kernel is the other form of a function
 ENTRY = {"__main__"}  # starts the command line; the other files at the top are imported from everywhere
@@ -115,6 +122,33 @@ def test_a_folder_imports_only_those_below_it():
 def test_no_two_modules_import_each_other():
     found = cycles(all_imports())
     assert not found, "what both need belongs in a third module\n  " + "\n  ".join(found)
+
+
+def own_depth(kind: type) -> int:
+    """How many classes of the package stand one above the other over a class: 0 below TorchRL's or torch's alone."""
+    bases = [base for base in kind.__bases__ if base.__module__.startswith(PACKAGE)]
+    return 1 + max(map(own_depth, bases)) if bases else 0
+
+
+def classes_of(folders: tuple[str, ...]) -> list[type]:
+    """The classes that the modules below some folders define."""
+    names = [
+        name for name in modules(ROOT) if f"{name}.".startswith(tuple(f"{PACKAGE}.{folder}." for folder in folders))
+    ]
+    found = {kind for name in names for kind in vars(importlib.import_module(name)).values() if inspect.isclass(kind)}
+    return sorted((kind for kind in found if kind.__module__ in names), key=lambda kind: kind.__qualname__)
+
+
+def test_inheritance_is_at_most_two_levels_deep():
+    kinds = classes_of(("trainers", "systems"))
+    assert {"SACTrainer", "DurotaxisTrainer", "MarineACIQNTrainer"} <= {kind.__name__ for kind in kinds}
+    deep = {kind.__name__: own_depth(kind) for kind in kinds if own_depth(kind) > MOST_LEVELS}
+    too_deep = [f"{name}: {depth}" for name, depth in deep.items() if not name.endswith("Config")]
+    assert not too_deep, f"at most {MOST_LEVELS} levels; what they share is a part, and given\n  " + "\n  ".join(
+        too_deep
+    )
+    # their fields are one block below another, and no method of one hides another's but ``_check``, which adds up
+    assert max(deep.values(), default=0) <= MOST_LEVELS_OF_SETTINGS
 
 
 class TestTheRulesThemselves:

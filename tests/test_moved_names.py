@@ -48,6 +48,16 @@ def test_a_module_that_never_was():
         importlib.import_module("torchrl_perf.trainers.nothing")
 
 
+@pytest.mark.parametrize(
+    ("package", "name", "home", "now"),
+    [(package, name, *new) for package, names in moved._RENAMED.items() for name, new in names.items()],
+)
+def test_old_name_of_what_is_called_otherwise_now(package, name, home, now):
+    new = getattr(importlib.import_module(f"torchrl_perf.{home}"), now)
+    with pytest.warns(DeprecationWarning, match=f"{name} has moved. Remedy: from torchrl_perf.{home} import {now}"):
+        assert getattr(importlib.import_module(f"torchrl_perf.{package}"), name) is new
+
+
 @pytest.mark.parametrize("package", moved._NAMES)
 def test_unknown_name(package):
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

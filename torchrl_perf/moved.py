@@ -92,6 +92,11 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Old package, then new one, then names."""
 
+_RENAMED: dict[str, dict[str, tuple[str, str]]] = {
+    "trainers": {"GroupAdam": ("trainers", "GuardedAdam")},
+}
+"""Old package, then old name, then new package and name."""
+
 _MODULES = {
     "bench.baselines": "bench.peers.baselines",
     "bench.flashbax_peer": "bench.peers.flashbax",
@@ -171,7 +176,7 @@ _MODULES = {
     "trainers.fuel_breaks_config": "systems.fuel_breaks.config",
     "trainers.fuel_breaks_evaluation": "systems.fuel_breaks.evaluation",
     "trainers.fuel_breaks_networks": "systems.fuel_breaks.networks",
-    "trainers.group_adam": "trainers.optim.group_adam",
+    "trainers.group_adam": "trainers.optim.optimization",
     "trainers.hooks_log": "trainers.torchrl.log",
     "trainers.hooks_replay": "trainers.torchrl.replay",
     "trainers.hooks_stepper": "trainers.torchrl.stepper",
@@ -220,13 +225,15 @@ def moved_from(package: str) -> Callable[[str], Any]:
         package: its ``__name__``.
     """
     below = package.removeprefix("torchrl_perf.")
-    homes = {name: home for home, names in _NAMES[below].items() for name in names}
+    homes = {name: (home, name) for home, names in _NAMES[below].items() for name in names}
+    homes |= _RENAMED.get(below, {})
 
     def moved(name: str) -> Any:
-        if home := homes.get(name):
+        if name in homes:
+            home, now = homes[name]
             new = f"torchrl_perf.{home}"
-            found = getattr(importlib.import_module(new), name)
-            line = f"from {new} import {name}"
+            found = getattr(importlib.import_module(new), now)
+            line = f"from {new} import {now}"
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         warnings.warn(f"{package}.{name} has moved. Remedy: {line}.", DeprecationWarning, stacklevel=2)

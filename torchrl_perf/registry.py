@@ -62,6 +62,7 @@ ALGORITHMS = {
     "ac-iqn": Entry("trainers.ac_iqn:ACIQNConfig", "trainers.ac_iqn:ACIQNTrainer"),
     "sac-options": Entry("trainers.sac_options:SACOptionsConfig", "trainers.sac_options:SACOptionsTrainer"),
     "hybrid-ppo": Entry("trainers.hybrid_ppo:HybridPPOConfig", "trainers.hybrid_ppo:HybridPPOTrainer"),
+    "pqn": Entry("trainers.pqn:PQNConfig", "trainers.pqn:PQNTrainer"),
 }
 """Algorithms for any env whose actions fit."""
 

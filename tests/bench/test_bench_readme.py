@@ -1,4 +1,4 @@
-"""The README's block of results: what it shows of files of results, and that it does without those not there."""
+"""The README's block of results: what it shows of the files of results, and that it works without some of them."""
 
 import json
 import math

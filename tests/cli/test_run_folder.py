@@ -1,4 +1,4 @@
-"""What is read of a run's folder while it is being written: rows, state, checkpoints, the newest run."""
+"""Reading a run's folder while it is being written: rows, state, checkpoints, the newest run."""
 
 import csv
 import json
@@ -182,7 +182,7 @@ class TestFindRun:
 
     def test_a_foreign_folder_is_listed(self, tmp_path):
         (tmp_path / "notes.txt").touch()
-        with pytest.raises(FileNotFoundError, match=r"found notes\.txt"):
+        with pytest.raises(FileNotFoundError, match=r"received notes\.txt"):
             find_run(tmp_path, tmp_path)
 
 

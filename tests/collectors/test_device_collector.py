@@ -82,9 +82,15 @@ class TestRows:
 class TestReusedBuffers:
     """An env may return its own buffers and overwrite them at the next step."""
 
-    @pytest.mark.parametrize("mode", ["eager", "compile", "auto"])
+    @pytest.mark.parametrize("backend", ["traced", pytest.param("fresh_dynamo", marks=pytest.mark.slow)])
     @pytest.mark.parametrize("masked", [True, False])
-    def test_nothing_is_kept_by_reference(self, mode, masked, fresh_dynamo):
+    def test_nothing_is_kept_by_reference_when_compiled(self, masked, backend, request):
+        request.getfixturevalue(backend)
+        self.test_nothing_is_kept_by_reference("compile", masked)
+
+    @pytest.mark.parametrize("mode", ["eager", "auto"])
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_nothing_is_kept_by_reference(self, mode, masked):
         collector = DeviceCollector(ReusingEnv(2, masked=masked), None, frames_per_batch=8, mode=mode)
         for start in (0.0, 4.0):
             batch = collector.collect()
@@ -94,7 +100,7 @@ class TestReusedBuffers:
             assert torch.equal(batch["next", "reward"].squeeze(-1), count + 1)
 
     @pytest.mark.parametrize("mode", ["eager", "compile", "auto"])
-    def test_resets_of_reused_buffers_leave_the_stored_rows_alone(self, mode, fresh_dynamo):
+    def test_resets_of_reused_buffers_leave_the_stored_rows_alone(self, mode, traced):
         collector = DeviceCollector(ReusingEnv(2, length=3), None, frames_per_batch=14, mode=mode)
         batch = collector.collect()
         assert batch["obs"][0].flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
@@ -223,3 +229,9 @@ def test_shutdown_closes_the_env_once():
     collector.shutdown()
     collector.shutdown()
     assert collector.env.is_closed
+
+
+def test_random_actions_have_no_weights_to_update():
+    collector = DeviceCollector(CartPole(2), None, frames_per_batch=4, mode="eager")
+    collector.update_policy_weights_()
+    assert collector.collect().batch_size == (2, 2)

@@ -25,6 +25,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from torchrl_perf.collectors import HostCollector, host_specs
+from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.modules import DeterministicActor, DeviceActor, GumbelCategorical, OUNoise
 from torchrl_perf.runtime.seeds import stream_seeds
 
@@ -228,7 +229,7 @@ class TestPolicies:
         collecting._rows = [collecting._rows_of(group) for group in collecting.groups]
         check_against_loop(gather(collecting, 5), Maze, 2)
 
-    def test_compiled_policy(self, fresh_dynamo):
+    def test_compiled_policy(self, traced):
         torch.manual_seed(0)
         policy = maze_policy()
         envs = vector("maze", 3, "SameStep")
@@ -245,7 +246,7 @@ class TestPolicies:
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("mode", MODES)
     def test_noise_with_a_memory_begins_anew_with_each_episode(self, mode, path):
-        """Brownian motion that never began anew would be far from its mean after ten episodes."""
+        """Brownian motion that never restarted would be far from its mean after ten episodes."""
         device = "cuda" if path == "cuda" else "cpu"
         envs = vector("Pendulum-v1", 8, mode, max_episode_steps=4)
         net = nn.Linear(3, 1, device=device)
@@ -293,3 +294,12 @@ def test_action_spaces(space):
     assert data["action"].dtype == collecting.action_spec.dtype
     assert data["action"].shape == (3, 12, *collecting.action_spec.shape[1:])
     assert all(collecting.action_spec.is_in(data["action"][:, t]) for t in range(12))
+
+
+def test_calls_are_made_once(monkeypatch):
+    made = []
+    make_calls = PackedRows._make_calls
+    monkeypatch.setattr(PackedRows, "_make_calls", lambda rows: (made.append(rows), make_calls(rows)))
+    collecting = collector("packed", vector("maze", 3, "SameStep"), maze_policy(), frames_per_batch=12, seed=2)
+    gather(collecting, 3)
+    assert len(made) == len(set(made)) == 1  # a graph would be captured anew at each step

@@ -222,7 +222,7 @@ class TestInterface:
         assert torch.equal(again["image"], first["image"])
 
     def test_state(self, tmp_path):
-        """Counters and random actions go on; episodes begin anew, alike for all that load the same state."""
+        """Counters and random actions continue; episodes start over, alike in all collectors that load the state."""
         collecting = HostCollector(vector("maze", 2, "NextStep"), frames_per_batch=8, seed=3)
         for _ in range(3):
             last = collecting.collect().clone()

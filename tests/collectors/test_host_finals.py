@@ -16,7 +16,7 @@ KINDS = ["box", "dict", "tuple", "nested"]
 
 
 class Passing(gym.Wrapper):
-    """A wrapper that hands on the buffer."""
+    """A wrapper that passes the buffer on."""
 
 
 def counts(data):

@@ -58,7 +58,7 @@ class TestTimeout:
             HostEnvError, match=rf"env 1 .*a {where} to take at most timeout=0.5 s.*for env 1"
         ) as caught:
             collecting.collect()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         assert caught.value.env_index == 1
         assert not any(process.is_alive() for process in inner.processes)
 
@@ -172,7 +172,7 @@ class TestInfoKeys:
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
-            (["absent"], "expected 'absent' in the info of a reset, whose keys are .*'mask'.*Remedy"),
+            (["absent"], "expected 'absent' in the info of a reset, received .*'mask'.*Remedy"),
             (["action"], "info_keys: expected keys other than"),
             (["observation"], "info_keys: expected keys other than"),
             ({"mask": 3}, "expected a gymnasium space or a TorchRL spec"),

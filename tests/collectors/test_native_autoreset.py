@@ -46,7 +46,8 @@ def device_for(mode):
 
 class TestConvention:
     @pytest.mark.parametrize("mode", MODES)
-    def test_nan_under_next_and_no_reset_but_the_first(self, mode, fresh_dynamo):
+    def test_nan_under_next_and_no_reset_but_the_first(self, mode, request):
+        request.getfixturevalue("fresh_dynamo" if mode == "graph" else "traced")
         env = NativeEnv(device=device_for(mode))
         collector = DeviceCollector(env, None, frames_per_batch=8, mode=mode)
         data = torch.cat([collector.collect().clone() for _ in range(2)], -1)
@@ -263,3 +264,10 @@ class TestSeveralActions:
         following = torch.compile(env._step, backend="eager")(td)
         assert following["observation"][:, 1].tolist() == [1, 0, 1]
         assert following["reward"][1] == 0
+
+
+def test_refused_around_the_transforms_of_our_envs():
+    env = TransformedEnv(CartPole(2), StepCounter())
+    env._torchrl_native_autoreset = True
+    with pytest.raises(ValueError, match="expected no mark '_torchrl_native_autoreset' on or around CartPole"):
+        DeviceCollector(env, None, frames_per_batch=8)

@@ -155,7 +155,8 @@ def test_masked_choices_are_even():
 
 @pytest.mark.parametrize("make", [CartPole, Pendulum])
 @pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_collected_as_a_policy(make, mode, device):
+def test_collected_as_a_policy(make, mode, device, request):
+    request.getfixturevalue("traced" if device.type == "cpu" else "fresh_dynamo")
     collector = DeviceCollector(make(N, device=device), None, frames_per_batch=3 * N, mode=mode)
     collector.collect()
     with no_host_sync(device):
@@ -182,7 +183,7 @@ def test_random_frames_do_not_wait(device):
 
 class TestAnEnvThatDrawsItself:
     class Own(Pendulum):
-        """Pendulum with a ``rand_action`` of its own."""
+        """Pendulum that overrides ``rand_action``."""
 
         def rand_action(self, tensordict=None):
             """Always one."""
@@ -200,3 +201,15 @@ class TestAnEnvThatDrawsItself:
         with no_host_sync(env.device):
             action = RandomActions(env)(td)["action"]
         assert env.action_spec.is_in(action)
+
+
+class Cautious(TransformedEnv):
+    """Transforms whose random actions are their own."""
+
+    def rand_action(self, tensordict=None):
+        return tensordict.set("action", torch.zeros(self.full_action_spec["action"].shape))
+
+
+def test_a_rand_action_of_the_transforms_acts():
+    for env in (Cautious(Pendulum(3)), TransformedEnv(Cautious(Pendulum(3)), StepCounter())):
+        assert (RandomActions(env)(env.reset())["action"] == 0).all()

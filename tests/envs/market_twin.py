@@ -104,7 +104,7 @@ class Twin:
         return min(share * equity, room) if room > 1e-5 * equity else 0.0
 
     def towards(self, weight):
-        """Found by bisection, not by the formula: where the position is the weight of what the cost leaves."""
+        """The trade that brings the position to its weight of the equity after costs, found by bisection."""
         value, equity = self.shares * self.price, self.equity
         low, high = -20.0 * equity, 20.0 * equity
         for _ in range(200):

@@ -62,7 +62,7 @@ def test_entries_are_views_where_the_env_is_contiguous():
     td = base.reset()
     streams = env._observed(td)
     assert streams["observation"].data_ptr() == td["agents", "observation"].data_ptr()
-    assert env._acting(env.rand_action(env.reset()))["agents", "action"].shape == (3, 2)
+    assert env.env_action(env.rand_action(env.reset()))["agents", "action"].shape == (3, 2)
 
 
 def test_what_an_agent_that_is_gone_leaves():
@@ -222,10 +222,10 @@ class TestErrors:
 
     def test_no_action(self):
         env = AgentStreams(Walkers())
-        with pytest.raises(KeyError, match="expected the key 'action', found"):
+        with pytest.raises(KeyError, match="expected the key 'action', received"):
             env._step(env.reset())
 
     def test_no_validity(self):
         env = AgentStreams(Walkers())
-        with pytest.raises(KeyError, match="expected the key 'valid', found"):
+        with pytest.raises(KeyError, match="expected the key 'valid', received"):
             env._step(env.rand_action(env.reset()).exclude("valid"))

@@ -1,4 +1,4 @@
-"""The contract of the auto-reset base: episodes, time limit, masked resets, what the returned data owns."""
+"""The contract of the auto-reset base: episodes, time limit, masked resets, ownership of the returned data."""
 
 import math
 

@@ -216,7 +216,7 @@ def test_bad_actions_are_named(task, action, words):
 
 def test_missing_action_and_wrong_batch_are_named():
     env = CartPole(2)
-    with pytest.raises(KeyError, match=r"expected the key 'action', found \['done', 'is_init'"):
+    with pytest.raises(KeyError, match=r"expected the key 'action', received \['done', 'is_init'"):
         env.step(env.reset())
     with pytest.raises(RuntimeError, match=r"batch_size"):
         env.step_and_maybe_reset(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3], device="cpu"))

@@ -1,4 +1,4 @@
-"""What Durotaxis refuses, with what it says, and the stages of its curriculum."""
+"""The refusals of Durotaxis with their messages, and the stages of its curriculum."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_actions_of_the_wrong_kind():
     env = Durotaxis(2)
     with pytest.raises(ValueError, match=r"expected action \(2, 5\) of floats, received \(2, 4\)"):
         env.step(env.reset().set("action", torch.zeros(2, 4)))
-    with pytest.raises(KeyError, match="expected the key 'action', found"):
+    with pytest.raises(KeyError, match="expected the key 'action', received"):
         env.step(env.reset())
     env = Durotaxis(2, actions="per_node", critical_nodes=8)
     td = env.reset().set(("action", "kind"), torch.zeros(2, 16)).set(("action", "growth"), torch.zeros(2, 4))

@@ -150,7 +150,7 @@ def test_mark_on_the_wrapper_is_refused():
     env.__dict__["_torchrl_native_autoreset"] = True
     td = env.reset()
     env.rand_action(td)
-    with pytest.raises(RuntimeError, match="Remove it from the wrapper"):
+    with pytest.raises(RuntimeError, match="remove it from the wrapper"):
         env.step_and_maybe_reset(td)
 
 
@@ -179,15 +179,3 @@ def test_sync_free_loop_over_a_transformed_env():
         assert torch.equal(td["observation"], env.base_env.state)
         assert torch.equal(td["is_init"], nxt["done"])
     assert torch.stack(rewards).max() == limit
-
-
-def test_import_pulls_in_no_optional_package():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, torchrl_perf.envs\n"
-        "import torchrl_perf.envs.classic_control\n"
-        "assert not {'wandb', 'tyro', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -128,7 +128,7 @@ def train(with_options, iterations=45, num_envs=16, steps=10):
     return float(returns(env, policy).mean())
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_options_beat_the_same_agent_without_them(seed):
     torch.manual_seed(seed)
     assert train(with_options=True) > 40

@@ -93,5 +93,5 @@ def test_bad_actions(axis, displacement, message):
 
 
 def test_missing_action():
-    with pytest.raises(KeyError, match=r"expected \('action', 'discrete'\), found .*run a policy that writes it"):
+    with pytest.raises(KeyError, match=r"expected \('action', 'discrete'\), received .*run a policy that writes it"):
         HybridTarget(4)._step(TensorDict({"observation": torch.zeros(4, 2)}, [4]))

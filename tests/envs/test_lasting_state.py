@@ -43,7 +43,7 @@ class Clock(StructuredEnv):
 
 
 class Mistaken(Clock):
-    """Redraws an entry that there is not."""
+    """Redraws an entry that does not exist."""
 
     def redraw_state(self, ended):
         return {**super().redraw_state(ended), "hands": ended, "begin": ended}

@@ -89,6 +89,7 @@ def episodes(step, env, steps=8):
     return torch.stack(log)
 
 
+@pytest.mark.slow  # the same step is traced below a collector in `test_modes_agree`
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_traced_whole_equals_eager_and_compiles_once():
     options = {"curriculum": SMALL, "max_episode_steps": 5, "fresh_layouts": 2, "candidates": 32}

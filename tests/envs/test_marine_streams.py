@@ -4,10 +4,9 @@ import pytest
 import torch
 from torchrl.envs import check_env_specs
 
-from torchrl_perf.collectors import DeviceCollector, device_collector
+from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import AgentStreams, Curriculum, MarineNavigation
 from torchrl_perf.runtime import no_host_sync
-from torchrl_perf.runtime.compile import compiled
 
 
 def make(num_envs=4, *, action="continuous", steps=9, device="cpu", **options):
@@ -59,7 +58,7 @@ def test_a_row_is_a_vessel(device):
 
 
 def test_torchrls_own_loop_sees_the_same_episodes():
-    """A loop that resets what is done by mask, against the resets inside the step."""
+    """A loop that resets done rows by mask, against the resets inside the step."""
     one, other = make(), make()
     torch.manual_seed(0)
     ours = one.reset()
@@ -103,12 +102,10 @@ def test_going_on_from_a_state():
 
 
 @pytest.mark.parametrize("mode", ["compile", pytest.param("graph", marks=pytest.mark.gpu)])
-def test_modes_agree(mode, device, fresh_dynamo, monkeypatch):
-    if device.type == "cpu":
-        if mode == "graph":
-            pytest.skip("graphs need CUDA")
-        # traced and run without Inductor, in a tenth of the time
-        monkeypatch.setattr(device_collector, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
+def test_modes_agree(mode, device, request):
+    if device.type == "cpu" and mode == "graph":
+        pytest.skip("graphs need CUDA")
+    request.getfixturevalue("traced" if device.type == "cpu" else "fresh_dynamo")
 
     def policy(td):
         return td.set("action", torch.stack([td["observation"][:, 1], -td["observation"][:, 1]], -1).sign() * 0.5)

@@ -1,4 +1,4 @@
-"""What trading does to cash, shares and equity; what a policy without an edge is left with; how much to invest."""
+"""The effect of trades on cash, shares and equity; the result of a policy without an edge; how much to invest."""
 
 import math
 

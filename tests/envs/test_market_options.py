@@ -16,7 +16,7 @@ NEUTRAL = {"size": 0.05, "sentiment": 0.5, "certainty": 0.4, "rsi": 0.5, "gap": 
 
 
 def observed(form="dict", **values):
-    """One row of a market in which all is neutral but what is given."""
+    """One row of a market that is neutral except for the given entries."""
     now = NEUTRAL | values
     parts = {name: torch.zeros(1, len(columns)) for name, columns in PARTS.items()}
     parts["technical"] = torch.zeros(1, 24, len(PARTS["technical"]))
@@ -195,7 +195,7 @@ def test_own_rules():
 
 
 def test_rules_without_a_market():
-    with pytest.raises(KeyError, match=r"expected 'technical' .* found .*pixels"):
+    with pytest.raises(KeyError, match=r"expected 'technical' .* received .*pixels"):
         TradingInitiation()(TensorDict({"pixels": torch.zeros(1, 2)}, [1]))
 
 

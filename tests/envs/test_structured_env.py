@@ -369,7 +369,7 @@ def test_several_actions_come_as_a_dict():
 @pytest.mark.parametrize(
     ("key", "value", "error", "words"),
     [
-        ("kind", None, KeyError, r"expected the key \('action', 'kind'\), found"),
+        ("kind", None, KeyError, r"expected the key \('action', 'kind'\), received"),
         ("kind", torch.zeros(2), ValueError, r"\(2,\) of integer indices, received \(2,\) .*float32"),
         ("size", torch.zeros(2, 3), ValueError, r"\(2, 2\) of floats, received \(2, 3\)"),
     ],

@@ -1,4 +1,4 @@
-"""The fires that end an episode are drawn for each row, and anew for each episode."""
+"""The fires that end an episode are drawn for each row and each episode."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The example on latent dynamics trains, says what came of it, and draws both pictures."""
+"""The example on latent dynamics trains, prints its results, and draws both pictures."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""The example on colonies trains, says what came of it, and draws a picture."""
+"""The example on colonies trains, prints its results, and draws a picture."""
 
 import ast
 import importlib.util

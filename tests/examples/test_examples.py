@@ -26,6 +26,7 @@ def device_name(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_ppo_reaches_475_and_prints_its_last_line(capsys, device_name):
     example = load("ppo")
     config = example.Config(total_steps=200_000, device=device_name)
@@ -35,9 +36,12 @@ def test_ppo_reaches_475_and_prints_its_last_line(capsys, device_name):
     assert last == f"mean return of the last 100 episodes: {mean_return:.1f}"
 
 
-def test_captured_iteration_learns(capsys):
-    mean_return = load("ppo_captured").main(iterations=45)
-    assert mean_return >= 400
+@pytest.mark.parametrize(
+    ("iterations", "least"), [(8, 40), pytest.param(45, 400, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_captured_iteration_learns(capsys, iterations, least):
+    mean_return = load("ppo_captured").main(iterations=iterations)
+    assert mean_return >= least  # a random policy gets 22
     assert capsys.readouterr().out.splitlines()[-1] == f"mean return of the last 100 episodes: {mean_return:.1f}"
 
 

@@ -18,8 +18,15 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize(("algorithm", "total_frames"), [("dqn", 28 * 256), ("sac", 28 * 64)])
+@pytest.mark.parametrize(
+    ("algorithm", "total_frames", "prioritized"),
+    [
+        ("dqn", 28 * 256, False),
+        ("sac", 28 * 64, True),
+        pytest.param("dqn", 28 * 256, True, marks=pytest.mark.slow),
+        pytest.param("sac", 28 * 64, False, marks=pytest.mark.slow),
+    ],
+)
 def test_off_policy_trainers_read_nothing(capsys, algorithm, total_frames, prioritized):
     example = load("torchrl_trainer")
     config = example.Config(algorithm=algorithm, total_frames=total_frames, prioritized=prioritized, device="cpu")

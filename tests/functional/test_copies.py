@@ -51,3 +51,15 @@ def test_between_devices(copy_all, device):
 
 def test_nothing_to_copy():
     copy_all_([], [])
+
+
+def test_small_ones_are_copied_in_one_call_for_each_dtype(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda targets, sources: calls.append((targets, sources)))
+    _copy_by_dtype(*pairs("cpu"))
+    assert [len({target.dtype for target in targets}) for targets, _ in calls] == [1] * 6
+    for targets, sources in calls:
+        assert all(target.numel() <= SMALL for target in targets)
+        assert all(one.dtype == two.dtype for one, two in zip(targets, sources, strict=True))
+    # beside the 18: the transposed one whose target is transposed too, the empty one, and the number
+    assert sum(len(targets) for targets, _ in calls) == 18 + 3

@@ -1,4 +1,4 @@
-"""A flag that is no bool, or of another shape than the rows, is refused, each on its own."""
+"""A flag that is no bool, and one of another shape than the rows, are both refused."""
 
 import pytest
 import torch

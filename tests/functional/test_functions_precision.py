@@ -1,4 +1,4 @@
-"""Every public function in each precision: what it gives is the float64 result on the rounded inputs, rounded once."""
+"""Every public function in each precision: its result is the float64 one on the rounded inputs, rounded once."""
 
 import importlib
 import inspect
@@ -499,7 +499,7 @@ class TestEqualNumbersStandardise:
         assert torch.equal(components.standardized_components(values.unsqueeze(-1)), zero.unsqueeze(-1))
 
     def test_to_zero_under_a_mask(self, number, count, precision):
-        """What the mask leaves out differs, and is NaN in one place."""
+        """Masked elements differ, and one of them is NaN."""
         values = torch.full((2 * count + 1,), number, dtype=DTYPES[precision])
         values[::2] = torch.arange(count + 1).to(values.dtype)
         values[0] = torch.nan

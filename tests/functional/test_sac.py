@@ -24,7 +24,7 @@ class TestTarget:
         torch.testing.assert_close(got, torch.tensor([1.0, 10 + 0.81 * 3]))
 
     def test_nothing_of_a_terminal_state_is_used(self):
-        """What the networks say of a terminal observation, even NaN, does not reach the target."""
+        """The networks' values of a terminal observation, even NaN, do not reach the target."""
         nan = torch.full((1, 2), torch.nan)
         got = soft_target(torch.tensor([3.0]), torch.tensor([True]), nan, nan[:, 0], ALPHA, 0.9)
         assert got.item() == 3.0

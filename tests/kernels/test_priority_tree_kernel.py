@@ -130,7 +130,7 @@ class TestCuda:
         torch.testing.assert_close(tree.total, tree.weights.double().sum(), rtol=1e-13, atol=0)
 
     def test_in_a_graph(self):
-        """Replays draw anew, follow beta and the ring, and write what was drawn."""
+        """Replays draw new rows, follow beta and the ring, and write the rows drawn."""
         from torchrl_perf.runtime import capture
 
         tree, ring = PriorityTree(4096, "cuda"), make_ring(4096, 1, "cuda", 4096, 4096)

@@ -1,4 +1,4 @@
-"""EpisodeStatistics of rows that do not all count: agents that are gone until their env begins anew."""
+"""EpisodeStatistics of rows that do not all count: agents that are gone until their env restarts."""
 
 import pytest
 import torch

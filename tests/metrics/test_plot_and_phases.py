@@ -70,7 +70,7 @@ class TestPhases:
         assert list(timer.flush()) == ["total"]
 
     def test_total_is_reserved(self):
-        with pytest.raises(ValueError, match="other than 'total'"), PhaseTimer("cpu").phase("total"):
+        with pytest.raises(ValueError, match="another name than 'total'"), PhaseTimer("cpu").phase("total"):
             pass
 
     def test_memory_is_bounded_without_a_flush(self):

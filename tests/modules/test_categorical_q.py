@@ -15,7 +15,7 @@ OBS, ACTIONS = 4, 3
 
 
 def with_logits(logits, **options):
-    """A network that gives these logits ``[D, M]`` whatever it sees."""
+    """A network that returns these logits ``[D, M]`` for any input."""
     logits = torch.tensor(logits)
     network = CategoricalMLP(OBS, len(logits), num_atoms=logits.shape[1], v_min=-1.0, v_max=1.0, **options)
     last = network.head.layers[-1]

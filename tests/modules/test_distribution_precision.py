@@ -1,4 +1,4 @@
-"""Distributions in each precision: what is drawn, what is said of it, and the interface of torch's own."""
+"""Distributions in each precision: draws, their log-probabilities, and the interface of torch's classes."""
 
 import copy
 
@@ -38,7 +38,7 @@ def eps(dtype):
 
 
 def assert_drawn(sample, probs):
-    """A chi-square test of choices against probabilities; what is impossible is never drawn."""
+    """A chi-square test of choices against probabilities; impossible ones are never drawn."""
     counts = torch.bincount(sample.reshape(-1), minlength=len(probs)).double()
     probs = probs.double()
     assert counts[probs == 0].sum() == 0

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from torchrl_perf.modules import EnsembleMLP, EnsembleQ
+from torchrl_perf.modules.ensemble import _compiled_layer, _layer
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "silu": nn.SiLU}
 
@@ -91,3 +92,9 @@ def test_compiled_equals_eager(variant):
     x = torch.randn(8, 5, device=variant.device)
     with torch.no_grad():
         torch.testing.assert_close(variant(net.forward)(x), net(x))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_layer_for_a_compiler_is_the_layer(outputs):
+    x, weight, bias = torch.randn(2, 5, 4), torch.randn(2, 4, outputs), torch.randn(2, 1, outputs)
+    torch.testing.assert_close(_compiled_layer(x, weight, bias), _layer(x, weight, bias))

@@ -134,3 +134,11 @@ def test_epsilon_is_a_probability(name):
 def test_continuous_actions_are_refused():
     with pytest.raises(ValueError, match=r"expected Categorical .* received Bounded\w+. Remedy: an algorithm"):
         EpsilonGreedy(Fixed((0.0,)), spec=Bounded(-1, 1, (1,)))
+
+
+@pytest.mark.parametrize("name", ["eps_init", "eps_end"])
+def test_both_ends_of_the_range_are_probabilities(name):
+    with pytest.raises(ValueError, match=r"expected a probability in \[0, 1\], received -0.1"):
+        make(**{name: -0.1})
+    for value in (0.0, 1.0):
+        assert make(**{name: value})

@@ -259,7 +259,7 @@ def test_a_converted_module_gives_what_float64_gives(name, precision):
 
 @pytest.mark.parametrize("name", CASES)
 def test_under_autocast(name):
-    """Matrix products are rounded, nothing else: what comes out is right to 8 bits."""
+    """Only matrix products are rounded: results are right to 8 bits."""
     make, run = CASES[name]
     torch.manual_seed(0)
     net = make()

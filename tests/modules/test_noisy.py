@@ -20,7 +20,7 @@ DETERMINISTIC = [ExplorationType.DETERMINISTIC, ExplorationType.MODE, Exploratio
 
 
 def replayed(layer, x):
-    """What the layer gives for the noise that the next pass draws, weights written out for each row."""
+    """The layer's output for the noise that the next pass draws, with the weights of each row written out."""
     state = torch.get_rng_state()
     rows = () if layer.noise == "shared" else x.shape[:-1]
     draws = factor_noise(torch.randn(*rows, layer.in_features + layer.out_features, dtype=x.dtype))

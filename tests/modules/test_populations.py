@@ -33,7 +33,7 @@ def same(net, members):
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
 @pytest.mark.parametrize("per_member", [False, True])
 def test_training_is_that_of_separate_networks(optimizer, per_member):
-    """All parameters after five steps, each member with targets of its own."""
+    """All parameters after five steps, each member with separate targets."""
     net = EnsembleMLP(K, IN, 2, hidden_sizes=(H, H)).double()
     apart = [member(net, k) for k in range(K)]
     steps = [optimizer(net.parameters(), lr=1e-2), *(optimizer(each.parameters(), lr=1e-2) for each in apart)]

@@ -112,7 +112,7 @@ class TestEveryLoss:
         assert not all(map(torch.equal, *loss.online_and_targets()))
 
     def test_rows_that_do_not_count(self, name):
-        """Whatever they hold, NaN too, losses, statistics and gradients are those of the other rows alone."""
+        """They affect no loss, statistic or gradient, whatever they hold, NaN included."""
         loss, td = make(name, valid_key="valid")
         valid = torch.arange(12) % 3 != 0
         td["valid"] = valid

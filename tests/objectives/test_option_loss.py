@@ -291,3 +291,12 @@ class TestBadInput:
     def test_coefficients(self):
         with pytest.raises(ValueError, match="coefficients: expected none below 0"):
             make_loss(entropy_coeff=-1.0)
+
+
+def test_a_row_counts_where_mask_and_validity_agree():
+    td = make_batch()
+    td["valid"], td["mask"] = torch.arange(B) % 3 != 0, torch.arange(B) % 2 != 0
+    both = td["mask"] & td["valid"]
+    out, expected = make_loss(valid_key="valid")(td), make_loss(valid_key="valid")(td[both])
+    for key, value in expected.items():
+        torch.testing.assert_close(out[key], value)

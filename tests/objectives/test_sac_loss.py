@@ -304,3 +304,16 @@ def test_the_sum_of_losses_compiles_and_the_actor_loss_does_not_reach_the_critic
     critic = torch.autograd.grad(loss.critic_losses(batch, action, log_prob)[0], list(loss.critic.parameters()))
     for param, grad in zip(loss.critic.parameters(), critic, strict=True):
         torch.testing.assert_close(param.grad, grad)
+
+
+@pytest.mark.parametrize("bounds", [{"max_alpha": 0.0}, {"min_alpha": -0.1}, {"min_alpha": 0.2, "max_alpha": 0.1}])
+def test_bounds_of_the_temperature_that_hold_none(bounds):
+    with pytest.raises(ValueError, match="expected 0 <= min_alpha <= max_alpha and max_alpha > 0"):
+        make_loss(**bounds)
+
+
+@pytest.mark.parametrize("missing", ["actor_network", "qvalue_network"])
+def test_each_network_is_required(missing):
+    networks = {"actor_network": make_actor(), "qvalue_network": make_critic(), missing: None}
+    with pytest.raises(TypeError, match=rf"DeviceSACLoss: expected \['{missing}'\], received None"):
+        DeviceSACLoss(**networks)

@@ -207,3 +207,22 @@ def test_parts_compiled_as_one_update(variant, device):
 def test_faults(options, message):
     with pytest.raises(ValueError, match=message):
         DeviceTD3Loss(**{"actor": make_actor(), "critic": make_critic(), **options})
+
+
+class HalfBounded(nn.Module):
+    """An actor that names its lower bound alone."""
+
+    in_keys = out_keys = ("observation",)
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_actor()
+        self.low, self.in_keys, self.out_keys = self.net.low, self.net.in_keys, self.net.out_keys
+
+    def forward(self, *inputs):
+        return self.net(*inputs)
+
+
+def test_one_bound_of_an_actor_is_not_enough():
+    with pytest.raises(ValueError, match=r"actor: expected bounds low \[D\] and high \[D\]"):
+        DeviceTD3Loss(actor=HalfBounded(), critic=make_critic())

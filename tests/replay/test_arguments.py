@@ -347,7 +347,7 @@ def test_help_shows_the_arguments(cls):
     ],
 )
 def test_arguments_of_the_counterpart_are_known(ours, stock):
-    """Every argument of TorchRL's class is one of ours, or among the options that are looked at one by one."""
+    """Every argument of TorchRL's class is one of ours, or among the options that are checked one by one."""
     named = set(inspect.signature(ours).parameters)
     if "options" in named:
         from torchrl_perf.replay.slices import SLICE_SAMPLER

@@ -66,7 +66,7 @@ class TestBitPatterns:
 
 
 class TestKeys:
-    """What is stored once, and what is not."""
+    """Which entries are stored once."""
 
     def test_nested_observations_of_several_dtypes(self):
         generator = torch.Generator().manual_seed(0)

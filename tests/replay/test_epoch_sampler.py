@@ -65,7 +65,7 @@ def test_new_rows_begin_a_new_epoch():
 
 
 def test_a_full_ring_goes_on_with_its_epoch():
-    """As in TorchRL: the number of rows is what begins a new epoch, and the slots that are left are still to come."""
+    """Only more rows begin a new epoch, as in TorchRL: the slots that are left of this one still come."""
     buffer = make_buffer(8, 8, 4)
     first = buffer.sample()["index"]
     buffer.extend(rows(3, first=8))

@@ -90,7 +90,7 @@ def replaced(state, path, value):
 
 
 def wrongs(value):
-    """What an entry can be instead."""
+    """Wrong values of an entry."""
     if isinstance(value, torch.Tensor):
         wrong = [value.double() if value.dtype != torch.float64 else value.int(), value.unsqueeze(-1), "text", ...]
         return wrong + ([torch.cat([value, value])] if value.ndim else [])

@@ -64,7 +64,7 @@ class TestPriorities:
         assert float(sampler.default_priority) == 100.0
 
     def test_bad_priorities(self, device):
-        """NaN and negative ones are ignored, infinity is the largest that there is, and new rows do not get it."""
+        """NaN and negative priorities are ignored; infinity counts as the largest, but new rows do not get it."""
         buffer, sampler = make_buffer(device, capacity=6)
         index = torch.arange(4, device=device)
         buffer.update_priority(index, tensor([float("nan"), -1.0, float("inf"), 3.0], device))

@@ -25,7 +25,7 @@ def make_step(N, t, device="cpu"):
 
 
 class Deques:
-    """The last L steps of each environment, as lists that begin anew with each episode."""
+    """The last L steps of each environment, as lists that restart with each episode."""
 
     def __init__(self, num_envs, length):
         self.steps = [deque(maxlen=length) for _ in range(num_envs)]

@@ -42,7 +42,7 @@ def buffer_of(kind, sampler, capacity=8, compact=False):
 
 
 def check_rows(sample, oracle, n, gamma=0.9):
-    """Each row of a sample against the oracle's row of its slot; masked rows of slices are not looked at."""
+    """Each row of a sample against the oracle's row of its slot; masked rows of slices are ignored."""
     by_slot = {oracle.slot(*row): row for row in oracle.valid()}
     for row in sample:
         if ("collector", "mask") in row.keys(True) and not row["collector", "mask"]:

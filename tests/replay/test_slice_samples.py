@@ -1,4 +1,4 @@
-"""What a sample of slices holds: marks, targets that stay in their slice, state, errors, cost."""
+"""The contents of a sample of slices: marks, targets that stay in their slice, state, errors, cost."""
 
 import pytest
 import torch

@@ -63,7 +63,7 @@ def test_another_layout_changes_nothing(change, message, compact):
 
 
 class TestFirstBatch:
-    """What the first batch cannot be."""
+    """First batches that are refused."""
 
     def test_more_streams_than_rows(self):
         with pytest.raises(ValueError, match="5 envs"):
@@ -114,7 +114,7 @@ def test_reading_before_the_first_batch():
 @pytest.mark.parametrize("options", [{"compact": True}, {"n_step": 3}])
 def test_writers_of_torchrl_hand_over_no_streams(options):
     rb = ReplayBuffer(storage=DeviceStorage(8, **options))
-    with pytest.raises(ValueError, match=r"needs the order of time.*Nothing was written.*DeviceWriter"):
+    with pytest.raises(ValueError, match=r"expected the order of time.*Nothing was written.*DeviceWriter"):
         rb.extend(batch(2, 2).reshape(-1))
     assert not rb.storage.initialized
 
@@ -141,7 +141,7 @@ class TestMemory:
 
     def test_too_much_is_refused_with_both_numbers(self):
         storage = DeviceStorage(10**12)
-        with pytest.raises(ValueError, match=r"need .*TB .*free.*smaller max_size"):
+        with pytest.raises(ValueError, match=r"expected .*TB .*free.*smaller max_size"):
             storage.write(batch())
         assert not storage.initialized
         assert storage.max_size == 10**12

@@ -1,4 +1,4 @@
-"""Masks and ends that are written in place: samplers see them, by whatever way they are written."""
+"""Masks and ends that are written in place: samplers see them, however they are written."""
 
 import pickle
 

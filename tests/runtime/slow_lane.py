@@ -48,11 +48,11 @@ class Stream:
         self.queue.append((None, 0, work))
 
     def wait_event(self, event: Event) -> None:
-        """Enqueue waiting for what the event has been recorded behind by now."""
+        """Enqueue a wait for the work before the event's present recording."""
         self.queue.append((event, event.recorded, lambda: None))
 
     def wait_stream(self, other: "Stream") -> None:
-        """Enqueue waiting for what the other stream has been given by now."""
+        """Enqueue a wait for the present work of the other stream."""
         event = Event(self.device)
         event.record(other)
         self.wait_event(event)

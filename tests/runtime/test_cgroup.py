@@ -1,4 +1,4 @@
-"""What a container or job may take, read from control groups of both versions."""
+"""The cores and memory that a container or job may use, read from control groups of both versions."""
 
 import pytest
 import torch

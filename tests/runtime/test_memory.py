@@ -127,16 +127,14 @@ class TestGarbage:
         monkeypatch.setattr(gc, "collect", lambda: pytest.fail("collected"))
         after(MemoryGuard("cpu", gc_interval=0), 100)
 
-    def test_objects_that_somebody_else_froze_stay_frozen(self):
-        gc.freeze()
+    def test_objects_that_somebody_else_froze_stay_frozen(self, monkeypatch):
         frozen = gc.get_freeze_count()
-        try:
-            watch = MemoryGuard("cpu", gc_interval=1)
-            after(watch, 1)
-            watch.close()
-            assert gc.get_freeze_count() == pytest.approx(frozen, abs=100)
-        finally:
-            gc.unfreeze()
+        assert frozen > 100_000  # the session's own
+        monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("thawed"))
+        watch = MemoryGuard("cpu", gc_interval=1)
+        after(watch, 1)
+        watch.close()
+        assert gc.get_freeze_count() == pytest.approx(frozen, abs=100)
 
 
 class TestRow:
@@ -273,20 +271,16 @@ class TestLeakCheck:
 
 
 @pytest.mark.skipif(heap_bytes() is None, reason="needs mallinfo2")
+@pytest.mark.usefixtures("small_heap")
 class TestRealLoops:
     @staticmethod
     def slope(step, iterations, every=10):
         check = LeakCheck()
-        gc.collect()
-        gc.freeze()  # so that the collections below take microseconds
-        try:
-            for k in range(iterations):
-                step()
-                if k % every == 0:
-                    gc.collect()  # cycles that wait for Python's collector are no leak
-                    check.record(k, heap_bytes() / MIB)
-        finally:
-            gc.unfreeze()
+        for k in range(iterations):
+            step()
+            if k % every == 0:
+                gc.collect()  # cycles that wait for Python's collector are no leak
+                check.record(k, heap_bytes() / MIB)
         return check.report()
 
     def test_a_loop_that_keeps_graphs_leaks(self):

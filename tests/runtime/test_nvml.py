@@ -1,4 +1,4 @@
-"""Readings of a GPU against a fake NVML: what it has, what it lacks, which card is meant, and what it breaks with."""
+"""Readings of a GPU against a fake NVML: present and missing values, which card is meant, and errors."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Micro-batches with weights: those that count nothing add nothing, whatever the loss makes of them."""
+"""Micro-batches with weights: those of weight 0 add nothing, whatever their loss is."""
 
 import pytest
 import torch

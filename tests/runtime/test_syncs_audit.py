@@ -279,7 +279,7 @@ def test_env_steps_of_gymnasium_count_once_through_their_wrappers():
 
 
 def test_it_costs_little_where_nothing_waits_and_a_few_microseconds_where_something_does():
-    """The bound is generous: other programs share the machine."""
+    """The bounds are generous, and in additions of the same machine: other programs share it."""
     x = torch.ones(())
 
     def seconds(fn, repeats=2000):
@@ -295,7 +295,7 @@ def test_it_costs_little_where_nothing_waits_and_a_few_microseconds_where_someth
     with ScriptAudit(__file__, cuda=False):
         free, read = seconds(lambda: x + x), seconds(x.item)
     assert free < 3 * plain + 1e-6
-    assert read < 60e-6
+    assert read < 60 * plain
 
 
 @pytest.mark.gpu

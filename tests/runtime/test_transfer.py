@@ -74,7 +74,7 @@ class TestDownload:
 
     def test_refusals(self, device):
         download = Download(torch.zeros(3, device=device), slots=1)
-        with pytest.raises(RuntimeError, match="expected a copy under way, found none"):
+        with pytest.raises(RuntimeError, match="expected a copy under way, received none"):
             download.wait()
         with pytest.raises(ValueError, match=r"expected shape \(3,\), torch.float32 on .*, received shape \(2,\)"):
             download.start(torch.zeros(2, device=device))
@@ -83,7 +83,7 @@ class TestDownload:
         with pytest.raises(ValueError, match="on meta"):
             download.start(torch.zeros(3, device="meta"))
         download.start(torch.zeros(3, device=device))
-        with pytest.raises(RuntimeError, match="expected a free slot, all 1 are in flight"):
+        with pytest.raises(RuntimeError, match="expected a free slot, received a start with all 1 in flight"):
             download.start(torch.zeros(3, device=device))
         with pytest.raises(ValueError, match="Download: expected slots >= 1, received 0"):
             Download(torch.zeros(3, device=device), slots=0)

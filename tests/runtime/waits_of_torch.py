@@ -20,7 +20,7 @@ WAITS, FREE = True, False
 
 
 def tensors():
-    """What the operations below work on."""
+    """The operands of the operations below."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(6, generator=generator) + 0.1
     m = torch.rand(4, 4, generator=generator)

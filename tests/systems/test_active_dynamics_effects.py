@@ -1,6 +1,6 @@
 """Each key of the settings changes what a run does. A key without a case fails.
 
-What the keys of every run do around the iterations is seen on other algorithms, whose loop is the same.
+Keys that act around the iterations are tested with other algorithms, whose loop is the same.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from config_runs import RUN_KEYS
-from declared import repeated, unread
+from declared import ADAM, repeated, unread
 from dynamics_runs import SMALL, learnt, make
 from states import run
 
@@ -47,6 +47,7 @@ CASES = {
     "minibatch_size": ({}, 5),
     "updates": ({}, 3),
     "learning_rate": ({}, 1e-2),
+    **ADAM,
     "max_grad_norm": ({}, 1e-6),
     "bound": ({}, "predictive"),
     "kl_horizon": ({}, 2),

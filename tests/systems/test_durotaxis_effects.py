@@ -1,6 +1,6 @@
 """Each key of a colony's settings changes what a run does. A key without a case fails.
 
-What the keys of every run do around the iterations is seen on other algorithms, whose loop is the same.
+Keys that act around the iterations are tested with other algorithms, whose loop is the same.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import pytest
 import torch
 from colony_runs import SMALL, make, parameters
 from config_runs import RUN_KEYS
-from declared import repeated, unread
+from declared import ADAM, repeated, unread
 from states import run
 
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
@@ -39,6 +39,7 @@ LEARNING = {
     "entropy_floor": (WEAK, 10.0),
     "entropy_floor_coeff": ({"entropy_floor": 10.0}, 5.0),
     "critic_coeff": ({}, 5.0),
+    **ADAM,
     "max_grad_norm": ({}, 1e-3),
     "target_kl": ({"learning_rate": 1e-2}, 0.0),
     "kl_estimate": ({"target_kl": 1e-4, "learning_rate": 1e-2}, "samples"),

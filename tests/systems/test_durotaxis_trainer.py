@@ -8,14 +8,11 @@ from colony_runs import SMALL, make, parameters
 from states import assert_same_state, run
 
 from torchrl_perf.cli import main
-from torchrl_perf.collectors import device_collector
 from torchrl_perf.envs import CartPole, Durotaxis
-from torchrl_perf.runtime import no_host_sync, precision
-from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.systems.durotaxis.config import DUROTAXIS_PRESETS, DurotaxisConfig
 from torchrl_perf.systems.durotaxis.trainer import ENDS
 from torchrl_perf.trainers import train
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 VARIANTS = {
@@ -244,16 +241,9 @@ def test_own_env_and_networks():
     run(second, 2)
 
 
-@pytest.fixture
-def quick_backend(monkeypatch, fresh_dynamo):
-    """Without Inductor the graphs are traced and run all the same, in a tenth of the time."""
-    for module in (precision, group_adam, device_collector):
-        monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
-
-
-@pytest.mark.parametrize("actions", ["global", pytest.param("per_node", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("actions", ["global", "per_node"])
 @pytest.mark.slow
-def test_compiled_iterations_equal_eager(quick_backend, actions):
+def test_compiled_iterations_equal_eager(traced, actions):
     options = {"actions": actions, "epochs": 1, "minibatches": 1, "target_kl": None}
     eager, other = (parameters(run(make(mode=mode, **options), 2)) for mode in ("eager", "compile"))
     for key, value in eager.items():

@@ -1,4 +1,4 @@
-"""What is recorded of a trader, what it is compared with, and pictures of it."""
+"""Recordings of a trader, its baselines, and pictures of it."""
 
 import pytest
 import torch

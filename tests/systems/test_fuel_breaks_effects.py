@@ -1,6 +1,6 @@
 """Each key of the settings of fuel breaks changes what a run does. A key without a case fails.
 
-What the keys of every run do around the iterations is seen on other algorithms, whose loop is the same.
+Keys that act around the iterations are tested with other algorithms, whose loop is the same.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
-from declared import repeated, unread
+from declared import ADAM, repeated, unread
 from fire_runs import SMALL, make, parameters
 from states import run
 
@@ -44,6 +44,7 @@ LEARNING = {
     "learning_rate": ({}, 0.02),
     "anneal_learning_rate": ({}, True),
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
+    **ADAM,
     "max_grad_norm": ({}, 1e-3),
     "tau": ({}, 0.5),
     "target_interval": ({}, 1),

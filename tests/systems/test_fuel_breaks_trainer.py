@@ -10,16 +10,13 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.collectors import device_collector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, domirank_breaks
 from torchrl_perf.modules import EpsilonGreedy, FusedMLP
-from torchrl_perf.runtime import no_host_sync, precision
-from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig, FuelBreaksTrainer
 from torchrl_perf.systems.fuel_breaks.networks import PlacementValues, line_ends
 from torchrl_perf.systems.fuel_breaks.trainer import make_fuel_breaks_env
-from torchrl_perf.trainers.optim import group_adam
 
 VARIANTS = {
     "usual": {},
@@ -122,15 +119,7 @@ def test_a_checkpoint_within_the_demonstrations(tmp_path):
     assert_same_state(expected, run(resumed, 3).state_dict())
 
 
-@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-def backend(request, monkeypatch, fresh_dynamo):
-    """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
-    if request.param == "aot_eager":
-        for module in (precision, group_adam, device_collector):
-            monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
-
-
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_compiled_iterations_equal_eager(backend):
     options = {"updates_per_iteration": 1, "num_steps": 2, "learning_starts": 16, "landscape": "fractal"}
     eager, other = (run(make(**options, mode=mode), 5) for mode in ("eager", "compile"))

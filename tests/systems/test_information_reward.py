@@ -1,4 +1,4 @@
-"""InformationReward: the input matrix among the parameters, whole matrices by hand, and knowledge found anew."""
+"""InformationReward: the input matrix among the parameters, whole matrices by hand, and recomputed information."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is recorded of robots, that it leaves the env as it was, and pictures of it."""
+"""Recordings of robots, which leave the env unchanged, and pictures of them."""
 
 import pytest
 import torch

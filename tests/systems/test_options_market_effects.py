@@ -1,6 +1,6 @@
 """Each key of a trader's settings changes what a run does. A key without a case fails.
 
-What the keys of every run do around the iterations is seen on other algorithms, whose loop is the same.
+Keys that act around the iterations are tested with other algorithms, whose loop is the same.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from config_runs import RUN_KEYS
-from declared import repeated, unread
+from declared import ADAM, repeated, unread
 from states import run
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
@@ -38,6 +38,7 @@ LEARNING = {
     "actor_learning_rate": ({}, 0.02),
     "critic_learning_rate": ({}, 0.02),
     "tau": ({}, 0.5),
+    **ADAM,
     "max_grad_norm": ({}, 1e-3),
     "target_interval": ({}, 3),
     "temperature_learning_rate": ({}, 0.02),

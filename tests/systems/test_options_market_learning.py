@@ -1,4 +1,4 @@
-"""What there is to be learnt is learnt: not to trade where trading costs and earns nothing, and Kelly's weight."""
+"""A trader learns not to trade where trading costs and earns nothing, and Kelly's weight where it is known."""
 
 import dataclasses
 
@@ -33,11 +33,17 @@ def test_hardly_any_trading_without_an_edge_and_with_costs():
     assert figures.growth > -1e-3
 
 
-@pytest.mark.slow
-def test_the_mean_weight_is_near_kellys_without_costs():
-    """Growth is flat around its maximum: a weight that is 10 % off costs a hundredth of it."""
-    _, figures, config = learn("OptionMarketKelly")
+@pytest.mark.parametrize(
+    ("options", "within"),
+    [
+        pytest.param({"minibatch_size": 1_024, "total_steps": 262_144}, 0.15, marks=pytest.mark.slow, id="short"),
+        pytest.param({}, 0.1, marks=pytest.mark.long, id="preset"),
+    ],
+)
+def test_the_mean_weight_is_near_kellys_without_costs(options, within):
+    """Growth is flat around its maximum: a weight that is 10 % off costs a hundredth of it, 15 % two hundredths."""
+    _, figures, config = learn("OptionMarketKelly", **options)
     best = kelly_fraction(config.drift, config.volatility, config.max_weight)
     assert 0.3 * config.max_weight < best < 0.9 * config.max_weight
-    assert figures.weight == pytest.approx(best, rel=0.1)
+    assert figures.weight == pytest.approx(best, rel=within)
     assert figures.options["long"] > 0.95

@@ -10,13 +10,11 @@ from torchrl.envs import TransformedEnv
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.cli import main
-from torchrl_perf.collectors import device_collector
 from torchrl_perf.envs import Ferry, OptionMarket
 from torchrl_perf.envs.market import OPTION_NAMES, option_set, reading
 from torchrl_perf.metrics import OptionCollapseWarning
 from torchrl_perf.modules import OptionSet
-from torchrl_perf.runtime import no_host_sync, precision
-from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.systems.options_market.config import OPTIONS_MARKET_PRESETS, OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import (
     EXPOSURES,
@@ -28,7 +26,6 @@ from torchrl_perf.systems.options_market.networks import (
     recorded_prices,
 )
 from torchrl_perf.trainers.config_checks import ConfigError
-from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.transforms import OptionState
 
 VARIANTS = {
@@ -68,15 +65,7 @@ def test_four_save_two_is_load_two(options, tmp_path):
     assert_same_state(expected, run(resumed, 2).state_dict())
 
 
-@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def backend(request, monkeypatch, fresh_dynamo):
-    """What compiles: without Inductor the graphs are traced and run all the same, in a tenth of the time."""
-    if request.param == "aot_eager":
-        for module in (precision, group_adam, device_collector):
-            monkeypatch.setattr(module, "compiled", lambda fn, **_: compiled(fn, backend="aot_eager"))
-
-
-@pytest.mark.slow  # half a minute on a busy machine, nearly all of it tracing
+@pytest.mark.slow  # half a minute, nearly all of it tracing
 def test_compiled_iterations_equal_eager(backend):
     options = {"updates_per_iteration": 1}
     eager, other = (parameters(run(make(**options, mode=mode), 3)) for mode in ("eager", "compile"))

@@ -1,6 +1,7 @@
 """Small runs of each algorithm, and what can be seen of one: rows, files, and what it asks of its parts."""
 
 import csv
+import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -13,27 +14,45 @@ from pytest import MonkeyPatch
 from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime.memory import MemoryGuard, MemoryReading
 from torchrl_perf.runtime.oom import MicroBatches, OutOfMemoryWarning
-from torchrl_perf.trainers import TrainingDivergedError, train
+from torchrl_perf.trainers import OnPolicyTrainer, TrainingDivergedError, train
 
 KINDS = {name: algorithm.load("config") for name, algorithm in ALGORITHMS.items()}
 TRAINERS = {name: algorithm.load("trainer") for name, algorithm in ALGORITHMS.items()}
 WHOLE_RUNS = ("ppo", "dqn", "sac")  # what a run does around the iterations is the same code for the others
 
-ALL = {"num_envs": 4, "num_steps": 4, "total_steps": 160, "device": "cpu", "mode": "eager", "hidden_size": 32}
-REPLAY = {"capacity": 64, "minibatch_size": 16, "updates_per_iteration": 2, "learning_starts": 16}
-SMALL: dict[str, dict[str, Any]] = {
-    "ppo": {**ALL, "epochs": 2, "minibatches": 2, "learning_rate": 1e-2},
-    "dqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "learning_rate": 1e-2},
-    "sac": {**ALL, **REPLAY},
-    "qr-dqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_quantiles": 8},
-    "iqn": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_cosines": 8},
-    "rainbow": {**ALL, **REPLAY, "target_interval": 2, "eps_frames": 64, "num_atoms": 11, "learning_rate": 1e-2},
-    "ddpg": {**ALL, **REPLAY, "noise_frames": 64},
-    "td3": {**ALL, **REPLAY, "noise_frames": 64},
-    "ac-iqn": {**ALL, **REPLAY, "noise_frames": 64, "num_cosines": 8},
-    "sac-options": {**ALL, **REPLAY, "option_capacity": 16},
-    "hybrid-ppo": {**ALL, "epochs": 2, "minibatches": 2, "learning_rate": 1e-2},
+SMALL_VALUES = {
+    **{"num_envs": 4, "num_steps": 4, "total_steps": 160, "device": "cpu", "mode": "eager", "hidden_size": 32},
+    **{"epochs": 2, "minibatches": 2, "learning_rate": 1e-2},
+    **{"capacity": 64, "minibatch_size": 16, "updates_per_iteration": 2, "learning_starts": 16, "option_capacity": 16},
+    **{"target_interval": 2, "eps_frames": 64, "noise_frames": 64},
+    **{"num_quantiles": 8, "num_cosines": 8, "num_atoms": 11},
 }
+"""Settings of a small run by the name of the field; one that makes runs long, or that they do not reach, is here."""
+
+
+def small(kind: type) -> dict[str, Any]:
+    """Those that a config has."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in SMALL_VALUES.items() if name in known}
+
+
+SMALL: dict[str, dict[str, Any]] = {name: small(kind) for name, kind in KINDS.items()}
+
+
+def on_policy(name: str) -> bool:
+    """Whether an algorithm learns from fresh batches alone."""
+    return issubclass(TRAINERS[name], OnPolicyTrainer)
+
+
+def updates_of(trainer: Any) -> int:
+    """Updates of one iteration."""
+    config = trainer.config
+    return config.epochs * config.minibatches if isinstance(trainer, OnPolicyTrainer) else config.updates_per_iteration
+
+
+def modules_of(trainer: Any) -> dict[str, torch.nn.Module]:
+    """Networks and losses that a checkpoint holds, by name."""
+    return {name: part for name, part in trainer.parts().items() if isinstance(part, torch.nn.Module)}
 
 
 def make(name: str, options: dict[str, Any], **parts: Any) -> Any:

@@ -7,6 +7,14 @@ from typing import Any
 
 import pytest
 
+ADAM = {
+    # what every optimiser is set to: (what both runs have, the value that is tried)
+    "adam_beta1": ({}, 0.5),
+    "adam_beta2": ({}, 0.5),
+    "adam_eps": ({}, 0.1),
+    "weight_decay": ({}, 0.5),
+}
+
 
 def declaring(kind: type, field: str) -> type:
     """The highest class of a config's bases that declares a field: what reads it is shared by all below."""

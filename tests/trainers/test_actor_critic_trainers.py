@@ -43,9 +43,8 @@ def test_order_and_values_of_an_update(name):
     for optimizer, value in steps:
         params = optimizer.params
         adam = torch.optim.Adam(params, lr=float(optimizer.learning_rates[0]))
-        for param, mean, square in zip(params, optimizer.exp_avg, optimizer.exp_avg_sq, strict=True):
-            state = {"step": optimizer.steps.clone(), "exp_avg": mean.clone(), "exp_avg_sq": square.clone()}
-            adam.state[param] = state
+        for param in params:
+            adam.state[param] = {name: value.clone() for name, value in optimizer.state[param].items()}
         for param, grad in zip(params, torch.autograd.grad(value(), params), strict=True):
             param.grad = grad
         torch.nn.utils.clip_grad_norm_(params, 0.5)

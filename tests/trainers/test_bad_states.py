@@ -17,17 +17,10 @@ from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.runtime.files import FolderLock
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers import RunFolderError, train
-from torchrl_perf.trainers.run import run as run_module
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--num-envs", "4", "--num-steps", "8", "--log-interval", "1", "--device", "cpu", "--total-steps", "96"]
 TINY += ["--epochs", "1", "--minibatches", "1", "--hidden-size", "32", "--checkpoint-interval", "1"]
-
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """Drawing takes longer than these runs."""
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
 
 
 def command(tmp_path, *options):

@@ -69,7 +69,7 @@ class TestFiles:
 
     def test_a_missing_file_is_named_with_what_lies_beside_it(self, tmp_path):
         (tmp_path / "config.json").touch()
-        with pytest.raises(FileNotFoundError, match=r"checkpoint.pt, found \['config.json'\]. Remedy"):
+        with pytest.raises(FileNotFoundError, match=r"checkpoint.pt, received \['config.json'\]. Remedy"):
             load_checkpoint(tmp_path / "checkpoint.pt")
         with pytest.raises(FileNotFoundError, match="no such folder"):
             load_checkpoint(tmp_path / "nowhere" / "checkpoint.pt")
@@ -223,7 +223,7 @@ class TestFolder:
 
     def test_no_sound_one_and_none_at_all(self, tmp_path):
         folder = CheckpointFolder(tmp_path)
-        with pytest.raises(FileNotFoundError, match=r"expected files <iteration>.pt in .*, found \[\]. Remedy"):
+        with pytest.raises(FileNotFoundError, match=r"expected files <iteration>.pt in .*, received \[\]. Remedy"):
             folder.load_newest()
         folder.write(valid(), 1).write_bytes(b"")
         with pytest.raises(CheckpointError, match=r"000000001.pt.* to be readable, received"):

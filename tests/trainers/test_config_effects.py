@@ -8,168 +8,20 @@ read it. The second part of the tests tries it with each of them.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from config_runs import KINDS, RUN_KEYS, SMALL, TRAINERS, WHOLE_RUNS, observe
+from config_runs import KINDS, RUN_KEYS, SMALL, TRAINERS, WHOLE_RUNS, modules_of, observe
 from declared import declaring, unread
+from torchrl.objectives.common import LossModule
 
-LEARNING = {
-    # (what both runs have, the value that is tried)
-    "env": ({}, "Acrobot"),
-    "num_envs": ({}, 8),
-    "num_steps": ({}, 8),
-    "gamma": ({}, 0.5),
-    "seed": ({}, 1),
-    "precision": ({}, "bf16"),
-    "learning_rate": ({}, 0.02),
-    "anneal_learning_rate": ({"anneal_learning_rate": False}, True),
-    "schedule_steps": ({"anneal_learning_rate": True}, 16),
-    "max_grad_norm": ({}, 1e-3),
-    "hidden_size": ({}, 64),
-}
-NETWORK = {"activation": ({"activation": "relu"}, "tanh")}
-OFF_POLICY = {
-    "capacity": ({}, 32),
-    "minibatch_size": ({}, 8),
-    "updates_per_iteration": ({}, 3),
-    "learning_starts": ({}, 32),
-    "n_step": ({}, 3),
-    "sampler": ({}, "prioritized"),
-    "alpha": ({"sampler": "prioritized"}, 0.9),
-    "beta": ({"sampler": "prioritized"}, 0.9),
-    "beta_final": ({"sampler": "prioritized"}, 1.0),
-    "schedule_steps": ({"sampler": "prioritized", "beta_final": 1.0}, 16),
-    "tau": ({"target_interval": 1}, 0.5),
-    "target_interval": ({"target_interval": 1}, 3),
-}
-PPO = {
-    **LEARNING,
-    **NETWORK,
-    "epochs": ({}, 3),
-    "minibatches": ({}, 4),
-    "lmbda": ({}, 0.5),
-    "clip_epsilon": ({}, 0.001),
-    "clip_value": ({"clip_epsilon": 0.001}, True),
-    "value_clip_epsilon": ({"clip_value": True}, 0.001),
-    "normalize_advantage": ({}, False),
-    "entropy_coeff": ({}, 0.5),
-    "entropy_coeff_final": ({}, 0.5),
-    "entropy_frames": ({"entropy_coeff_final": 0.5}, 32),
-    "entropy_floor": ({}, 10.0),
-    "entropy_floor_coeff": ({"entropy_floor": 10.0}, 5.0),
-    "critic_coeff": ({}, 5.0),
-    "target_kl": ({}, 0.0),
-    "kl_estimate": ({"target_kl": 1e-3}, "closed_form"),
-}
-VALUE = {
-    **LEARNING,
-    **NETWORK,
-    **OFF_POLICY,
-    "env": ({}, "MountainCar"),
-    "double": ({"double": True, "target_interval": 50, "updates_per_iteration": 10, "learning_rate": 1e-2}, False),
-    "dueling": ({"dueling": False}, True),
-    "eps_start": ({"learning_starts": 16, "eps_start": 1.0}, 0.5),
-    "eps_end": ({}, 1.0),
-    "eps_frames": ({"eps_start": 1.0}, 1),
-}
-# so that the best action by the mean is not the best by every quantile
-DISAGREEING = {
-    "env": "Acrobot",
-    "learning_rate": 0.01,
-    "updates_per_iteration": 40,
-    "eps_start": 0.0,
-    "eps_end": 0.0,
-}
-QUANTILE = {
-    **VALUE,
-    "greedy": (DISAGREEING, "per_quantile"),
-    "kappa": ({}, 0.01),
-    "risk": ({**DISAGREEING, "risk_eta": 0.1}, "cvar"),
-    "risk_eta": ({**DISAGREEING, "risk": "cvar", "risk_eta": 1.0}, 0.05),
-}
-ACTOR_CRITIC = {
-    **{name: case for name, case in LEARNING.items() if "learning_rate" not in name},
-    **NETWORK,
-    **{name: case for name, case in OFF_POLICY.items() if name != "target_interval"},
-    "env": ({}, "MountainCarContinuous"),
-    "tau": ({}, 0.5),
-    "actor_learning_rate": ({}, 0.02),
-    "critic_learning_rate": ({}, 0.02),
-}
-SAC = {
-    **ACTOR_CRITIC,
-    "target_interval": ({}, 3),
-    "temperature_learning_rate": ({}, 0.02),
-    "initial_temperature": ({}, 0.1),
-    "learn_temperature": ({}, False),
-    "target_entropy": ({}, 3.0),
-    "num_critics": ({}, 3),
-    "loss_function": ({}, "smooth_l1"),
-}
-NOISE = {
-    "noise": ({}, "ou"),
-    "noise_start": ({}, 0.8),
-    "noise_end": ({}, 0.8),
-    "noise_frames": ({}, 1),
-}
-DDPG = {**ACTOR_CRITIC, **NOISE, "loss_function": ({}, "smooth_l1")}
-TAUS = {"num_taus": ({}, 4), "num_target_taus": ({}, 4), "num_cosines": ({}, 4)}
-CASES: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
-    "ppo": PPO,
-    "dqn": {**VALUE, "loss": ({}, "l2")},
-    "sac": SAC,
-    "qr-dqn": {**QUANTILE, "num_quantiles": ({}, 4)},
-    "iqn": {**QUANTILE, **TAUS, "num_action_taus": ({}, 4)},
-    "rainbow": {
-        **VALUE,
-        "env": ({"v_min": -100.0}, "MountainCar"),
-        "sampler": ({}, "random"),
-        "alpha": ({}, 0.9),
-        "beta": ({}, 0.9),
-        "beta_final": ({}, 1.0),
-        "n_step": ({}, 1),
-        "eps_end": ({"eps_start": 1.0}, 1.0),
-        "noisy": ({}, "per_row"),
-        "precision": ({}, "bf16"),
-        "num_atoms": ({}, 5),
-        "v_min": ({}, -1.0),
-        "v_max": ({}, 200.0),
-    },
-    "ddpg": DDPG,
-    "td3": {
-        **DDPG,
-        "updates_per_iteration": ({}, 4),
-        "num_critics": ({}, 3),
-        "policy_delay": ({}, 1),
-        "target_noise": ({}, 0.5),
-        "noise_clip": ({}, 0.01),
-    },
-    "ac-iqn": {
-        **ACTOR_CRITIC,
-        **NOISE,
-        **TAUS,
-        "kappa": ({}, 0.01),
-        "num_actor_taus": ({}, 4),
-        # where the loss is linear a target counts by its sign alone
-        "gamma": ({"kappa": 50.0}, 0.5),
-        "n_step": ({"kappa": 50.0}, 3),
-    },
-    "sac-options": {
-        **{name: case for name, case in SAC.items() if name != "env"},
-        "capacity": ({}, 48),
-        "num_steps": ({}, 2),
-        "num_envs": ({}, 2),
-        "option_learning_rate": ({}, 0.02),
-        "option_temperature": ({}, 0.5),
-        "option_entropy_coeff": ({}, 0.5),
-        "option_clip": ({"updates_per_iteration": 8, "option_learning_rate": 0.1}, 0.01),
-        "option_capacity": ({}, 24),
-    },
-    "hybrid-ppo": {**PPO, "env": ({}, "Pendulum")},
-}
+from torchrl_perf import envs
+from torchrl_perf.trainers.tasks import TASKS
+
+HERE = "tests/trainers/test_config_effects.py"
 
 
 def loss_of(trainer: Any) -> str:
@@ -185,17 +37,144 @@ def stored_bytes(trainer: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-# keys that change no number: what they change instead
-OTHERS = {
-    name: {"loss": ("torchrl", loss_of)} if "ppo" in name else {"compact": (True, stored_bytes)} for name in KINDS
+class Case(NamedTuple):
+    """How the effect of a setting is seen."""
+
+    value: Any
+    """The value that is tried."""
+    shared: Mapping[str, Any] = {}
+    """What both runs have, as far as the algorithm knows it."""
+    look: Callable[[Any], Any] | None = None
+    """What is compared of both trainers; None for what they learn in a few iterations."""
+
+
+PRIORITIES, EASILY_CLIPPED = {"sampler": "prioritized"}, {"clip_epsilon": 0.001}
+# so that the best action by the mean is not the best by every quantile
+DISAGREEING = {
+    "env": "Acrobot",
+    "learning_rate": 0.01,
+    "updates_per_iteration": 40,
+    "eps_start": 0.0,
+    "eps_end": 0.0,
 }
+FAR_TARGET = {"target_interval": 50, "updates_per_iteration": 10, "learning_rate": 1e-2}
+
+# by the name of the field; what is not here gets another value that its type suggests, beside a usual run
+CASES: dict[str, Case] = {
+    "num_envs": Case(8),
+    "num_steps": Case(8),
+    "gamma": Case(0.5),
+    "seed": Case(1),
+    "precision": Case("bf16"),
+    "adam_beta1": Case(0.5),
+    "adam_beta2": Case(0.5),
+    "adam_eps": Case(0.1),
+    "weight_decay": Case(0.5),
+    "anneal_learning_rate": Case(True, {"anneal_learning_rate": False}),
+    "schedule_steps": Case(16, {"anneal_learning_rate": True, **PRIORITIES, "beta_final": 1.0}),
+    "max_grad_norm": Case(1e-3),
+    "activation": Case("tanh", {"activation": "relu"}),
+    # replay
+    "capacity": Case(32),
+    "n_step": Case(3),
+    "sampler": Case("prioritized"),
+    "alpha": Case(0.9, PRIORITIES),
+    "beta": Case(0.9, PRIORITIES),
+    "beta_final": Case(1.0, PRIORITIES),
+    "compact": Case(True, {}, stored_bytes),
+    "tau": Case(0.5, {"target_interval": 1}),
+    "target_interval": Case(3, {"target_interval": 1}),
+    # PPO
+    "clip_epsilon": Case(0.001),
+    "clip_value": Case(True, EASILY_CLIPPED),
+    "value_clip_epsilon": Case(0.001, {"clip_value": True}),
+    "entropy_coeff": Case(0.5),
+    "entropy_coeff_final": Case(0.5),
+    "entropy_frames": Case(32, {"entropy_coeff_final": 0.5}),
+    "entropy_floor": Case(10.0),
+    "entropy_floor_coeff": Case(5.0, {"entropy_floor": 10.0}),
+    "critic_coeff": Case(5.0),
+    "target_kl": Case(0.0),
+    "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
+    # action values
+    "double": Case(False, {"double": True, **FAR_TARGET}),
+    "eps_start": Case(0.5, {"eps_start": 1.0}),
+    "eps_end": Case(1.0),
+    "eps_frames": Case(1, {"eps_start": 1.0}),
+    "greedy": Case("per_quantile", DISAGREEING),
+    "risk": Case("cvar", {**DISAGREEING, "risk_eta": 0.1}),
+    "risk_eta": Case(0.05, {**DISAGREEING, "risk": "cvar", "risk_eta": 1.0}),
+    "kappa": Case(0.01),
+    "noisy": Case("per_row"),
+    "v_min": Case(-1.0),
+    # actors and critics
+    "target_entropy": Case(3.0),
+    "noise_frames": Case(1),
+    "policy_delay": Case(1),
+    "option_clip": Case(0.01, {"updates_per_iteration": 8, "option_learning_rate": 0.1}),
+    "option_capacity": Case(24),
+}
+
+# where a setting matters otherwise than elsewhere
+OF_ALGORITHM: dict[str, dict[str, Case]] = {
+    "ppo": {"loss": Case("torchrl", {}, loss_of)},
+    "rainbow": {
+        "env": Case("MountainCar", {"v_min": -100.0}),
+        "sampler": Case("random"),
+        "n_step": Case(1),
+        "eps_end": Case(1.0, {"eps_start": 1.0}),
+    },
+    # the actor learns at the last update of four alone
+    "td3": {"updates_per_iteration": Case(4)},
+    # where the loss is linear a target counts by its sign alone
+    "ac-iqn": {"gamma": Case(0.5, {"kappa": 50.0}), "n_step": Case(3, {"kappa": 50.0})},
+    "sac-options": {"capacity": Case(48), "num_steps": Case(2), "num_envs": Case(2)},
+    "hybrid-ppo": {"env": Case("Pendulum"), "loss": Case("torchrl", {}, loss_of)},
+}
+
+
+def case_of(name: str, field: str) -> Case:
+    """The case of the algorithm, of the field, or one that follows from the field's type; settings it lacks left out.
+
+    Raises:
+        LookupError: for a field whose type suggests no other value.
+    """
+    known = {known.name for known in dataclasses.fields(KINDS[name])}
+    case = OF_ALGORITHM.get(name, {}).get(field) or CASES.get(field) or Case(another(name, field))
+    return case._replace(shared={key: value for key, value in case.shared.items() if key in known})
+
+
+def another(name: str, field: str) -> Any:
+    """Another value of a field: the other choice, twice the number, another task."""
+    kind = KINDS[name]
+    usual, hint = SMALL[name].get(field, getattr(kind.without_task(), field)), get_type_hints(kind)[field]
+    if field == "env":
+        return next(task for task in TASKS if task != usual and actions_of(task) == actions_of(usual))
+    if isinstance(usual, bool):
+        return not usual
+    if get_origin(hint) is Literal:
+        return next(choice for choice in get_args(hint) if choice != usual)
+    if isinstance(usual, int | float):
+        share = isinstance(usual, float) and 0.5 < usual <= 1.0  # of what has to be in [0, 1]
+        return usual / 2 if share else 2 * usual or 0.1
+    raise LookupError(
+        f"{kind.__name__}.{field}: expected a case that shows what the key does, received none. Remedy: a value for it "
+        f"in CASES of {HERE}."
+    )
+
+
+def actions_of(task: str) -> list[type]:
+    """The kinds of a task's actions."""
+    return [type(spec) for spec in getattr(envs, task)(1, device="cpu").full_action_spec.values(True, True)]
+
+
 # one task has options so far
 ALONE = {("sac-options", "env")}
 
 
 def _numbers(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters, and buffers: those of a loss are its targets."""
-    return [*module.parameters(), *module.buffers()]
+    """Parameters, and the targets of a loss; a policy's other buffers are its settings."""
+    return [*module.parameters(), *(module.buffers() if isinstance(module, LossModule) else ())]
 
 
 @cache
@@ -205,8 +184,7 @@ def learnt(name: str, options: tuple[tuple[str, Any], ...]) -> bytes:
     for _ in range(5):
         trainer.step()
         trainer.iterations_done += 1
-    parts = [trainer.actor, trainer.critic] if "ppo" in name else trainer.parts().values()
-    tensors = [p for part in parts if isinstance(part, torch.nn.Module) for p in _numbers(part)]
+    tensors = [number for part in modules_of(trainer).values() for number in _numbers(part)]
     trainer.close()
     return torch.cat([tensor.detach().flatten().to(torch.float64) for tensor in tensors]).numpy().tobytes()
 
@@ -231,25 +209,30 @@ def _tries() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "field"), _tries())
 def test_key_has_an_effect(name, field, tmp_path, monkeypatch):
-    assert field in CASES[name] or field in OTHERS[name] or field in RUN_KEYS, (
-        f"{KINDS[name].__name__}.{field} has no case here: add one that shows what the key does"
-    )
-    if field in CASES[name]:
-        shared, value = CASES[name][field]
-        options = {**SMALL[name], **shared}
-        assert options.get(field, getattr(KINDS[name].without_task(), field)) != value
-        usual, changed = learnt(name, tuple(shared.items())), learnt(name, tuple({**shared, field: value}.items()))
-    elif field in OTHERS[name]:
-        value, look = OTHERS[name][field]
-        trainers = [
-            TRAINERS[name](KINDS[name].without_task(**SMALL[name], **options)) for options in ({}, {field: value})
-        ]
-        usual, changed = map(look, trainers)
-        for trainer in trainers:
-            trainer.close()
-    else:
+    if field in RUN_KEYS:
         usual, changed = observe(name, field, tmp_path, monkeypatch)
-    assert usual != changed
+    else:
+        value, shared, look = case_of(name, field)
+        assert {**SMALL[name], **shared}.get(field, getattr(KINDS[name].without_task(), field)) != value
+        seen = (lambda options: learnt(name, tuple(options.items()))) if look is None else seen_by(look, name)
+        usual, changed = seen(shared), seen({**shared, field: value})
+    assert usual != changed, (
+        f"{KINDS[name].__name__}.{field}: no effect. If it needs other settings to have one, they belong to CASES in "
+        f"{HERE}; if this algorithm alone needs them, to OF_ALGORITHM there"
+    )
+
+
+def seen_by(look: Callable[[Any], Any], name: str) -> Callable[[dict[str, Any]], Any]:
+    """What a function sees of a trainer with some settings."""
+
+    def seen(options: dict[str, Any]) -> Any:
+        trainer = TRAINERS[name](KINDS[name].without_task(**{**SMALL[name], **options}))
+        try:
+            return look(trainer)
+        finally:
+            trainer.close()
+
+    return seen
 
 
 # what a key needs to be looked at

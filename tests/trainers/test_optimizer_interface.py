@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torchrl.trainers.trainers import DefaultOptimizationStepper, MixedPrecisionOptimizationStepper
 
 from torchrl_perf.runtime import Acceleration
-from torchrl_perf.trainers import GroupAdam, GuardedAdam
+from torchrl_perf.trainers import GuardedAdam
 
 
 def make_net(dtype=torch.float32):
@@ -168,7 +168,7 @@ def test_frozen_parameters_and_those_without_a_gradient(kind):
     before = net[0].weight.detach().clone()
     learn(net, optimizer)
     assert torch.equal(net[0].weight, before)
-    assert net[0].weight not in optimizer.state
+    assert not any(value.any() for value in optimizer.state[net[0].weight].values())
     assert optimizer.grad_norms[0] == 0
     assert (optimizer.grad_norms[1:] > 0).all()
 
@@ -414,8 +414,6 @@ def test_bad_settings_are_refused_at_construction(name, value):
         pattern = rf"{name.removesuffix('s')}.*: expected .*received .*Remedy: "
         with pytest.raises(ValueError, match=pattern):
             GuardedAdam(params, **{name: value})
-        with pytest.raises(ValueError, match=pattern):
-            GroupAdam([(params, value if name == "lr" else 1e-3)], **({} if name == "lr" else {name: value}))
         if name != "max_grad_norm":
             optimizer = GuardedAdam(params[:2])
             with pytest.raises(ValueError, match=pattern):
@@ -435,8 +433,6 @@ def test_other_faults_at_construction():
         GuardedAdam(params, 1e-3, learning_rate=1e-3)
     with pytest.raises(ValueError, match="empty parameter list"):
         GuardedAdam([])
-    with pytest.raises(ValueError, match="groups: expected at least one parameter"):
-        GroupAdam([([], 1e-3)])
     with pytest.raises(ValueError, match=r"params: expected all on one device.*meta.*Remedy"):
         GuardedAdam([*params, nn.Parameter(torch.zeros(2, device="meta"))])
 

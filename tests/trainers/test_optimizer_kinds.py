@@ -1,12 +1,11 @@
-"""GuardedAdam and GroupAdam: all kinds take the same steps, and a loss scale changes nothing but what it is for."""
+"""GuardedAdam: all kinds take the same steps, and a loss scale changes nothing but what it is for."""
 
 import pytest
 import torch
 from torch import nn
 
-from torchrl_perf.runtime import Acceleration, LossScale, no_host_sync
+from torchrl_perf.runtime import Acceleration, no_host_sync
 from torchrl_perf.trainers import GuardedAdam
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
 
 INF = float("inf")
 
@@ -97,29 +96,30 @@ class TestLossScale:
             learn(net, optimizer, steps=1)
 
 
-class TestGroupAdam:
-    def learn(self, device, bad=(), **options):
+class TestGivenGradients:
+    def learn(self, device, bad=(), precision="tf32", kind="fused"):
         net = make_net(device)
-        optimizer = GroupAdam([(list(net.parameters()), 1e-2)], max_grad_norm=0.5, **options)
+        acceleration = Acceleration(precision, optimizer=kind)
+        optimizer = GuardedAdam(net.parameters(), lr=1e-2, max_grad_norm=0.5, acceleration=acceleration)
         x = torch.linspace(-1, 1, 12).view(4, 3).to(device)
         for step in range(5):
             loss = net(x).square().mean()
             grads = list(torch.autograd.grad(loss, optimizer.params, optimizer.cotangent(loss)))
             if step in bad:
                 grads[0][0, 0] = INF
-            optimizer.step(grads, loss)
+            optimizer.apply_gradients(grads, loss)
         return torch.cat([param.detach().flatten() for param in net.parameters()]), optimizer
 
     @pytest.mark.parametrize("bad", [(), (0, 3)])
     def test_unfused_equals_fused(self, device, bad):
-        one, other = (self.learn(device, bad, fused=fused)[0] for fused in (True, False))
+        one, other = (self.learn(device, bad, kind=kind)[0] for kind in ("fused", "for-loop"))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
-    @pytest.mark.parametrize("fused", [True, False])
-    def test_a_scaled_loss_takes_the_same_steps(self, device, fused):
-        scale = LossScale(device)
-        one, optimizer = self.learn(device, (2,), fused=fused, loss_scale=scale)
-        torch.testing.assert_close(one, self.learn(device, (2,), fused=fused)[0], rtol=1e-4, atol=1e-6)
+    @pytest.mark.parametrize("kind", ["fused", "for-loop"])
+    def test_a_scaled_loss_takes_the_same_steps(self, device, kind):
+        one, optimizer = self.learn(device, (2,), "fp16", kind)
+        scale = optimizer.loss_scale
+        torch.testing.assert_close(one, self.learn(device, (2,), kind=kind)[0], rtol=1e-4, atol=1e-6)
         assert float(scale.scale) == 2.0**11
         state = {name: value for name, value in optimizer.state_dict().items() if name != "loss_scale"}
         optimizer.load_state_dict(state)  # of another precision

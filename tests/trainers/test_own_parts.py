@@ -20,14 +20,6 @@ from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.made_of import describe_env, env_name
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """Drawing takes longer than these runs; what it is called with is kept."""
-    titles = []
-    monkeypatch.setattr(run_module, "_draw", lambda run_dir, title, mean: titles.append(title))
-    return titles
-
-
 class Corridor(CartPole):
     """An env of one's own with the specs of another."""
 

@@ -27,16 +27,8 @@ from tiny_runs import (
 from torchrl_perf.runtime import signals
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers import PPOConfig, train
-from torchrl_perf.trainers.run import run as run_module
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import RunFolderError, StatusFile, make_run_dir
-
-
-@pytest.fixture(autouse=True)
-def no_picture(request, monkeypatch):
-    """Drawing takes longer than these runs."""
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(run_module, "_draw", lambda *_: None)
 
 
 class TestFiles:

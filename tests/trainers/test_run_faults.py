@@ -13,15 +13,8 @@ import torch
 from tiny_runs import TINY, assert_same_parameters, at, in_use, make, names, newest, resumed, status_of, steps_of
 
 from torchrl_perf.trainers import train
-from torchrl_perf.trainers.run import run as run_module
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import RunFolderError, StatusFile, find_resumable, make_run_dir
-
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """Drawing takes longer than these runs."""
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
 
 
 class TestBest:

@@ -12,7 +12,6 @@ from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, train
 from torchrl_perf.trainers.ddpg import DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.dqn import DQNConfig, DQNTrainer
-from torchrl_perf.trainers.run import run as run_module
 from torchrl_perf.trainers.run.schedules import (
     describe_changes,
     schedule_changes,
@@ -29,11 +28,6 @@ DQN = DQNConfig.without_task(
 )
 DDPG = DDPGConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
 SAC = SACConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
-
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
 
 
 def replaced(config, **changes):
@@ -139,6 +133,10 @@ def resumed(make, before, after, tmp_path):
         (SACTrainer, SAC, {"critic_learning_rate": 0.25}, "critic_optimizer.learning_rates.0"),
         (SACTrainer, SAC, {"actor_learning_rate": 0.25}, "actor_optimizer.learning_rates.0"),
         (SACTrainer, SAC, {"temperature_learning_rate": 0.25}, "actor_optimizer.learning_rates.1"),
+        (PPOTrainer, PPO, {"weight_decay": 0.25}, "optimizer.param_groups.0.weight_decay"),
+        (DQNTrainer, DQN, {"adam_eps": 0.25}, "optimizer.param_groups.0.eps"),
+        (SACTrainer, SAC, {"adam_beta1": 0.25}, "actor_optimizer.param_groups.1.betas.0"),
+        (SACTrainer, SAC, {"weight_decay": 0.25}, "actor_optimizer.param_groups.0.weight_decay"),
     ],
     ids=str,
 )
@@ -148,8 +146,11 @@ def test_what_is_set_otherwise_counts_and_is_said(make, before, changes, read, t
         _, trainer = resumed(make, before, replaced(before, total_steps=128, **changes), tmp_path)
     value = trainer
     for name in read.split("."):
-        value = value[int(name)] if name.isdecimal() else getattr(value, name)
+        key = int(name) if name.isdecimal() else name
+        value = value[key] if isinstance(value, (list, tuple, dict)) else getattr(value, name)
     assert float(value) == pytest.approx(0.25)
+    if make is SACTrainer:
+        assert trainer.actor_optimizer.param_groups[1]["weight_decay"] == 0.0  # of the temperature
     said = [record.getMessage() for record in caplog.records if "the schedules change" in record.getMessage()]
     assert len(said) == 1
     assert all(f"{name} " in said[0] for name in changes)

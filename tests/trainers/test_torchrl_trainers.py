@@ -19,7 +19,7 @@ OFF_POLICY = pytest.mark.parametrize("make", [make_sac, make_dqn], ids=["sac", "
 
 
 def train_strictly(trainer, start):
-    """Trains; from the batch number `start` on a wait for CUDA is an error."""
+    """Trains; from the batch number ``start`` on a wait for CUDA is an error."""
     batches = []
 
     def count(batch):
@@ -148,7 +148,7 @@ class TestOffPolicy:
         torch.testing.assert_close(buffer.sampler.tree.weight_of(last["index"]), expected[last["index"]])
 
     def test_state_goes_on(self, make, tmp_path):
-        """What the hooks hold comes back through the trainer's own state, with `weights_only=True`."""
+        """What the hooks hold comes back through the trainer's own state, with ``weights_only=True``."""
         trainer = make(total_frames=128)
         buffer = make_replay_buffer(256, batch_size=32, device="cpu", sampler="prioritized")
         parts = use_device_parts(trainer, make_adam(trainer), replay_buffer=buffer, log_interval=1000)
@@ -207,7 +207,7 @@ def test_envs_on_the_host_serve_as_well():
 
 @pytest.mark.parametrize("make", [make_ppo, make_sac, make_dqn], ids=["ppo", "sac", "dqn"])
 def test_graph_form_of_a_step_equals_the_eager_one(make):
-    """On a CPU `capture` runs the function itself, after an audit that it neither waits nor writes to its arguments."""
+    """On a CPU ``capture`` runs the function itself, once audited: no host wait, no write to its arguments."""
     trainer = make()
     batch = trainer.collector.collect().clone()
     rows = (trainer._pre_epoch_hook(batch) if make is make_ppo else batch).reshape(-1)

@@ -348,3 +348,15 @@ def test_it_is_a_transform_and_an_estimator_when_copied():
     buffer.extend(batch())
     assert "a" in buffer.sample().keys()
     twin.set_keys(sample_log_prob=[("action", "one"), "two"])
+
+
+def test_no_gradient_flows_through_the_value_that_stands_in():
+    data = without_final(batch())
+    value = torch.randn(N, T, 1, requires_grad=True)
+    data["state_value"] = value
+    data["next", "state_value"] = torch.where(data["next", "done"], torch.nan, torch.randn(N, T, 1))
+    transform = GAETransform(gamma=0.9, lmbda=0.0, value_network=None, differentiable=True)
+    target = transform(data)["value_target"]  # reward + gamma * what follows, whatever the value of the step is
+    assert target.isfinite().all()
+    (gradient,) = torch.autograd.grad(target.sum(), value)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient))

@@ -274,9 +274,9 @@ class TestErrors:
             gae(data.exclude(("next", "terminated"), ("next", "truncated")))
         with pytest.raises(KeyError, match="reward"):
             gae(data.exclude(("next", "reward")))
-        with pytest.raises(KeyError, match=r"'observation'.*input of the value network"):
+        with pytest.raises(KeyError, match="'observation' for the value network"):
             gae(data.exclude("observation"))
-        with pytest.raises(KeyError, match="without a value network"):
+        with pytest.raises(KeyError, match="pass a value_network"):
             GAETransform(gamma=0.9, lmbda=0.8, value_network=None)(data)
         with pytest.raises(KeyError, match=r"'other'.*state_value"):
             GAETransform(gamma=0.9, lmbda=0.8, value_network=critic(), keys={"value": "other"})(data)
@@ -289,7 +289,7 @@ class TestErrors:
 
     def test_an_environment_is_told(self):
         env = TransformedEnv(GymEnv("CartPole-v1"), Compose(GAETransform(gamma=0.9, lmbda=0.8, value_network=None)))
-        with pytest.raises(RuntimeError, match="one step at a time"):
+        with pytest.raises(RuntimeError, match="received one step from an environment"):
             env.rollout(2)
         env.close()
 

@@ -136,3 +136,17 @@ class TestErrors:
         env = TransformedEnv(CartPole(2), NStepTransform(2, 0.9))
         with pytest.raises(RuntimeError, match="replay buffer"):
             env.rollout(2)
+
+
+def test_only_a_replay_buffers_samples_pass_untouched():
+    batch = make_batch(2, 5, ends_at(2, 5, 1))
+    expected = NStepTransform(3, 0.5)(batch)
+    assert (NStepTransform(3, 0.5).eval()(batch) == expected).all()  # by itself, in eval mode
+    assert (Compose(NStepTransform(3, 0.5))(batch) == expected).all()  # in the chain of a script
+
+
+def test_a_stream_of_another_name_is_refused():
+    stream = make_batch(1, 5, ends_at(1, 5, 1))[0]
+    stream.names = ["row"]
+    with pytest.raises(ValueError, match="no time order"):
+        NStepTransform(2, 0.5)(stream)

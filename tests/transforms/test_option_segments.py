@@ -218,7 +218,9 @@ class TestReplay:
     def test_refusals(self):
         with pytest.raises(ValueError, match="capacity, batch_size: expected at least 1"):
             OptionReplay(self.rows([True]), capacity=0)
-        with pytest.raises(ValueError, match=r"OptionReplay: 1000\d+ rows need .*bytes\) on .*free. Remedy: a smaller"):
+        with pytest.raises(
+            ValueError, match=r"OptionReplay: 1000\d+ rows: expected .*bytes\) free on .*received .*Remedy: a smaller"
+        ):
             OptionReplay(self.rows([True]), capacity=10**13)
         replay = OptionReplay(self.rows([True]), capacity=2)
         with pytest.raises(ValueError, match=r"rows: expected at most 2.*received 3.*Remedy"):
@@ -290,5 +292,9 @@ class TestBadInput:
     def test_inside_an_env(self):
         batch = make().collect()
         env = TransformedEnv(CartPole(N, device="cpu"), OptionSegments(batch, gamma=GAMMA))
-        with pytest.raises(RuntimeError, match="one step at a time"):
+        with pytest.raises(RuntimeError, match="received one step from an environment"):
             env.rollout(2)
+
+
+def test_two_options_are_enough():
+    assert OptionState(2).num_options == 2

@@ -1,4 +1,4 @@
-"""PolicyState: values of its own at resets, what a policy wrote kept, masks, specs, and what bad input gets."""
+"""PolicyState: initial values at resets, entries that a policy wrote, masks, specs, and bad input."""
 
 import subprocess
 import sys

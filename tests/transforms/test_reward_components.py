@@ -243,3 +243,8 @@ def test_changed_weights_are_honoured(variant):
     components.set_weights({"move": 1.0})
     torch.testing.assert_close(first, td["next", "reward_components"].sum(-1, keepdim=True))
     torch.testing.assert_close(run(td), td["next", "reward_components"][..., :1])
+
+
+def test_an_advantage_with_the_weights_of_a_reward_has_none_of_its_own():
+    assert ComponentAdvantage(RewardComponents(NAMES)).weights is None
+    assert ComponentAdvantage((1.0, 2.0)).weights.tolist() == [1.0, 2.0]

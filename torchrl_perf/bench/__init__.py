@@ -1,3 +1,3 @@
-"""Benchmarks: each runs the baseline and the package in one sitting and reports every row, the slower ones too."""
+"""Benchmarks: each runs the baseline and the package in one session and reports every row, slower ones too."""
 
 __all__: list[str] = []

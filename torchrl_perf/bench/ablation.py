@@ -2,8 +2,8 @@
 
 Two tables in one: with everything on, each switch off; with everything off, each switch on. Before anything is timed,
 the outputs of the networks are compared with those in full float32, and the loss of a few iterations with that of the
-plain loop. The variants take turns. Compiling takes most of the time: the cheap loops come first, and what is left when
-the time is up is named.
+plain loop. The variants take turns. Compiling takes most of the time: the cheap loops come first, and variants that no
+longer fit into the budget are named.
 """
 
 import gc
@@ -68,7 +68,7 @@ def variants_of(loop: type[Loop], available: Iterable[str]) -> list[Variant]:
     variants = [Variant("all off", frozenset())]
     variants += [Variant(f"+ {name}", frozenset({name})) for name in switches]
     everything = frozenset(switches)
-    if not everything <= {"tf32", "bf16"}:  # else bf16 alone is everything
+    if not everything <= {"tf32", "bf16"}:  # else "bf16" alone is the same variant
         variants.append(Variant("all on", everything))
         # without TF32 alone nothing would change: bf16 is on
         variants += [Variant(f"- {name}", everything - {name}) for name in compiled if name != "tf32"]
@@ -83,7 +83,7 @@ def deviation(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def verdict(switch: str, speedup: float, device: torch.device) -> str:
-    """What became of the claim for a switch; empty where there is none."""
+    """The verdict on the claim for a switch; empty if there is none."""
     if switch not in CLAIMS:
         return ""
     if switch == "tf32" and device.type == "cpu":
@@ -137,7 +137,7 @@ class Ablation:
         return self.loops[key]
 
     def checked_step(self, variant: Variant) -> tuple[Callable[[], Any], dict[str, Any]]:
-        """The function of a variant, warm and compared with the plain loop; what the comparison found."""
+        """The function of a variant, warm, and the result of its comparison with the plain loop."""
         loop = self.loop_of(variant)
         start = Stopwatch("cpu").start()
         loop.reset()
@@ -171,7 +171,7 @@ class Ablation:
             row = {"loop": self.name, "variant": variant.name, "switches": sorted(variant.on)}
             try:
                 step, found = self.checked_step(variant)
-            except CaptureError as error:  # of this variant alone: the others are worth a figure
+            except CaptureError as error:  # only this variant failed: time the others
                 failed = {"ok": False, "verdict": "not captured", "error": str(error)}
                 rows.append(self.sheet.add(row | failed))
                 continue
@@ -210,7 +210,7 @@ class Ablation:
 def _alternate(steps: list[Callable[[], Any]], options: BenchAblation, device: torch.device) -> Iterator[torch.Tensor]:
     """Milliseconds of each step's calls, float64: one turn of each after the other, again and again.
 
-    A slow step has shorter turns and fewer of them: its time is long beside what disturbs it.
+    A slow step has shorter and fewer turns: its time is long compared to disturbances.
     """
     turns = [min(options.rounds, 3) if options.quick else options.rounds] * len(steps)
     calls = [options.calls] * len(steps)
@@ -227,7 +227,7 @@ def _alternate(steps: list[Callable[[], Any]], options: BenchAblation, device: t
             if turn >= turns[number]:
                 continue
             if calls[number] > 1:
-                step()  # finds the caches of another variant
+                step()  # refills the caches after another variant
             for _ in range(calls[number]):
                 with Stopwatch(device) as watch:
                     step()

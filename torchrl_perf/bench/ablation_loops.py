@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.runtime import Acceleration, capture
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, GuardedAdam, PPOConfig, PPOTrainer, SACConfig, SACTrainer
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 
 SWITCHES = ("tf32", "bf16", "compile", "graph", "fused", "channels-last")
 OPTIMIZER_OFF = {"cuda": "foreach", "cpu": "for-loop"}  # what torch takes where nothing is said, with a tensor as rate
@@ -30,7 +30,7 @@ class Variant:
 
     @property
     def precision(self) -> str:
-        """The name that the switches amount to."""
+        """The precision that the switches select."""
         return "bf16" if "bf16" in self.on else "tf32" if "tf32" in self.on else "ieee"
 
 
@@ -47,7 +47,7 @@ class Loop(ABC):
     switches: tuple[str, ...] = ("tf32", "bf16", "compile", "graph", "fused")
     """Switches that this loop has."""
     compiled_switches = switches
-    """Those of them that make a difference where everything else is on."""
+    """The switches that make a difference when everything else is on."""
 
     def __init__(self, precision: str, compiles: bool, quick: bool, device: torch.device) -> None:
         self.precision, self.compiles, self.quick, self.device = precision, compiles, quick, device
@@ -63,7 +63,7 @@ class Loop(ABC):
 
     @abstractmethod
     def outputs(self) -> Tensor:
-        """What the networks give for fixed inputs and the weights at the start, flat."""
+        """The networks' outputs for fixed inputs and the initial weights, flat."""
 
     def reset(self) -> None:  # noqa: B027  (a product has no state)
         """Goes back to the state at the start."""
@@ -102,7 +102,7 @@ class _TrainerLoop(Loop):
     loss_key = "train/loss_critic"
 
     def keep_start(self) -> None:
-        """Keeps the state that :meth:`reset` goes back to: of the trainer, and of the optimisers it has not."""
+        """Keeps the state that :meth:`reset` restores: of the trainer, and of the additional optimisers."""
         self.start = self.trainer.state_dict()
         # copied: a state_dict holds the moments themselves
         self.unfused_start = [deepcopy(optimizer.state_dict()) for optimizer in self.optimizers[False]]
@@ -123,7 +123,8 @@ class _TrainerLoop(Loop):
     def select(self, fused: bool, channels_last: bool) -> None:
         """Takes one of the kinds of optimisers."""
         for name, optimizer in zip(self.names, self.optimizers[fused], strict=True):
-            setattr(self.trainer, name, optimizer)
+            holder = self.trainer if name in vars(self.trainer) else self.trainer.algorithm
+            setattr(holder, name, optimizer)
 
     def close(self) -> None:
         """Closes the trainer."""
@@ -209,15 +210,10 @@ class SACLoop(_TrainerLoop):
         self.optimizers[False] = tuple(self._unfused(optimizer) for optimizer in self.optimizers[True])
         self.keep_start()
 
-    def _unfused(self, optimizer: GroupAdam) -> GroupAdam:
-        groups = list(zip(optimizer.groups, map(float, optimizer.learning_rates), strict=True))
-        return GroupAdam(
-            groups,
-            max_grad_norm=optimizer.max_grad_norm,
-            targets=optimizer.targets,
-            fused=False,
-            loss_scale=optimizer.loss_scale,
-        )
+    def _unfused(self, optimizer: GuardedAdam) -> GuardedAdam:
+        groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
+        acceleration = replace(self.trainer.acceleration, optimizer="for-loop")
+        return GuardedAdam(groups, max_grad_norm=optimizer.max_grad_norm, acceleration=acceleration)
 
     def select(self, fused: bool, channels_last: bool) -> None:
         """Takes one pair of optimisers; the compiled update has its own."""
@@ -302,13 +298,13 @@ class ConvLoop(Loop):
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """What the net gives for the frames, in both memory formats."""
+        """The net's outputs for the frames, in both memory formats."""
         with self.acceleration.active(self.device):
             return torch.cat([net(self.frames) for net, *_ in self.parts.values()])
 
 
 class MatmulLoop(Loop):
-    """One square product, large enough to be bound by arithmetic: what the peak rates of the card amount to."""
+    """One square product, large enough to be bound by arithmetic: it shows the peak rates of the card."""
 
     switches = compiled_switches = ("tf32", "bf16")
 
@@ -343,7 +339,7 @@ def _two_optimizers(trainer: Any, params: list[nn.Parameter], device: torch.devi
     """The trainer's own optimiser, which is fused, and one of the kind that PyTorch takes by itself."""
     config = trainer.config
     unfused = replace(trainer.acceleration, optimizer=OPTIMIZER_OFF[device.type])
-    options = {"learning_rate": config.learning_rate, "max_grad_norm": config.max_grad_norm}
+    options = {"learning_rate": config.learning_rate, "max_grad_norm": config.max_grad_norm, **adam_options(config)}
     return {True: (trainer.optimizer,), False: (GuardedAdam(params, acceleration=unfused, **options),)}
 
 

@@ -1,4 +1,4 @@
-"""``torchrl-perf bench claims``: the studies of a checkout, which the installed package does not hold."""
+"""``torchrl-perf bench claims``: the studies of a checkout, which are not part of the installed package."""
 
 import importlib
 import sys

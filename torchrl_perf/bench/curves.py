@@ -70,7 +70,8 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         watch.stop()
         if result.exit_code:
             raise InterruptedError(
-                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps"
+                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps. Remedy: "
+                "resume it: the runs that are whole are kept"
             )
         curves = {}
         for column in study.columns:
@@ -90,7 +91,7 @@ def stored(study: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each run and seed, and one for each other thing that it is compared with."""
+    """A line for each run and seed, and one for each baseline."""
     lines = []
     for row in rows:
         lines += [

@@ -1,4 +1,4 @@
-"""What ``torchrl-perf bench curves`` trains: presets of whole systems, metrics to draw, and an evaluation."""
+"""The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ EVALUATION_FIRES = 2_048
 
 
 class Run(NamedTuple):
-    """One line of a study's picture: a preset, and what is other than in it."""
+    """One line of a study's picture: a preset, and the settings that differ from it."""
 
     algorithm: str
     """As ``torchrl-perf train`` names it."""

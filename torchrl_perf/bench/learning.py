@@ -1,4 +1,4 @@
-"""Wall time until a trainer has learnt, compilation and capture left out."""
+"""Wall time until a trainer has learnt, without compilation and capture."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ def time_to_return(trainer: Any, target: float, *, warmup: int, every: int) -> d
         trainer: a trainer that has taken no step.
         target: mean return.
         warmup: steps that compile and record; the state before them is restored.
-        every: steps between two looks at the return, each of which waits for the device.
+        every: steps between two reads of the return, each of which waits for the device.
 
     Returns:
         ``seconds`` (infinity if the run ended before), ``steps`` of the envs, ``mean_return`` and ``start_s``, the

@@ -160,7 +160,7 @@ class Loop:
                 pass
             synchronize(self.device)
         metrics.reset()
-        # what is written later is the next variant's neighbour, not its load
+        # wait for the writers, so that they do not load the next variant
         if isinstance(metrics.logger, LoggerGroup):
             metrics.logger.drain(30.0)
         return watch.host_seconds / iterations

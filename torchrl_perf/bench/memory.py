@@ -1,4 +1,4 @@
-"""Memory rules of training loops: what cleaning up costs and saves, which loops leak, what the guard takes.
+"""Memory rules of training loops: cost and benefit of cleaning up, which loops leak, and the cost of the guard.
 
 The claims are those of a deep Q-learning system whose loop went from 27 experiences a second to 11.5 by memory fixes
 and back to 25 to 27 by rarer ones, with 50% of the loss said to be copies to the CPU, 30% frequent cleanup and 20%
@@ -71,7 +71,7 @@ class BenchMemory:
 
 @dataclass
 class Bench:
-    """One sitting: the device, and the rows measured so far."""
+    """One session: the device, and the rows measured so far."""
 
     options: BenchMemory
     device: torch.device
@@ -258,7 +258,7 @@ def trims(bench: Bench) -> None:
 
 
 def guard_costs(bench: Bench) -> None:
-    """What the guard takes of each iteration, and a reading and a row of metrics."""
+    """Time of the guard in each iteration, and of a reading and a row of metrics."""
     guard, host = MemoryGuard(bench.device, gc_interval=0), torch.device("cpu")
 
     def thousand() -> None:
@@ -275,7 +275,7 @@ def guard_costs(bench: Bench) -> None:
 
 
 def verdicts(bench: Bench) -> list[dict[str, str]]:
-    """What the rows say of each claim."""
+    """The verdict of the rows on each claim."""
     speed, cuda = bench.value, bench.device.type == "cuda"
     aggressive, optimised = (speed(one.name) / speed(LEAKY.name) for one in (AGGRESSIVE, OPTIMISED))
     costs = {name: 1 - speed(AGGRESSIVE.name) / speed(one.name) for name, one in WITHOUT.items()}

@@ -1,12 +1,12 @@
 """Action selection of every agent, by rows: one by one, TorchRL's modules, ours; and the losses of C51 and IQN.
 
 A policy for one sample, as many programs have it, is called for each row in turn, with the action left on the device or
-taken to the host each time. It acts greedily, in plain PyTorch where that is a simple function, which favours it; all
-others explore and write the rest of what they are to write, such as log-probabilities. That all rows at once get what
-each gets alone is checked before anything is timed, and that a compiled policy draws from the same distribution. ``us``
-is the time of a call among calls that are queued without a wait, ``latency_us`` that of a single call until its result
-is there. A ``graph x 16`` holds sixteen steps of action selection, as the graph of a rollout does; the time is that of
-one of them, which the host's part of a launch no longer hides.
+taken to the host each time. It acts greedily, in plain PyTorch if that is a simple function, which favours it; all
+others explore and also write their further outputs, such as log-probabilities. Before anything is timed, it is checked
+that all rows together get the same results as each alone, and that a compiled policy draws from the same distribution.
+``us`` is the time of a call among calls that are queued without a wait, ``latency_us`` that of a single call until its
+result is available. A ``graph x 16`` holds sixteen steps of action selection, like the graph of a rollout; the time is
+that of one step, without the host's share of a launch.
 """
 
 import gc
@@ -85,7 +85,7 @@ class BenchPolicies:
 
 @dataclass
 class Bench:
-    """One sitting: the options, the device, and the rows measured so far."""
+    """One session: the options, the device, and the rows measured so far."""
 
     options: BenchPolicies
     device: torch.device
@@ -184,9 +184,9 @@ def chooser(policy: TensorDictModuleBase, agent: Agent) -> Choose:
 def apart(call: Choose, other: Choose) -> float:
     """How far the actions of a policy are from another's, as distributions, for each row.
 
-    The squared difference of the mean actions over some calls, summed over rows, as a multiple of what chance makes of
-    it: about 1 for one distribution. Draws are not compared one by one, because a compiled function may draw them in
-    another order, and rounding in TF32 makes a choice between two nearly equal values go either way.
+    The squared difference of the mean actions over some calls, summed over rows, as a multiple of its expectation under
+    chance: about 1 for equal distributions. Draws are not compared one by one, because a compiled function may draw
+    them in another order, and rounding in TF32 makes a choice between two nearly equal values go either way.
     """
     means, chance = [], torch.zeros(())
     for fn in (call, other):
@@ -197,7 +197,7 @@ def apart(call: Choose, other: Choose) -> float:
 
 
 def _columns(parts: tuple[Tensor, ...]) -> Tensor:
-    """Actions ``[N, C]`` as numbers that have a mean: those of a choice are whether it was taken."""
+    """Actions ``[N, C]`` as numbers that can be averaged; a choice becomes one-hot."""
     columns = [part if part.is_floating_point() else one_hot(part, CHOICES) for part in parts]
     return torch.cat([column.reshape(len(column), -1).double() for column in columns], -1)
 
@@ -256,11 +256,11 @@ def _captured(bench: Bench, name: str, num_rows: int, variant: str, call: Choose
             graph()
         draws = [[part.clone() for part in graph()] for _ in range(2)]
         same = all(torch.equal(a, b) for a, b in zip(*draws, strict=True))
-        # a few rows may choose the same again
+        # a few rows may draw the same action again
         bench.time(name, num_rows, label, graph, fresh=not same, ok=not same or num_rows < FRESH_ROWS)
         if bench.compiles(num_rows):
             _rollout(bench, name, num_rows, f"{label} x {ROLLOUT}", call)
-    except (CaptureError, HostSyncError) as error:  # of this variant alone: the others are worth a figure
+    except (CaptureError, HostSyncError) as error:  # only this variant failed: time the others
         bench.add(name, num_rows, label, ok=False, note=f"not captured: {error}")
     finally:
         graph.release()
@@ -324,7 +324,7 @@ def iqn(bench: Bench) -> None:
 
 
 def verdicts(bench: Bench) -> list[dict[str, str]]:
-    """What the rows say of the targets, which are those for an H100; without CUDA, what they are instead."""
+    """The verdict of the rows on the targets for an H100; without CUDA, only the measured times."""
     cuda = bench.device.type == "cuda"
     variants = CAPTURED if cuda else ("eager", "compiled")
 

@@ -61,17 +61,17 @@ Row = Callable[[TensorDictBase], Tensor]
 
 @dataclass(frozen=True)
 class Agent:
-    """A policy, what it reads, and what it is compared with.
+    """A policy, its inputs, and its peers.
 
     Attributes:
         policy: reads and writes a TensorDict ``[*]``.
         td: ``[N]``, all that it reads.
         keys: where it writes its action.
-        plain: one row ``[1]`` as a wrapper for one sample has it: network and greedy action, without exploring and
-            without a TensorDict; the policy itself where that is no simple function.
-        outputs: what is to be the same row by row and for all rows at once, ``[*, ...]``: the actions' values, or the
-            action without noise.
-        peer: TorchRL's own module, which explores, too; None where it has none.
+        plain: the policy for one row ``[1]``, as in a script for single samples: network and greedy action, without
+            exploration and TensorDict; the policy itself if that is no simple function.
+        outputs: results ``[*, ...]`` that have to agree row by row and for all rows together: the actions' values, or
+            the action without noise.
+        peer: TorchRL's own module, which explores, too; None if it has none.
     """
 
     policy: TensorDictModuleBase
@@ -280,7 +280,7 @@ def hybrid(num_rows: int, device: torch.device) -> Agent:
 
 
 def options(num_rows: int, device: torch.device) -> Agent:
-    """A controller of four options and a squashed normal that is told which one runs."""
+    """A controller of four options and a squashed normal conditioned on the running one."""
     # before its minimum duration no option ends: row by row and all at once then go on with the same one
     age = torch.arange(num_rows, device=device) % MIN_DURATION
     option = torch.arange(num_rows, device=device) % len(OPTIONS)
@@ -301,7 +301,7 @@ def box(num_rows: int, device: torch.device) -> Bounded:
 
 
 def _written(policy: nn.Module, *keys: NestedKey) -> Row:
-    """What the policy writes there, in one tensor of floats; the rows are left as they are."""
+    """The entries that the policy writes, in one tensor of floats; the rows are not changed."""
 
     def outputs(td: TensorDictBase) -> Tensor:
         out = policy(td.copy())

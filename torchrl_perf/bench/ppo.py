@@ -1,4 +1,4 @@
-"""PPO on CartPole: TorchRL as it comes, a JAX peer, and this package eager, compiled and captured.
+"""PPO on CartPole: TorchRL with its defaults, a JAX peer, and this package eager, compiled and captured.
 
 Reports the throughput of whole iterations, the split by phase and the time to learn.
 """

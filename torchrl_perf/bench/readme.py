@@ -193,13 +193,13 @@ def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/"
 
 
 def made(text: str) -> str:
-    """A README with each of its blocks made anew.
+    """A README with each of its blocks replaced.
 
     A block is what stands between ``<!-- name -->`` and ``<!-- /name -->``, for ``results``, ``agents``, ``tasks`` and
     ``systems``.
 
     Args:
-        text: the README as it is.
+        text: the present README.
 
     Raises:
         ValueError: for a README without one of the markers.

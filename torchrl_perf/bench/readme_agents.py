@@ -144,7 +144,7 @@ def first_sentence(kind: type) -> str:
 
 
 def in_plain_words(sentence: str) -> str:
-    """What a config says that it has every choice of, without the numbers of papers."""
+    """The subject of a config's first sentence ("Every choice of ..."), without the numbers of papers."""
     words = re.sub(r" ?\([^()]*arXiv:[^()]*\)", "", sentence)
     for pattern, instead in WORDS_OF_A_RUN:
         words = re.sub(pattern, instead, words, count=1)

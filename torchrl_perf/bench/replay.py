@@ -61,7 +61,7 @@ def row_bytes(data: TensorDictBase) -> int:
     return sum(leaf.element_size() * leaf[0].numel() for leaf in data.reshape(-1).values(True, True))
 
 
-def torchrl_buffer(sampler: Sampler, capacity: int, batch: int, device: torch.device) -> TensorDictReplayBuffer:
+def torchrl_buffer(sampler: Sampler, capacity: int, batch: int | None, device: torch.device) -> TensorDictReplayBuffer:
     """TorchRL's buffer on the device, as its examples make it."""
     storage = LazyTensorStorage(capacity, device=device)
     return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch)
@@ -69,7 +69,7 @@ def torchrl_buffer(sampler: Sampler, capacity: int, batch: int, device: torch.de
 
 @dataclass
 class Bench:
-    """One sitting: sizes, and the rows measured so far."""
+    """One session: sizes, and the rows measured so far."""
 
     options: BenchReplay
     device: torch.device
@@ -120,12 +120,12 @@ def uniform(bench: Bench) -> None:
     """Uniform samples and writes."""
     device, capacity, peers = bench.device, bench.capacity, bench.options.peers
     if "torchrl" in peers:
-        theirs = torchrl_buffer(RandomSampler(), capacity, 32, device)
+        theirs = torchrl_buffer(RandomSampler(), capacity, None, device)
         fill(theirs, capacity, device)
         _sample_and_extend(bench, theirs, "torchrl")
         del theirs
     parts = {"storage": DeviceStorage(capacity, device=device), "sampler": DeviceRandomSampler()}
-    mixed = TensorDictReplayBuffer(**parts, writer=DeviceWriter(), batch_size=32)
+    mixed = TensorDictReplayBuffer(**parts, writer=DeviceWriter())
     fill(mixed, capacity, device)
     for batch in bench.batches:
         bench.add("sample", batch, "torchrl with our parts", partial(_sample, mixed, batch))
@@ -138,8 +138,7 @@ def uniform(bench: Bench) -> None:
 
 
 def _sample(buffer: TensorDictReplayBuffer, batch: int) -> TensorDictBase:
-    buffer._batch_size = batch  # the argument of sample() warns where it differs from the constructor's
-    return buffer.sample()
+    return buffer.sample(batch)
 
 
 def _sample_and_extend(bench: Bench, buffer: TensorDictReplayBuffer, variant: str, *, graph: bool = False) -> None:
@@ -154,7 +153,7 @@ def _sample_and_extend(bench: Bench, buffer: TensorDictReplayBuffer, variant: st
 
 
 def _plain_gather(bench: Bench, data: TensorDictBase) -> None:
-    """What a script without a buffer does: one random index, one gather a field."""
+    """A sample without a buffer: one random index, one gather per field."""
     fields = [leaf.contiguous() for leaf in data.flatten_keys().values()]
     rows = fields[0].shape[0]
 
@@ -172,7 +171,7 @@ def without_replacement(bench: Bench) -> None:
     device, capacity = bench.device, bench.capacity
     for name in [name for name in ("torchrl", "torchrl_perf") if name in (*bench.options.peers, "torchrl_perf")]:
         buffer = (
-            torchrl_buffer(SamplerWithoutReplacement(), capacity, 32, device)
+            torchrl_buffer(SamplerWithoutReplacement(), capacity, None, device)
             if name == "torchrl"
             else make_replay_buffer(capacity, batch_size=32, device=device, sampler="epoch")
         )

@@ -34,10 +34,10 @@ def _cell(value: Any) -> str:
 
 
 class Sheet:
-    """Rows of a benchmark, printed and written as they come: a run that is cut off keeps those that it has.
+    """Rows of a benchmark, printed and written as they come, so that an interrupted run keeps them.
 
     Args:
-        columns: what is printed of a row, in this order.
+        columns: the columns of a row to print, in this order.
         name: of the JSON file; None writes nothing.
         out: its folder, as for :func:`write_results`.
 
@@ -81,7 +81,7 @@ def write_results(
         name: of the file, without its suffix.
         rows: what was measured.
         out: folder; by default that of the package's results.
-        card: the machine card; by default made anew.
+        card: the machine card; by default that of this machine.
     """
     folder = Path(out) if out is not None else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +92,6 @@ def write_results(
 
 
 def read_results(name: str, folder: str | Path | None = None) -> dict[str, Any]:
-    """What :func:`write_results` wrote."""
+    """Reads a file of :func:`write_results`."""
     path = (Path(folder) if folder is not None else RESULTS) / f"{name}.json"
     return json.loads(path.read_text())

@@ -31,7 +31,7 @@ class Work(NamedTuple):
     size: str
     """Numbers of envs and what they hold, as the table shows it."""
     call: Callable[[], Any]
-    """Eager; what is captured and compiled, too."""
+    """The eager call, which is also captured and compiled."""
     count: int
     """Steps, or decisions, of one call."""
     of: str
@@ -51,7 +51,7 @@ class System(NamedTuple):
 def rollout(env: EnvBase, act: Callable[[TensorDictBase], object] | None = None) -> Callable[[], list[TensorDictBase]]:
     """Steps of all envs, from where they are, under the action at the start or what ``act`` writes.
 
-    All that the steps write is returned: a compiler would leave out what nobody reads.
+    Everything that the steps write is returned, since a compiler drops unused results.
     """
     start, keys = env.rand_action(env.reset()), tuple(env.action_keys)
 

@@ -1,7 +1,7 @@
-"""Copies between host and device, pageable, page-locked and none; tensors from arrays; metrics, one by one or packed.
+"""Copies between host and device, pageable, page-locked or none; tensors from arrays; metrics, single or packed.
 
 Each part measures a claim that is often made and ends in a verdict. Times are those of the wall clock from the call to
-the end of the work on the device; ``host_us`` is what the call itself takes of the host's time.
+the end of the work on the device; ``host_us`` is the host's time for the call itself.
 """
 
 import statistics
@@ -52,7 +52,7 @@ class BenchTransfer:
 
 @dataclass
 class Bench:
-    """One sitting: the device, and the rows measured so far."""
+    """One session: the device, and the rows measured so far."""
 
     device: torch.device
     sizes: tuple[float, ...]
@@ -149,7 +149,7 @@ def copy_calls(numel: int, device: torch.device) -> dict[str, dict[str, tuple[Ca
 def overlap(bench: Bench, fn: Callable[[], Any], after: Any, alone: float, first: bool) -> float:
     """Share of the shorter of copy and matrix products that runs beside the longer: 0 in turn, 1 wholly beside.
 
-    The copy is started in front of the products if it is ``first``, else behind them.
+    The copy is started before the products if it is ``first``, else after them.
     """
     factor = torch.randn(1024, 1024, device=bench.device)
     one = wall(lambda: torch.mm(factor, factor), 5, bench.device)["us"]
@@ -187,7 +187,7 @@ def peak_memory(device: torch.device, asynchronous: bool) -> int:
 
 
 def creation(bench: Bench) -> None:
-    """A batch of observations that the host holds as a list of arrays, or as one array, to the device."""
+    """Moving a batch of observations, a list of arrays or one array on the host, to the device."""
     parts = list(np.random.default_rng(0).standard_normal((NUM_ARRAYS, ARRAY_SIZE), np.float32))
     whole, upload = np.array(parts), Upload(bench.device)
     far, size = torch.from_numpy(whole).to(bench.device), whole.nbytes / 2**20
@@ -226,7 +226,7 @@ def metrics(bench: Bench) -> None:
 
 
 def verdicts(bench: Bench) -> list[dict[str, str]]:
-    """What the rows say of each claim."""
+    """The verdict of the rows on each claim."""
     items, later = f"{NUM_METRICS} x .item()", "packed, read an update later"
     saved = 1 - bench.median("metrics", later) / bench.median("metrics", items)
     times = bench.median("creation", "tensor(np.array(list))") / bench.median("creation", "from_numpy(array)")

@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _cuda_name(text: str) -> str:
     if re.fullmatch(r"cuda(:\d+)?", text) is None:
-        raise argparse.ArgumentTypeError(f"expected cuda or cuda:<number>, received {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected cuda or cuda:<number>, received {text!r}. Remedy: cuda, or cuda:0 for the first GPU"
+        )
     return text
 
 

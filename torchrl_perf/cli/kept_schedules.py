@@ -1,4 +1,4 @@
-"""What ``--keep-schedules`` means beside ``--resume``."""
+"""The meaning of ``--keep-schedules`` beside ``--resume``."""
 
 from torchrl_perf.cli.resume import Start
 from torchrl_perf.trainers.config import RunConfig

@@ -222,7 +222,10 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not LEAST_INTERVAL <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds of at least {LEAST_INTERVAL}, received {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected seconds of at least {LEAST_INTERVAL}, received {text!r}. Remedy: --interval {LEAST_INTERVAL:g} "
+            "or more"
+        )
     return value
 
 

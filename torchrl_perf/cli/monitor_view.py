@@ -1,4 +1,4 @@
-"""How the monitor shows a run: what there is to say of a snapshot, as plain lines or as a panel of rich."""
+"""How the monitor shows a run: the lines of a snapshot, as plain text or as a panel of rich."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def describe(snapshot: dict[str, Any]) -> list[Line]:
-    """What there is to say of a snapshot, line by line; what is unknown is left out.
+    """The lines that describe a snapshot; unknown values are left out.
 
     Args:
         snapshot: as the monitor makes it, and prints it with ``--json``.

@@ -1,7 +1,7 @@
-"""Options of a command line, judged before anything is made: every problem at once, each in one sentence.
+"""Options of a command line, checked before anything is made: all problems at once, each in one sentence.
 
-The parser behind it stops at the first problem and knows no settings, and of an option that is given twice it drops the
-first without a word.
+The parser used afterwards stops at the first problem, does not know the settings, and silently drops the first of an
+option that is given twice.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What ``--resume`` means: a run's folder, one of its checkpoints, or the newest run that has steps left."""
+"""The meaning of ``--resume``: a run's folder, one of its checkpoints, or the newest run that has steps left."""
 
 import dataclasses
 import typing
@@ -31,7 +31,7 @@ class Start:
 
 
 def named_start(path: Path) -> Start:
-    """The start that a path means.
+    """The start that a path names.
 
     Args:
         path: folder of a run, or a file in its folder ``checkpoints``.
@@ -49,7 +49,8 @@ def named_start(path: Path) -> Start:
         return Start(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"--resume: expected {AUTO}, the folder of a run or one of its checkpoints, found nothing at {path}."
+            f"--resume: expected {AUTO}, the folder of a run or one of its checkpoints, received {path}, where "
+            "nothing is. Remedy: name a folder that exists, or leave --resume out."
         )
     run_dir = path.absolute().parent.parent
     if path.absolute().parent.name != CHECKPOINTS or not (run_dir / CONFIG).is_file():
@@ -94,7 +95,7 @@ def given_settings(kind: type[RunConfig], argv: Sequence[str], stored: Sequence[
 
 
 def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
-    """Refuse a run whose env is none of the package's: a script has made it, and only that can make it again.
+    """Refuse a run whose env is not one of the package's: only the script that made it can make it again.
 
     Raises:
         ValueError: with how to go on from Python.
@@ -109,13 +110,13 @@ def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
     trainer = kind.__name__.removesuffix("Config") + "Trainer"
     raise ValueError(
         f"--resume {start.run_dir}: expected a run of one of the package's tasks, {', '.join(known)}, received one of "
-        f"the env {name}, which the command line cannot make. Nothing was changed. "
+        f"the env {name}, which the command line cannot make. Nothing was changed. Remedy: "
         f"{way_from_python(trainer, name, start.run_dir, newest)}"
     )
 
 
 def way_from_python(trainer: type | str, env: str, run_dir: Path, checkpoint: Path | None) -> str:
-    """How a run of one's own parts is gone on with, in words."""
+    """How to resume, from Python, a run that was given an env or networks."""
     name = trainer if isinstance(trainer, str) else trainer.__name__
     return (
         f"From Python: trainer = {name}(config, env={env}(...)), with the networks that the run was given; "
@@ -145,7 +146,7 @@ def load_start(trainer: Any, start: Start) -> None:
             raise
         env = state["made_of"].get("env", {})
         words = way_from_python(type(trainer), env.get("name", config.env), start.run_dir, path)
-        raise ValueError(f"--resume {start.run_dir}: {error} {words}") from None
+        raise ValueError(f"--resume {start.run_dir}: {error} Remedy: {words}") from None
     taken = trainer.iterations_done * config.batch_size
     if trainer.iterations_done >= config.iterations and is_finished(start.run_dir):
         raise ValueError(

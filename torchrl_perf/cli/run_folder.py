@@ -1,4 +1,4 @@
-"""What a run's folder says while the run goes on. Reads files only, and little of them; loads no torch."""
+"""The state of a run from its folder, while it goes on. Reads little of a few files; does not load torch."""
 
 import csv
 import math
@@ -20,7 +20,7 @@ QUIET_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands."""
+    """The state of a run."""
 
     state: str
     """running, finished, stopped (by a signal), failed, killed (it says running, its process is gone), or unknown."""
@@ -56,14 +56,20 @@ def find_run(run: Path | None, root: Path) -> Path:
     """
     if run is not None:
         if not run.is_dir():
-            raise FileNotFoundError(f"run: expected the folder of a run, found none at {run}.")
+            raise FileNotFoundError(
+                f"run: expected the folder of a run, received {run}, which is not there. Remedy: the run_dir that the "
+                "run printed."
+            )
         if not any((run / name).is_file() for name in (PROGRESS, CONFIG, STATUS)):
-            raise FileNotFoundError(f"run: expected {PROGRESS} or {CONFIG} in {run}, found {_listing(run)}.")
+            raise FileNotFoundError(
+                f"run: expected {PROGRESS} or {CONFIG} in {run}, received {_listing(run)}. Remedy: the folder that "
+                "holds them."
+            )
         return run
     runs = [(max(times), path) for path in _folders(root) if (times := _written(path))]
     if not runs:
         raise FileNotFoundError(
-            f"run: expected a run below {root}, found {_listing(root)}. Remedy: name its folder, or --run-dir."
+            f"run: expected a run below {root}, received {_listing(root)}. Remedy: name its folder, or --run-dir."
         )
     return max(runs)[1]
 
@@ -93,7 +99,7 @@ def _listing(folder: Path) -> str:
 
 
 def read_status(run: Path) -> RunStatus:
-    """Where the run stands, by its ``status.json`` and by whether its process lives.
+    """The state of the run, by its ``status.json`` and by whether its process lives.
 
     A run whose process is not found counts as killed only once its rows have stopped for ten seconds: the folder may be
     one of another machine.
@@ -135,7 +141,7 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     """The checkpoint that was written last, or None."""
     try:
         with os.scandir(run / CHECKPOINTS) as entries:
-            # best.pt is the same file as the numbered one that it was made of, whose name says more
+            # best.pt is a link to a numbered file, whose name says more
             found = [(e.stat().st_mtime, e.name != "best.pt", e.name) for e in entries if e.name.endswith(".pt")]
     except OSError:
         return None
@@ -177,7 +183,7 @@ class ProgressTail:
                 if (stat.st_dev, stat.st_ino) == self._file and stat.st_size == self._offset:
                     return False
                 is_same = (stat.st_dev, stat.st_ino) == self._file and stat.st_size > self._offset
-                # The number of a replaced file may come again, its header need not.
+                # A replaced file may get the same inode number, but hardly with the same header.
                 if not is_same or not self._header or file.read(len(self._header)) != self._header:
                     file.seek(0)
                     if not self._start(file.readline(), (stat.st_dev, stat.st_ino)):

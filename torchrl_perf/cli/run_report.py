@@ -1,4 +1,4 @@
-"""Judges a run by what it has left: its rows, its checkpoints, its state."""
+"""Judges a run by its files: rows, checkpoints, state."""
 
 import csv
 import math
@@ -29,7 +29,7 @@ MOST_OF_ONE_OPTION, LEAST_OF_AN_OPTION, LEAST_OPTIONS = 0.5, 0.05, 3
 
 @dataclass
 class Column:
-    """What is known of a column once its rows are gone."""
+    """Summary of a column, whose rows are not kept."""
 
     has_value: bool = False
     """Whether a finite number has come."""
@@ -77,14 +77,18 @@ def read_log(path: Path) -> RunLog:
         try:
             return _read(lines, path)
         except csv.Error as error:
-            raise ValueError(f"{path}: expected a table, received {error}.") from None
+            raise ValueError(
+                f"{path}: expected a table, received {error}. Remedy: the {PROGRESS} that a run wrote, unedited."
+            ) from None
 
 
 def _read(lines: Iterator[list[str]], path: Path) -> RunLog:
     names = next(lines, [])
     if "step" not in names:
-        found = ", ".join(names[:8])[:160] or "an empty file"
-        raise ValueError(f"{path}: expected a table with a column step, found {found}.")
+        columns = ", ".join(names[:8])[:160] or "an empty file"
+        raise ValueError(
+            f"{path}: expected a table with a column step, received {columns}. Remedy: the {PROGRESS} that a run wrote."
+        )
     log = RunLog(columns={name: Column() for name in names})
     log.series = {name: array("d") for name in names if name in (*SERIES, *MEMORY) or name.startswith(OPTION)}
     for cells in lines:
@@ -257,7 +261,7 @@ def _memory(log: RunLog, columns: Sequence[str], batch: int) -> Finding:
     # over a run of few iterations a list of a hundred rows has a slope too
     if report.leaks and grown >= LEAST_LEAK_MIB:
         remedy = "look for tensors with their graph, or endless lists, that are kept from iteration to iteration."
-        # the resident size moves by whole arenas of the allocator: a hint, no proof
+        # the resident size changes by whole arenas of the allocator: a hint, not a proof
         return Finding("warn" if column == "memory/rss_mib" else "fail", found, remedy)
     return Finding("ok", found)
 
@@ -293,7 +297,7 @@ def _load_errors(files: Iterable[Path]) -> list[str]:
     for path in files:
         try:
             read_checkpoint(path)
-        except Exception as error:  # what a broken file raises is as various as its faults
+        except Exception as error:  # a broken file may raise anything
             errors.append(f"{path.name} does not load ({short_error(error)})")
     return errors
 

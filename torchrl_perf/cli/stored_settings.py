@@ -30,15 +30,19 @@ def read_settings(path: Path, kind: type[RunConfig]) -> dict[str, Any]:
         ValueError: for another suffix, a file that cannot be parsed, or a setting that it holds twice.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"config: expected a file, found none at {path}.")
+        raise FileNotFoundError(f"config: expected a file, received {path}, where none is. Remedy: check the path.")
     try:
         values = _parse(path)
     except RecursionError:
         raise ValueError(
-            f"{path}: expected a mapping of names to values, received one that is nested too deep."
+            f"{path}: expected a mapping of names to values, received one that is nested too deep. Remedy: name: "
+            "value, one setting a line."
         ) from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a mapping of names to values, received {type(values).__name__}.")
+        raise ValueError(
+            f"{path}: expected a mapping of names to values, received {type(values).__name__}. Remedy: name: value, "
+            "one setting a line."
+        )
     good, problems = settings_from(kind, values)
     if problems:
         raise ConfigError([*problems.values(), *kind.problems_of(good, bad=problems)], str(path))
@@ -49,20 +53,27 @@ def _parse(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected text in UTF-8, received {error}.") from None
+        raise ValueError(f"{path}: expected text in UTF-8, received {error}. Remedy: save the file as UTF-8.") from None
     if path.suffix == ".json":
         try:
             return json.loads(text, object_pairs_hook=partial(_mapping, path))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: expected JSON, received {error}.") from None
+            raise ValueError(
+                f"{path}: expected JSON, received {error}. Remedy: mend the file at the place named."
+            ) from None
     if path.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"config: expected a .json, .yaml or .yml file, received {path}.")
+        raise ValueError(
+            f"config: expected a .json, .yaml or .yml file, received {path}. Remedy: give the file one of these "
+            "endings."
+        )
     import yaml
 
     try:
         values, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: expected YAML, received {error}.") from None
+        raise ValueError(
+            f"{path}: expected YAML, received {error}. Remedy: mend the file at the place named."
+        ) from None
     if isinstance(tree, yaml.MappingNode):
         _refuse_twice([str(name.value) for name, _ in tree.value], path)
     return values
@@ -74,6 +85,9 @@ def _mapping(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: list[str], path: Path) -> None:
-    """Of two settings of one name, the readers of JSON and YAML drop the first without a word."""
+    """Refuse a setting that occurs twice: the readers of JSON and YAML would silently drop the first."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path}: expected each setting once, received {', '.join(twice)} more often.")
+        raise ValueError(
+            f"{path}: expected each setting once, received {', '.join(twice)} more often. Remedy: keep one line of "
+            "each."
+        )

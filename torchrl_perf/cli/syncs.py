@@ -2,7 +2,6 @@
 
 import argparse
 import builtins
-import concurrent.futures.thread
 import importlib.util
 import json
 import os
@@ -25,7 +24,7 @@ EPILOG = """exit code: the script's own; 1 if --max-per-step is exceeded; 2 for 
 script that a signal ends (SIGTERM, a time limit) still gets its report; the code is 128 + the signal's number."""
 
 END_SIGNALS = ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGALRM", "SIGUSR1", "SIGUSR2")
-"""What ends a process that does not handle it, and is sent by schedulers, ``timeout`` and closing terminals."""
+"""Signals that end a process by default, sent by schedulers, ``timeout`` and closing terminals."""
 
 
 def main(argv: list[str]) -> int:
@@ -72,15 +71,15 @@ def make_parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, received {text}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, received {text}. Remedy: 1 or more")
     return number
 
 
 class Program(NamedTuple):
-    """What is run.
+    """The program to run.
 
     Attributes:
-        name: as the command line has it, which is its ``sys.argv[0]``.
+        name: as on the command line, which becomes its ``sys.argv[0]``.
         file: path of its source.
         module: name of the module; "" for a script.
         arguments: its own arguments.
@@ -109,12 +108,12 @@ def make_program(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """The program of a command line; ends the process with 2 if there is none."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        parser.error("expected a SCRIPT or -m MODULE, received neither")
+        parser.error("expected a SCRIPT or -m MODULE, received neither. Remedy: name one")
     name, *arguments = command
     if not options.module:
         path = Path(name)
         if not path.is_file():
-            parser.error(f"expected a Python script, found no file {name}")
+            parser.error(f"expected a Python script, received {name}, which is no file. Remedy: check the path")
         return Program(name, os.path.abspath(path), "", arguments, str(path.resolve().parent))
     folder = os.getcwd()
     sys.path.insert(0, folder)
@@ -123,11 +122,13 @@ def make_program(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ImportError as error:
-        parser.error(f"-m {name}: {error}")
+        parser.error(
+            f"-m {name}: expected a module that can be run, received {error}. Remedy: check the name and PYTHONPATH"
+        )
     finally:
         sys.path.remove(folder)
     if spec is None or spec.origin is None:
-        parser.error(f"expected a module that can be run, found none of the name {name}")
+        parser.error(f"expected a module that can be run, received {name}. Remedy: check the name and PYTHONPATH")
     return Program(spec.origin, spec.origin, name, arguments, folder)
 
 
@@ -153,7 +154,9 @@ def audited(parser: argparse.ArgumentParser, options: argparse.Namespace, progra
 
     cuda = torch.cuda.is_available() if options.device is None else options.device == "cuda"
     if cuda and not torch.cuda.is_available():
-        parser.error("--device cuda: expected a CUDA device, received none; leave it out to count on CPU tensors")
+        parser.error(
+            "--device cuda: expected a CUDA device, received none. Remedy: leave it out to count on CPU tensors"
+        )
     audit = ScriptAudit(program.file, cuda=cuda, max_steps=options.max_steps, max_iterations=options.max_iterations)
     with Stopwatch("cpu") as watch, audit, ended_from_outside() as ends:
         code = exit_code(program)
@@ -214,7 +217,7 @@ def ended_from_outside() -> Iterator[EndedFromOutside]:
 
 
 def _number(name: str) -> int | None:
-    return getattr(signal, name, None)  # Windows has but few of them
+    return getattr(signal, name, None)  # Windows has only a few of them
 
 
 def exit_code(program: Program) -> int:
@@ -246,7 +249,9 @@ def exit_code(program: Program) -> int:
 
 def join_threads() -> None:
     """Wait for the threads that Python itself would wait for before it ends."""
-    pools = getattr(concurrent.futures.thread, "_threads_queues", {})  # told to end later, by the interpreter
+    from torchrl_perf.runtime.upstream.threads import pool_threads
+
+    pools = pool_threads()  # told to end later, by the interpreter
     for thread in threading.enumerate():
         if not (thread.daemon or thread in pools or thread in (threading.main_thread(), threading.current_thread())):
             thread.join()

@@ -56,7 +56,7 @@ class Arguments(Generic[Settings]):
 
 
 def unchecked(kind: type[RunConfig]) -> type[RunConfig]:
-    """``kind`` before its checks, so that settings that do not fit are told from options that do not exist."""
+    """``kind`` before its checks, so that bad settings and unknown options are reported differently."""
     return dataclass(frozen=True)(type(f"Unchecked{kind.__name__}", (kind,), {"__post_init__": lambda self: None}))
 
 
@@ -75,7 +75,8 @@ def main(name: str, argv: list[str]) -> int:
         Exception: whatever else ends the loop, such as the error of an env, with a note on how to go on.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        # Such networks gain nothing from a second core, and threads that wait for a busy one slow a run 5 times.
+        # Small networks gain nothing from a second core, and waiting for a thread on a busy core makes a run 5 times
+        # slower.
         torch.set_num_threads(1)
     keep_standard_files()
     try:
@@ -125,11 +126,13 @@ def algorithm_of(name: str, argv: list[str]) -> Entry:
         stored = read_json(Path(early.resume) / CONFIG) or read_json(Path(early.resume).parent.parent / CONFIG)
     elif early.config:
         stored = read_json(Path(early.config))
-    # a run keeps its agent: another one is refused with the other settings that cannot change
+    # a run keeps its agent: another one is refused later, with the other settings that cannot change
     agent = stored.get("agent") if early.resume else None
     agent = str(agent or early.agent or stored.get("agent") or next(iter(MARINE_AGENTS)))
     if agent not in MARINE_AGENTS:
-        raise ValueError(f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}.")
+        raise ValueError(
+            f"agent: expected one of {', '.join(MARINE_AGENTS)}, received {agent!r}. Remedy: one of these."
+        )
     return entry_of(f"{MARINE}-{agent}")
 
 
@@ -159,12 +162,15 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
     early = first.parse_known_args(argv)[0]
     start = named_start(Path(early.resume)) if early.resume not in (None, AUTO) else Start()
     if early.config and start.run_dir:
-        raise ValueError("Expected --config or --resume, received both. A resumed run has settings of its own.")
+        raise ValueError(
+            "expected --config or --resume, received both. Remedy: leave --config out; a resumed run has settings of "
+            "its own."
+        )
     if start.run_dir:
         refuse_own_env(kind, start)
     path = start.run_dir / CONFIG if start.run_dir else Path(early.config) if early.config else None
     stored: dict[str, Any] = {} if path is None else read_settings(path, kind)
-    # A name that is no preset is left to the checks, whose message lists those there are.
+    # An unknown preset is left to the checks, whose message lists the known ones.
     preset = kind.task_settings(str(early.env or stored.get("env") or ""))
     unchecked_kind = unchecked(kind)
     default = Arguments(settings=unchecked_kind(**{**preset, **stored}))
@@ -200,8 +206,8 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
             raise
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{kind.__name__}: expected settings that fit into memory, and there was none left while they were made "
-            f"({first}). Remedy: fewer num_envs, a smaller network or another device."
+            f"{kind.__name__}: expected settings that fit into memory, received too large ones: it ran out while they "
+            f"were made ({first}). Remedy: fewer num_envs, a smaller network or another device."
         ) from None
     try:
         if problem := unknown_metric(config.best_metric, known_metrics(trainer)):
@@ -214,7 +220,7 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had, on whichever device."""
+    """Whether an error says that memory ran out, on any device."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in str(error)
 
 

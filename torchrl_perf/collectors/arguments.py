@@ -19,6 +19,7 @@ from torchrl.modules.tensordict_module.exploration import set_exploration_module
 from torchrl_perf.collectors.delivery import under_next
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.runtime.upstream.policies import with_transforms_of
 
 Device = torch.device | str | int | None
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -28,7 +29,7 @@ class Refusal(NamedTuple):
     """Why an argument of TorchRL's collector has no meaning here.
 
     Attributes:
-        accepted: values that ask for nothing and are taken.
+        accepted: values that change nothing, and are therefore accepted.
         reason: why any other is refused.
         remedy: what to do instead.
     """
@@ -55,11 +56,11 @@ REFUSED = {
     "reset_when_done": Refusal((True,), "TorchRL has deprecated False and refuses it too", "leave it out"),
     "traj_pool": Refusal((None,), "numbers of episodes are counted on the device", "leave it out"),
 }
-"""Arguments of TorchRL's ``Collector`` that are taken only at values that ask for nothing, by name."""
+"""Arguments of TorchRL's ``Collector``, by name, that are accepted only at values that change nothing."""
 
 
 def refuse(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first of the :data:`REFUSED` arguments that asks for something."""
+    """Raise ValueError for the first of the :data:`REFUSED` arguments with a value that would change something."""
     for name, value in given.items():
         accepted, reason, remedy = REFUSED[name]
         if not any(value is each or (type(value) is type(each) and value == each) for each in accepted):
@@ -90,8 +91,8 @@ def make_env(create_env_fn: Any, env: Any, kwargs: Mapping[str, Any] | None) -> 
         kwargs: passed to each function; for an env that exists, only a batched env of TorchRL takes them.
 
     Raises:
-        TypeError: for none or both names, or what makes no env.
-        ValueError: for an empty sequence, or ``kwargs`` that nothing takes.
+        TypeError: if neither or both of the names are given, or the object does not make an env.
+        ValueError: for an empty sequence, or for ``kwargs`` that no function accepts.
     """
     if (create_env_fn is None) == (env is None):
         both = "both" if env is not None else "neither"
@@ -132,7 +133,7 @@ def _one_env(source: Any, kwargs: dict[str, Any]) -> EnvBase:
 
 
 def limited(env: EnvBase, max_frames_per_traj: int | None) -> EnvBase:
-    """``env`` below the ``StepCounter`` that truncates after so many steps; as it is for None, 0 and below."""
+    """``env`` under a ``StepCounter`` that truncates after so many steps; unchanged for None, 0 and below."""
     if max_frames_per_traj is None or max_frames_per_traj <= 0:
         return env
     keys = [key if isinstance(key, tuple) else (key,) for key in env.output_spec.keys(True, True)]
@@ -145,7 +146,7 @@ def limited(env: EnvBase, max_frames_per_traj: int | None) -> EnvBase:
 
 
 def versioned(env: EnvBase, version: Any) -> tuple[EnvBase, Any]:
-    """``env`` below TorchRL's ``PolicyVersion``, and that transform; ``env`` and None without ``track_policy_version``.
+    """``env`` under TorchRL's ``PolicyVersion``, and that transform; ``env`` and None if versions are not tracked.
 
     Args:
         env: of the collector.
@@ -175,17 +176,14 @@ def with_policy_state(env: EnvBase, policy: Any, register: bool | None) -> EnvBa
     """``env`` with the transforms that carry a recurrent policy's state, where ``auto_register_policy_transforms``."""
     if not register:
         return env  # a state that the env lacks is refused as a missing in_key
-    # TorchRL has no public name for what its collectors and EnvBase(policy=...) do here
-    from torchrl.modules.utils.utils import _maybe_append_env_transforms_from_module
-
-    return _maybe_append_env_transforms_from_module(env, policy)
+    return with_transforms_of(env, policy)
 
 
 # -- devices -------------------------------------------------------------------------------------------------
 
 
 class Devices(NamedTuple):
-    """Where things are, None where nothing is said: they stay where they are."""
+    """The device of each part; None leaves a part on the device where it is."""
 
     env: torch.device | None
     policy: torch.device | None
@@ -259,7 +257,7 @@ def _wrapped(policy: Any, env: EnvBase) -> Any:
     observations = env.fake_tensordict().exclude("next")
     unknown = [name for name in names if name not in observations.keys()]
     if unknown and not isinstance(policy, nn.Module):
-        return policy  # a function whose argument has a name of its own: it is taken to act on TensorDicts
+        return policy  # its argument is named like no observation: assume that it acts on TensorDicts
     if unknown or not names:
         raise TypeError(
             f"policy: expected a TensorDict module, or a forward whose arguments are named as observations are, among "
@@ -274,7 +272,7 @@ def _wrapped(policy: Any, env: EnvBase) -> Any:
 
 
 def placed(policy: Any, device: torch.device | None) -> Any:
-    """``policy`` itself where it is on ``device``, else a copy there, as TorchRL does; its original stays in place."""
+    """``policy`` itself if it is on ``device``, else a copy there, as in TorchRL; the original is left alone."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
     tensors = [*policy.parameters(), *policy.buffers()]
@@ -317,11 +315,11 @@ COMPILE_OPTIONS = ("backend", "dynamic", "fullgraph", "mode", "options")
 def accelerated(policy: Any, compile_policy: Any, cudagraph_policy: Any, mode: str, device: torch.device) -> Any:
     """The policy under the arguments ``compile_policy`` and ``cudagraph_policy``, each a bool or a dict of options.
 
-    Under the modes ``"compile"`` and ``"graph"`` the policy is a part of what is compiled or captured already, and
-    stays as it is.
+    In the modes ``"compile"`` and ``"graph"`` the policy is compiled or captured with the env anyway, so it is
+    returned unchanged.
 
     Raises:
-        ValueError: for options that have no place, or a CUDA graph without CUDA.
+        ValueError: for options that do not apply, or a CUDA graph without CUDA.
     """
     options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
     options.pop("warmup", None)  # what is compiled here has the same layout from its first call on

@@ -1,4 +1,4 @@
-"""Collection in a thread of its own, into a replay buffer."""
+"""Collection in a separate thread, into a replay buffer."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ class Background:
     """Calls ``advance`` again and again in a thread until it returns False, or until it is stopped.
 
     Args:
-        advance: one turn; returns whether there is another one.
+        advance: collects once; returns whether to go on.
     """
 
     def __init__(self, advance: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin, or do nothing where it runs already."""
+        """Begin; does nothing if the thread already runs."""
         if self.running:
             return
         self._stopped.clear()
@@ -39,20 +39,23 @@ class Background:
                 with self._turn:
                     if not self._advance():
                         return
-        except Exception as error:  # handed to whoever stops the thread: one that dies alone would tell nobody
+        except Exception as error:  # kept for stop(): an error that ends a thread is otherwise lost
             self._error = error
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the context no turn is taken; one that has begun is ended first."""
+        """Hold the thread inside the context; a call of ``advance`` that has begun is finished first."""
         with self._turn:
             yield
 
     def stop(self, timeout: float | None = None) -> None:
-        """End after the present turn; raises what the thread has failed with."""
+        """End after the present call of ``advance``; raises the error that the thread failed with, if any."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         error, self._error = self._error, None
         if error is not None:
-            raise RuntimeError("start(): the thread that collects has failed, see the cause.") from error
+            raise RuntimeError(
+                "start(): expected the collecting thread to run, received its error, which is the cause of this one. "
+                "Remedy: mend that, then start() again."
+            ) from error

@@ -1,4 +1,4 @@
-"""What becomes of a collected batch: marked, cut, processed, moved, written into a replay buffer."""
+"""What happens to a collected batch: marked, split, processed, moved, written into a replay buffer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +20,10 @@ class Delivery:
         postproc: called on each batch.
         split_trajs: whether a batch ``[*B, T]`` becomes ``[episodes, longest]``, padded with zeros, with a mask.
         track_traj_ids: whether batches have the numbers of episodes, which splitting needs.
-        replay_buffer: where batches go in place of being yielded.
-        extend_buffer: whether as a whole, else step by step.
-        return_same_td: whether each batch is yielded as it is, and overwritten by the next one.
-        storing_device: where batches are, None for where they are collected.
+        replay_buffer: where batches are written; they are then not yielded.
+        extend_buffer: True writes a batch as a whole, False step by step.
+        return_same_td: whether the batch is yielded without a copy, so that the next one overwrites it.
+        storing_device: device of the batches; None for that on which they are collected.
 
     Raises:
         ValueError: for arguments that contradict each other.
@@ -50,7 +50,7 @@ class Delivery:
         self.split_trajs, self.replay_buffer, self.extend_buffer = split_trajs, replay_buffer, extend_buffer
         self.return_same_td = return_same_td
         if hasattr(postproc, "to") and storing_device is not None:
-            postproc = postproc.to(storing_device) or postproc  # some move themselves and return nothing
+            postproc = postproc.to(storing_device) or postproc  # some move in place and return None
         self.postproc = postproc
 
     def processed(self, batch: TensorDictBase) -> TensorDictBase:

@@ -27,7 +27,6 @@ from torchrl_perf.collectors.env_state import (
     honours_reset_mask,
     load_env_state_dict,
     mark_rows,
-    substituted,
 )
 from torchrl_perf.collectors.native_autoreset import NativeResets, check_members, check_native, is_native
 from torchrl_perf.collectors.random_actions import RandomActions
@@ -45,6 +44,7 @@ from torchrl_perf.collectors.trajectories import TrajectoryIds
 from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import Captured, capture, host_syncs, is_capturing
 from torchrl_perf.runtime.compile import CompileMode, compiled
+from torchrl_perf.runtime.upstream.envs import inner_reset, may_be_done_after_reset, replaced
 
 COMPILE_AFTER = 200_000
 """Steps (of all envs) after which mode ``"auto"`` compiles, where as many are left to repay the 15 s or so."""
@@ -90,22 +90,22 @@ class DeviceCollector(SharedPolicyCollector):
         reset_at_each_iter: all envs are reset before each batch, and begin episodes with numbers of their own.
         postproc: called on each batch that iteration yields.
         split_trajs: iteration yields ``[episodes, longest]``, padded with zeros, with ``("collector", "mask")``.
-        track_traj_ids: whether batches have ``("collector", "traj_ids")``.
+        track_traj_ids: whether batches hold ``("collector", "traj_ids")``.
         exploration_type: of the policy's distributions. None: that of a ``set_exploration_type`` around the call, else
             RANDOM. Each type has a captured graph of its own; an iteration captured around this keeps one type.
         return_same_td: iteration yields the one preallocated batch, which the next one overwrites.
         set_truncated: the last step of each batch is marked truncated and done.
-        use_buffers: None or True; False is the same, since what iteration yields owns its data in any case.
+        use_buffers: makes no difference: batches that iteration yields always own their data.
         replay_buffer: iteration writes each batch there and yields None.
-        extend_buffer: whether by ``extend`` as a whole, else by ``add``, step by step.
+        extend_buffer: True writes a batch with one ``extend``, False step by step with ``add``.
         trust_policy: a module is taken to act on TensorDicts.
         compile_policy: in mode ``"eager"`` the policy alone is compiled; a dict is passed to ``torch.compile``. The
             other modes compile it with the env.
         cudagraph_policy: in mode ``"eager"`` on CUDA the policy alone is a ``CudaGraphModule``; ``"graph"`` and
             ``"auto"`` capture it with the env.
-        no_cuda_sync: nothing is synchronised in any case.
+        no_cuda_sync: makes no difference: nothing is ever synchronised.
         weight_updater: called by ``update_policy_weights_``, as TorchRL does.
-        track_policy_version: frames have the number of weight updates, a host number: mode ``"eager"``.
+        track_policy_version: frames hold the number of weight updates, a host number; needs mode ``"eager"``.
         trajs_per_batch: iteration yields this many whole episodes, on the host, as TorchRL does.
         trajs_per_write: with a replay buffer too, how many episodes are written at once.
         traj_format: ``"padded"`` (also None) or ``"cat"``.
@@ -114,11 +114,11 @@ class DeviceCollector(SharedPolicyCollector):
         post_collect_hook: called on each batch that iteration yields or writes.
         compact_obs: observations under "next" are not stored.
         backend, backend_options, num_collectors, sync, reset_when_done, interruptor, weight_sync_schemes,
-        weight_recv_schemes, worker_idx: of TorchRL's collector; taken only at values that ask for nothing, see
+        weight_recv_schemes, worker_idx: of TorchRL's collector; accepted only at values that change nothing, see
             :data:`~torchrl_perf.collectors.arguments.REFUSED`.
 
-    Keys written, beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, an own number for each
-    episode.
+    Keys written, beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, a different number for
+    each episode.
 
     Resets are masked by ``torch.where`` where ``_step`` and ``_reset`` of the env are functions of tensors
     (:func:`~torchrl_perf.collectors.stepping.masked_reset`): nothing waits. Other envs reset through
@@ -241,27 +241,29 @@ class DeviceCollector(SharedPolicyCollector):
         if capturable and self._host_resets and self.mode == "graph":
             raise ValueError(
                 "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
-                "step and keeps what the mask selects. Remedy: mode='eager'."
+                "step and keeps only the rows that ended, received one. Remedy: mode='eager'."
             )
         if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
         self._audit_pending = self._audits = self.mode == "auto"
         self._compiles = not self._audits  # "auto" compiles once that pays
-        # a simulator may step outside torch, where no audit sees it and no graph repeats it: only whoever asks for one
+        # a simulator may step outside torch, where no audit sees it and no graph repeats it: only on request
         settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
-            self.mode, self._audit_pending = "eager", False  # what it is there, whatever an audit finds
+            self.mode, self._audit_pending = "eager", False  # the mode there, whatever an audit would find
         self._acting = arguments.accelerated(self._acting, compile_policy, cudagraph_policy, self.mode, self.device)
 
     def _allocate(self, excluded: set[NestedKey]) -> None:
         """Buffers from the specs and one policy call on a fake state: roots have T + 1 rows, everything else T."""
         if ("next", "done") in excluded:
-            raise ValueError("exclude_keys: expected ('next', 'done') to be kept, which numbers the episodes.")
+            raise ValueError(
+                "exclude_keys: expected no ('next', 'done'), which numbers the episodes, received it. Remedy: drop it."
+            )
         root, out = validation.probe_keys(self._acting, self.env)
         self._root_keys = list(root.keys(True, True))
-        # the root of a step is never done, since the row has been reset: its flags stay the zeros they are made of
-        self._constant_keys = () if self.env._allow_done_after_reset else tuple(self.env.done_keys)
+        # the root of a step is never done, since the row has been reset: its flags stay 0
+        self._constant_keys = () if may_be_done_after_reset(self.env) else tuple(self.env.done_keys)
         self._out_keys = [key for key in out.keys(True, True) if key not in excluded]
         steps, n, dims = self.num_steps, self.num_envs, self.env.batch_dims
         self._roots = [
@@ -398,7 +400,7 @@ class DeviceCollector(SharedPolicyCollector):
         contexts.enter_context(set_exploration_type(kind))
         contexts.enter_context(self._constant_flags())
         contexts.enter_context(self._ends_kept())
-        contexts.enter_context(substituted(self.env, self._base_fns))
+        contexts.enter_context(replaced(chain(self.env)[-1], self._base_fns))
         return contexts
 
     def _rollout(self, random_steps: int = 0, *, kind: ExplorationType) -> None:
@@ -423,7 +425,7 @@ class DeviceCollector(SharedPolicyCollector):
         # the public reset asks the host whether a fresh row is done, which a DeviceEnv's never is
         quiet = self._tensor_env and not self._host_resets and not kwargs
         with torch.no_grad():
-            root = self.env._reset(None) if quiet else self.env.reset(**kwargs)
+            root = inner_reset(self.env) if quiet else self.env.reset(**kwargs)
         check_members(self.env)
         for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
             row.copy_(root.get(key))
@@ -513,10 +515,10 @@ class DeviceCollector(SharedPolicyCollector):
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Abandons running episodes: of all envs, which the next batch resets first, or of those at ``index`` now.
+        """Abandons running episodes: all of them, reset by the next batch, or those at ``index``, reset now.
 
         Args:
-            index: of the batch dims of the env, as TorchRL takes it.
+            index: into the batch dims of the env, as for TorchRL's collector.
             **kwargs: passed to ``env.reset``, which is then called now.
         """
         if index is None:
@@ -557,11 +559,11 @@ class DeviceCollector(SharedPolicyCollector):
             self.env.close(raise_if_closed=raise_on_error)
 
     def state_dict(self) -> OrderedDict:
-        """Env state, the state the next step starts from, counters and trajectory ids: enough to go on bit for bit.
+        """Env state, root of the next step, counters and trajectory ids: enough to continue bit for bit.
 
         All tensors are copies. The random state is torch's own (``torch.get_rng_state`` or
-        ``torch.cuda.get_rng_state``): save it beside this. Of an env whose state is not in its ``state_dict``, the
-        episodes begin anew after loading.
+        ``torch.cuda.get_rng_state``): save it as well. If the state of an env is not in its ``state_dict``, its
+        episodes start over after loading.
         """
         frames = int(self._frames_on_device)  # the device's count holds graph replays too
         state = OrderedDict(
@@ -582,11 +584,11 @@ class DeviceCollector(SharedPolicyCollector):
 
         Args:
             state_dict: of a collector with the same env and number of envs.
-            **kwargs: ``strict``, as TorchRL's has it; the state is whole in any case.
+            **kwargs: ``strict``, which TorchRL's collector takes; the state has to be complete either way.
 
         Raises:
-            ValueError: for a state that is not whole, or of a collector with other entries, envs or transforms;
-                nothing is loaded then.
+            ValueError: for an incomplete state, or one of a collector with other entries, envs or transforms;
+                nothing is then loaded.
         """
         arguments.refuse_unknown(kwargs.keys() - {"strict"}, ("state_dict", "strict"))
         validation.check_state(state_dict, self.state_dict(), self._root_keys)
@@ -600,7 +602,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._random_steps = state_dict["random_steps"]
         if self.policy_version_tracker is not None and "policy_version" in state_dict:
             self.policy_version_tracker.version = state_dict["policy_version"]
-        # an env without tensors to restore has to begin its episodes anew
+        # an env without tensors to restore has to start its episodes over
         self._started = state_dict["started"] and self._tensor_env
 
     def fake_tensordict(self) -> TensorDictBase:

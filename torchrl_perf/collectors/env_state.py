@@ -1,6 +1,6 @@
 """State of an environment through its transforms: saved, and compared around a reset."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import ObservationNorm
 
 from torchrl_perf.envs.auto_reset import AutoResetEnv
+from torchrl_perf.runtime.upstream.envs import inner_reset
 
 
 def chain(env: EnvBase) -> list[EnvBase]:
@@ -38,14 +39,14 @@ def load_env_state_dict(env: EnvBase, state: list[dict[str, Any]]) -> None:
 
 
 def honours_reset_mask(env: EnvBase) -> bool:
-    """Whether ``env._reset`` with an empty mask leaves the env's own tensors and numbers as they are; they are kept so.
+    """Whether ``env._reset`` with an empty mask leaves the env's tensors and numbers alone; they are restored after it.
 
-    TorchRL asks it of every env, but an env that ends all its episodes together works without.
+    TorchRL requires this of every env, but an env that ends all its episodes together works without it.
     """
     base = chain(env)[-1]
     before = _own_state(base)
     mask = torch.zeros(*env.batch_size, 1, dtype=torch.bool, device=device_of(env))
-    env._reset(env.fake_tensordict().empty().set("_reset", mask))
+    inner_reset(env, env.fake_tensordict().empty().set("_reset", mask))
     after = _own_state(base)
     same = before.keys() == after.keys() and all(_equal(before[name], after[name]) for name in before)
     if not same:
@@ -55,7 +56,7 @@ def honours_reset_mask(env: EnvBase) -> bool:
 
 
 def mark_rows(env: EnvBase, tensordict: TensorDictBase, index: Any) -> None:
-    """Set the reset masks of ``tensordict``, which hold at ``index`` of the batch dims alone."""
+    """Set the reset masks of ``tensordict``: True at ``index`` of the batch dims, False elsewhere."""
     for reset_key, done_keys in zip(env.reset_keys, env.done_keys_groups, strict=True):
         mask = torch.zeros_like(tensordict.get(done_keys[0]))
         mask[index] = True
@@ -66,18 +67,6 @@ def fused_parts(env: EnvBase, fuse: Callable[..., Callable[..., Any]]) -> dict[s
     """``tensor_parts`` of the innermost env through ``fuse``, by name; none where it is no :class:`AutoResetEnv`."""
     base = chain(env)[-1]
     return {name: fuse(getattr(base, name)) for name in base.tensor_parts} if isinstance(base, AutoResetEnv) else {}
-
-
-@contextmanager
-def substituted(env: EnvBase, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Inside the context the innermost env calls these in place of its methods of the same names; not reentrant."""
-    own = vars(chain(env)[-1])
-    own.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del own[name]
 
 
 class ConstantFlags:
@@ -95,15 +84,16 @@ class ConstantFlags:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; not reentrant."""
-        buffers = [norm._buffers.pop("standard_normal") for norm, _ in self._flags]
+        buffers = [norm.standard_normal for norm, _ in self._flags]
         for norm, flag in self._flags:
-            norm.__dict__["standard_normal"] = flag
+            del norm.standard_normal
+            norm.standard_normal = flag
         try:
             yield
         finally:
             for (norm, _), buffer in zip(self._flags, buffers, strict=True):
-                del norm.__dict__["standard_normal"]
-                norm._buffers["standard_normal"] = buffer
+                del norm.standard_normal
+                norm.register_buffer("standard_normal", buffer)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

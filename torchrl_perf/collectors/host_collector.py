@@ -16,7 +16,6 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors import validation
-from torchrl_perf.collectors.device_collector import DeviceCollector
 from torchrl_perf.collectors.host_faults import HostEnvError
 from torchrl_perf.collectors.host_groups import HostGroup
 from torchrl_perf.collectors.host_info import InfoKeys, info_leaves, learned_info_leaves
@@ -24,6 +23,7 @@ from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.collectors.host_policy import PolicyCall, policy_device
 from torchrl_perf.collectors.host_rows import DirectRows, GroupRows, HostBatch
 from torchrl_perf.collectors.host_spaces import INIT_KEY, HostSpecs, action_leaf, observation_leaves
+from torchrl_perf.collectors.shared_policy import update_policy
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import check_seed, independent_seed
 
@@ -34,12 +34,12 @@ class HostCollector(BaseCollector):
     """Collects ``[N, T]`` batches from gymnasium vector envs; the interface of :class:`DeviceCollector`.
 
     All three auto-reset modes of gymnasium give the same batch: real transitions only, ``("next", observation)`` is the
-    true final observation where an episode ends, the root behind it is the first one of the next episode.
+    true final observation where an episode ends, and the root of the following step is the first of the next episode.
 
     * ``SAME_STEP`` and ``DISABLED``: every env advances by one row a step.
-    * ``NEXT_STEP``: the step behind a done one is the env's reset and not a transition; it is not stored. An env that
+    * ``NEXT_STEP``: the step after a done one is the env's reset and not a transition; it is not stored. An env that
       resets less often gets ahead of the others; what it has collected beyond the batch opens the next one, in order.
-      Those rows were acted on by the policy of their time: prefer another mode for on-policy training.
+      The actions in those rows are an older policy's: prefer another mode for on-policy training.
 
     Several vector envs (groups) step at the same time, each in its own processes (``AsyncVectorEnv``) or in a thread,
     while the policy acts for another group.
@@ -56,14 +56,14 @@ class HostCollector(BaseCollector):
             ``"auto"``: ``"graph"`` on CUDA, else ``"eager"``.
         postproc: called on each batch that iteration yields.
         seed: an integer from 0 on, from which the envs' seeds (``runtime.seeds.stream_seeds``) and random actions
-            follow. Two seeds have no stream in common. None: not reproducible. A vector env of unknown kind gets one
+            are derived. Two seeds share no stream. None: not reproducible. A vector env of unknown kind gets one
             number to count on from; envpool takes the seeds of its envs when it is made.
         timeout: seconds that a step or a reset of a vector env may take; then ``HostEnvError`` names the env and its
             processes are ended. ``"auto"``: 600 for envs in processes or threads of their own; for one vector env that
             steps in the loop's own thread no limit, since a limit costs a thread there. None: no limit.
         info_keys: entries of the envs' ``info`` to store, as further observations: at the root, where the policy can
             read them (an action mask), and below ``"next"``. A mapping of keys to a gymnasium space or a TorchRL spec
-            of one env's value; or a list of keys, whose specs are learned from a reset at construction. A tuple is the
+            of one env's value; or a list of keys, whose specs are taken from a reset at construction. A tuple is the
             key of an entry in nested dicts. An env whose info lacks the entry (its ``_key`` mask is false) gets zeros.
 
     Keys written: the observation (``"observation"``, or the keys of a Dict space; a Tuple's entries are
@@ -88,7 +88,6 @@ class HostCollector(BaseCollector):
     _iterator = None
     _weight_updater = None
     _weight_sync_schemes = None
-    _maybe_fallback_update = DeviceCollector._maybe_fallback_update
 
     def __init__(  # noqa: PLR0913  TorchRL's arguments
         self,
@@ -134,7 +133,10 @@ class HostCollector(BaseCollector):
 
     def _make_groups(self, vector_envs: list[VectorEnv], timeout: Any, info_keys: InfoKeys) -> None:
         if not vector_envs:
-            raise ValueError("envs: expected a gymnasium.vector.VectorEnv or a list of them, received an empty list.")
+            raise ValueError(
+                "envs: expected a gymnasium.vector.VectorEnv or a list of them, received an empty list. Remedy: pass "
+                "at least one."
+            )
         first = vector_envs[0]
         for i, each in enumerate(vector_envs):
             if not isinstance(each, VectorEnv):
@@ -169,7 +171,7 @@ class HostCollector(BaseCollector):
             offset += self.groups[-1].num_envs
         self.num_envs = offset
         self.specs = HostSpecs(self._leaves, self._action_leaf, offset, self.device)
-        # batched anew: the collector seeds them, and envpool's `action_space` is that of one env
+        # batched again: the collector seeds them, and envpool's ``action_space`` is that of one env
         self._action_spaces = [batch_space(first.single_action_space, group.num_envs) for group in self.groups]
 
     def _make_rows(self) -> None:
@@ -242,7 +244,7 @@ class HostCollector(BaseCollector):
         """Begins every env's first episode."""
         for group, rows in zip(self.groups, self._rows, strict=True):
             try:
-                seed = None if self._is_seeded else self._seed  # later episodes go on in the envs' own streams
+                seed = None if self._is_seeded else self._seed  # later episodes continue the envs' own random streams
                 observation = group.reset(seed, start=self._start_number, total=self.num_envs)
             except Exception as error:
                 raise self._failed(group, error) from error
@@ -291,7 +293,7 @@ class HostCollector(BaseCollector):
         group.in_flight = False
         for other, rows in zip(self.groups, self._rows, strict=True):
             if other.in_flight:
-                with suppress(Exception):  # a second fault adds nothing to the first
+                with suppress(Exception):  # the first fault is the one to report
                     rows.store_outcome(other.receive())
         complete = min(self.num_steps, *(rows.slowest for rows in self._rows)) if self._started else 0
         return group.env_error(error, self._store.batch[:, :complete].clone())
@@ -341,6 +343,9 @@ class HostCollector(BaseCollector):
         """A spec of the envs by the name that TorchRL's envs give it (:class:`HostSpecs`)."""
         return getattr(self.specs, attr)
 
+    def _maybe_fallback_update(self, policy_or_weights: Any = None, *, model_id: str | None = None) -> None:
+        update_policy(self.policy, policy_or_weights, model_id)
+
     def getattr_policy(self, attr: str) -> Any:
         """An attribute of the policy."""
         return getattr(self.policy, attr)
@@ -358,9 +363,9 @@ class HostCollector(BaseCollector):
         return seed if static_seed else seed + 1
 
     def reset(self) -> None:
-        """Abandons the running episodes, and what has been collected ahead: the next batch starts with a reset.
+        """Abandons the running episodes and the rows collected ahead: the next batch starts with a reset.
 
-        The envs' random streams go on: what has been collected does not come again.
+        The envs' random streams continue, so that the same episodes do not come again.
         """
         self._started = False
 
@@ -377,9 +382,9 @@ class HostCollector(BaseCollector):
     def state_dict(self) -> OrderedDict:
         """Counters, the seed and the random state of random actions, as plain scalars.
 
-        The envs' own state is theirs alone. After loading, all episodes begin anew, with seeds that follow from the
-        first seed and the batches so far, and are none of those that the run began with: two runs that load the same
-        state go on alike, the saved run does not.
+        The state of the envs is not saved. After loading, all episodes start over, with seeds made from the first seed
+        and the number of batches, different from those at the start of the run: two runs that load the same state
+        continue alike, but not as the saved run did.
         """
         return OrderedDict(
             frames=self._frames,
@@ -424,5 +429,7 @@ class HostCollector(BaseCollector):
 def _checked_timeout(timeout: Any) -> Any:
     valid = timeout is None or timeout == "auto"
     if not valid and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise ValueError(f"timeout: expected 'auto', None or seconds above 0, received {timeout!r}.")
+        raise ValueError(
+            f"timeout: expected 'auto', None or seconds above 0, received {timeout!r}. Remedy: timeout='auto'."
+        )
     return timeout

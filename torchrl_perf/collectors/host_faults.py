@@ -16,7 +16,7 @@ class EnvTimeoutError(TimeoutError):
     Args:
         what: "step" or "reset".
         seconds: the limit.
-        silent: numbers of the envs that have not answered, in their group; empty where the vector env does not tell.
+        silent: numbers, within the group, of the envs that have not answered; empty if the vector env does not tell.
         offset: number of the group's first env.
 
     Attributes:

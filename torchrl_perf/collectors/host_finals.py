@@ -1,8 +1,8 @@
 """Final observations that a reset in the same step cannot overwrite.
 
 In mode SAME_STEP gymnasium's vector envs keep an env's final observation by reference and reset the env before anyone
-has copied it. An env that writes each observation into one buffer so loses it: the reset observation stands in its
-place. Here the env's ``step`` hands out a copy where an episode ends, which costs one copy an episode.
+has copied it. If the env writes all observations into one buffer, the final one is lost: the reset overwrites it. Here
+the env's ``step`` returns a copy where an episode ends, which costs one copy per episode.
 """
 
 import pickle
@@ -15,11 +15,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 __all__ = ["FinalWatch", "protect_finals", "unprotect_finals"]
 
-_ENDS = 3  # ends in a row that look overwritten before a vector env of unknown make is refused
+_ENDS = 3  # so many consecutive ends have to look overwritten before a vector env of unknown kind is refused
 
 
 def protect_finals(envs: Any) -> bool:
-    """Lets the envs of a vector env hand out copies of their final observations and infos.
+    """Makes the envs of a vector env return copies of their final observations and infos.
 
     Args:
         envs: the innermost vector env, in mode SAME_STEP.
@@ -39,7 +39,7 @@ def protect_finals(envs: Any) -> bool:
 
 
 def unprotect_finals(envs: Any) -> None:
-    """Undoes :func:`protect_finals` for a ``SyncVectorEnv``, whose envs may go on without the collector."""
+    """Undoes :func:`protect_finals` for a ``SyncVectorEnv``, whose envs may be used further without the collector."""
     for env in getattr(envs, "envs", ()):
         if _is_protected(env):
             del env.step
@@ -52,7 +52,7 @@ def _is_protected(env: Any) -> bool:
 def _copying_step(original: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     """An env's ``step`` that copies what it returns where an episode ends.
 
-    Everything that it needs lies inside, so that it can be sent to a worker process that has not this package.
+    It imports nothing from this package, so that it can be sent to a worker process that does not have it.
 
     Args:
         original: the env's own; None in a worker, where it is found at the first call.
@@ -72,7 +72,7 @@ def _copying_step(original: Callable[[Any], Any] | None) -> Callable[[Any], Any]
         if original is None:
             import sys
 
-            # `set_attr` sends a value that is not told its env; the worker that calls it has the env as `env`
+            # ``set_attr`` sends a function without its env; in the worker's frame that calls it the env is ``env``
             env = sys._getframe(1).f_locals["env"]
             original = type(env).step.__get__(env)
         outcome = original(action)
@@ -89,19 +89,19 @@ class _StepOfWorker:
     """What is sent to a worker; what arrives there is the function itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle  # gymnasium has it for the same end: functions for its workers
+        import cloudpickle  # gymnasium depends on it for the same purpose: functions for its workers
 
         return pickle.loads, (cloudpickle.dumps(_copying_step(None)),)
 
 
 class FinalWatch:
-    """Finds out, for vector envs of unknown make, whether a reset overwrites final observations.
+    """Finds out, for vector envs of unknown kind, whether a reset overwrites final observations.
 
-    That is certain where both share memory. Where they only equal each other, while the episode's last root differs
-    from both, it is taken for certain at the third end in a row: an episode may end where it began.
+    That is certain if both share memory. If they are only equal, while the episode's last root differs from both, it is
+    assumed after the third consecutive end: an episode may also end where it began.
 
     Attributes:
-        is_over: whether an end has shown that final observations are kept; nothing is left to watch then.
+        is_over: whether an end has shown that final observations are kept, so that watching can stop.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from torchrl_perf.runtime.seeds import block_seed, stream_seeds
 AutoReset = Literal["next_step", "same_step", "disabled"]
 _MODES: dict[str, AutoReset] = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
 _AUTO_TIMEOUT = 600.0
-_PATIENCE = 2.0  # seconds for a worker process to end by itself
+_PATIENCE = 2.0  # seconds that a worker process gets to end by itself
 FINAL_KEYS = ("final_obs", "final_observation")  # gymnasium from 1.1 on, and before
 
 
@@ -89,7 +89,7 @@ class HostGroup:
     Attributes:
         mode: when it resets.
         steps: vector steps since its start.
-        in_flight: whether an action has been sent and its outcome not been received.
+        in_flight: whether an action has been sent whose outcome has not been received.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class HostGroup:
     # -- stepping -----------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None, *, start: int = 0, total: int | None = None) -> list[Any]:
-        """Begins all episodes anew; returns the leaves.
+        """Starts all episodes over; returns the leaves.
 
         Args:
             seed: of the run; None for none.
-            start: number of the start, which tells the seeds of a resumed run from those of its first start.
+            start: number of the start, so that a resumed run gets other seeds than the first start.
             total: number of the envs of all groups.
         """
         observation, info = self._reset(seed=self._make_seeds(seed, start, total))
@@ -341,14 +341,14 @@ class HostGroup:
             return
         processes = inner.processes if isinstance(inner, AsyncVectorEnv) else []
         for process in processes:
-            # a worker that waits for its pipe, or runs on, would keep `close` waiting
+            # ``close`` would wait for a worker that waits for its pipe or does not stop
             process.terminate()
         if processes:
             inner.closed = True
             _close_pipes(inner)
             return
         if self._thread is not None and self._thread.is_busy:
-            return  # an env that hangs would keep `close` waiting too; its thread ends with the process
+            return  # ``close`` would wait for an env that hangs too; its thread ends with the process
         try:
             self.envs.close()
         except Exception as error:
@@ -362,7 +362,7 @@ class HostGroup:
 
 
 def _large_seed(seed: int | None) -> str:
-    """A word on seeds that some envs cannot take."""
+    """A sentence on seeds that are too large for some envs."""
     if seed is None or seed < 2**31:
         return ""
     return "Its seed is beyond 31 bits; an env that takes no more wants the collector's seed below 46,341. "
@@ -402,6 +402,6 @@ def _close_pipes(envs: Any) -> None:
             pipe.close()
     for process in envs.processes:
         process.join(_PATIENCE)
-        if process.is_alive():  # it ignores the polite signal
+        if process.is_alive():  # it ignores SIGTERM
             process.kill()
             process.join()

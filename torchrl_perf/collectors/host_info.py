@@ -32,7 +32,10 @@ def info_leaves(keys: Mapping[Any, gym.Space | TensorSpec], taken: Sequence[Leaf
         name = path if len(path) > 1 else path[0]
         if isinstance(kind, TensorSpec):
             if not isinstance(getattr(kind, "dtype", None), torch.dtype):
-                raise ValueError(f"info_keys[{key!r}]: expected the spec of one tensor, received {kind}.")
+                raise ValueError(
+                    f"info_keys[{key!r}]: expected the spec of one tensor, received {kind}. Remedy: one entry for "
+                    "each tensor: info_keys={{name: spec}}."
+                )
             leaves.append(Leaf(name, path, None, tuple(kind.shape), kind.dtype, given=kind))
         elif isinstance(kind, gym.Space):
             leaves.append(key_leaf(kind, name, path))
@@ -62,8 +65,8 @@ def learned_info_leaves(keys: Sequence[Any], info: Any, taken: Sequence[Leaf], n
         value, present = _find(info, path, num_envs)
         if value is None or not present.any():
             raise ValueError(
-                f"info_keys: expected {key!r} in the info of a reset, whose keys are {sorted(map(str, info))}. Remedy: "
-                f"say what it holds: info_keys={{{key!r}: torchrl.data.Unbounded(shape)}}."
+                f"info_keys: expected {key!r} in the info of a reset, received {sorted(map(str, info))}. Remedy: say "
+                f"what it holds: info_keys={{{key!r}: torchrl.data.Unbounded(shape)}}."
             )
         one = np.asarray(value[int(np.argmax(present))])
         if one.dtype == object or one.dtype.kind in "USmM":
@@ -79,7 +82,10 @@ def learned_info_leaves(keys: Sequence[Any], info: Any, taken: Sequence[Leaf], n
 def _checked_path(key: Any, taken: Sequence[Leaf]) -> tuple[str, ...]:
     path = key if isinstance(key, tuple) else (key,)
     if not path or not all(isinstance(part, str) for part in path):
-        raise ValueError(f"info_keys: expected strings, or tuples of them for nested entries, received {key!r}.")
+        raise ValueError(
+            f"info_keys: expected strings, or tuples of them for nested entries, received {key!r}. Remedy: 'name' or "
+            "('outer', 'name')."
+        )
     names = [(leaf.key,) if isinstance(leaf.key, str) else leaf.key for leaf in taken]
     if path[0] in RESERVED or any(path[: len(name)] == name or name[: len(path)] == path for name in names):
         raise ValueError(

@@ -84,7 +84,7 @@ class PackedRows(GroupRows):
         next_rows, root_rows, traj_ids, *_ = fields
         root_rows[:], traj_ids[:] = self._flat_rows(), self.traj_ids
         fields[_INIT][:, 0] = self.began
-        if not after_step:  # nothing precedes the first root: what the record says of a step goes to the bin
+        if not after_step:  # no step precedes the first root: send that part of the record to the bin row
             next_rows[:] = self.store.bin * self.store.num_envs + self._flat_columns
         for view, value in zip(fields[_INIT + 1 :], observation, strict=True):
             view[...] = value
@@ -95,7 +95,7 @@ class PackedRows(GroupRows):
     _outcome_packed = False
 
     def shifted(self) -> None:
-        """The buffers have been shifted by T rows; the device learns the present rows anew."""
+        """The buffers have been shifted by T rows: send the present row numbers to the device again."""
         super().shifted()
         self._record.write(advance=False)[1][:] = self._flat_rows()
         self._record.upload()

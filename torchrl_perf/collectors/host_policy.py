@@ -10,6 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.collectors.host_spaces import DONE_KEYS
+from torchrl_perf.runtime.upstream.modules import has_hooks
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -55,8 +56,8 @@ class PolicyCall:
             self._order = [list(policy.out_keys).index(key) for key in self.out_keys]
 
     def _is_plain(self, policy: TensorDictModule) -> bool:
-        hooks = policy._forward_hooks or policy._forward_pre_hooks
-        return not hooks and set(policy.in_keys) <= set(self.keys) and set(self.out_keys) == set(policy.out_keys)
+        known = set(policy.in_keys) <= set(self.keys) and set(self.out_keys) == set(policy.out_keys)
+        return known and not has_hooks(policy)
 
     def __call__(self, observation: list[Tensor]) -> list[Tensor]:
         """Outputs ``[n, *shape]`` for leaves ``[n, *shape]``."""

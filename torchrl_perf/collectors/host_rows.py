@@ -17,10 +17,10 @@ Act = Callable[[list[Tensor]], list[Tensor]]
 
 
 class HostBatch:
-    """The buffers ``[rows + 1, N, *shape]`` of a batch, and the batch ``[N, T]`` that looks at their first T rows.
+    """The buffers ``[rows + 1, N, *shape]`` of a batch, and the batch ``[N, T]``, a view of their first T rows.
 
-    Rows from T on hold what is ahead of the batch: the roots that the next one starts from, and whatever faster envs
-    have collected already. The last row is a bin for what is not to be kept.
+    Rows from T on hold what belongs to the next batch: its first roots, and the steps that faster envs have already
+    collected. The last row is a bin for values that are not kept.
 
     Args:
         leaves: of the observation.
@@ -128,7 +128,7 @@ class GroupRows:
         store: the buffers.
         first: number of the group's first env.
         num_envs: n, envs of the group.
-        lockstep: whether all envs advance by one row a step. If not (mode NEXT_STEP), the step behind a done one is a
+        lockstep: whether all envs advance by one row a step. If not (mode NEXT_STEP), the step after a done one is a
             reset: it fills no row, and the env falls one row behind.
 
     Attributes:

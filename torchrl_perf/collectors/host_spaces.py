@@ -143,14 +143,17 @@ def _leaf(space: gym.Space, key: NestedKey, path: tuple[str | int, ...]) -> Leaf
 
 
 def _stored_dtype(dtype: Any, key: NestedKey) -> torch.dtype:
-    """float64 becomes torch's default dtype, as networks take it; unsigned words a wider signed type."""
+    """float64 becomes torch's default dtype, which networks expect; unsigned integers a wider signed type."""
     name = np.dtype(dtype).name
     if name == "float64":
         return torch.get_default_dtype()
     if name in _WIDENED:
         return _WIDENED[name]
     if name not in _KEPT:
-        raise ValueError(f"{key!r}: expected a dtype among {(*_KEPT, *_WIDENED, 'float64')}, received {name}.")
+        raise ValueError(
+            f"{key!r}: expected a dtype among {(*_KEPT, *_WIDENED, 'float64')}, received {name}. Remedy: cast it in "
+            "the env."
+        )
     return getattr(torch, name)
 
 

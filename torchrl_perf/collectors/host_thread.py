@@ -11,10 +11,10 @@ __all__ = ["CallThread"]
 
 
 class CallThread:
-    """Makes one call at a time in a thread; what a call raises is raised by :meth:`receive`.
+    """Makes one call at a time in a thread; an error of the call is raised by :meth:`receive`.
 
     Attributes:
-        is_busy: whether a call has been sent and its result not been received.
+        is_busy: whether a call has been sent whose result has not been received.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,9 @@ class CallThread:
         try:
             result, error = self._results.get(timeout=timeout)
         except Empty:
-            raise TimeoutError(f"expected a result within {timeout:g} s, received none") from None
+            raise TimeoutError(
+                f"expected a result within {timeout:g} s, received none. Remedy: a longer timeout"
+            ) from None
         self.is_busy = False
         if error is not None:
             raise error

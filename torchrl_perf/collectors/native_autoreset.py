@@ -10,11 +10,12 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import RandomTruncationTransform, StepCounter, Transform
 
 from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.envs.auto_reset import AutoResetEnv
+from torchrl_perf.runtime.upstream.envs import complete_done, hide_observations_of_ends, inner_step_of, members_of
 
 MARK = "_torchrl_native_autoreset"
 
@@ -36,11 +37,11 @@ def transforms_of(env: EnvBase) -> list[Transform]:
 
 
 def check_native(env: EnvBase) -> None:
-    """Refuse what the mark cannot be combined with.
+    """Refuse envs and transforms that the mark cannot be combined with.
 
     Raises:
-        ValueError: around an env of this package, which keeps its final observations; below
-            transforms that end episodes, which the env below would not hear of.
+        ValueError: if the mark is on or around an env of this package, which keeps its final observations, or below
+            transforms that end episodes, of which the env would not learn.
     """
     base = chain(env)[-1]
     if not is_native(env):
@@ -48,7 +49,7 @@ def check_native(env: EnvBase) -> None:
     if isinstance(base, AutoResetEnv):
         raise ValueError(
             f"env: expected no mark {MARK!r} on or around {type(base).__name__}, which keeps its final observations "
-            "and needs none. Remedy: remove the mark."
+            "and needs none, received one. Remedy: remove the mark."
         )
     for transform in transforms_of(env):
         limit = isinstance(transform, StepCounter) and transform.max_steps is not None
@@ -60,14 +61,14 @@ def check_native(env: EnvBase) -> None:
 
 
 def check_members(env: EnvBase) -> None:
-    """Refuse members of a ``SerialEnv`` with the mark, which that resets a second time; they exist from a reset on.
+    """Refuse members of a ``SerialEnv`` that have the mark, since it would reset them a second time.
+
+    The members exist only after the first reset.
 
     Raises:
         ValueError: for such a member.
     """
-    base = chain(env)[-1]
-    # TorchRL gives the members of a batch no public name
-    marked = [each for each in base._envs if is_native(each)] if isinstance(base, SerialEnv) else []
+    marked = [each for each in members_of(chain(env)[-1]) if is_native(each)]
     if marked:
         raise ValueError(
             f"env: expected members of a batch that leave resets to it, received {type(marked[0]).__name__} with the "
@@ -76,11 +77,11 @@ def check_members(env: EnvBase) -> None:
 
 
 class NativeResets:
-    """Stands between the innermost env and its transforms, and gives out the resets that have happened already.
+    """Stands between the innermost env and its transforms, and returns the resets that have already happened.
 
-    With :attr:`methods` in place of the env's own, a step keeps what the env has returned for the next root, and the
-    masked reset that follows returns that: so transforms see a step and a reset as they do above any other env, and
-    the env itself is stepped alone.
+    With :attr:`methods` in place of the env's own, a step keeps the observation that the env has returned for the next
+    root, and the masked reset that follows returns it. Transforms thus see a step and a reset as above any other env,
+    while the env itself is only stepped.
 
     Args:
         base: the innermost env.
@@ -91,16 +92,16 @@ class NativeResets:
 
     def __init__(self, base: EnvBase) -> None:
         self._base = base
-        self._step_below: Callable[..., TensorDictBase] = base._step
+        self._step_below: Callable[..., TensorDictBase] = inner_step_of(base)
         self._fresh: dict[Any, Tensor] = {}
         self.methods = {"_step": self._step, "_reset": self._reset}
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         following = self._step_below(tensordict)
-        self._base._complete_done(self._base.full_done_spec, following)
-        # an env that knows its final observations overrides this method of TorchRL's, and keeps them under "next"
+        complete_done(self._base, following)
+        # an env that knows its final observations overrides this method, and keeps them under "next"
         stepped = tensordict.empty().set("next", following)
-        self._fresh = dict(self._base._native_autoreset_set_invalid_next_observation(stepped))
+        self._fresh = hide_observations_of_ends(self._base, stepped)
         return stepped.get("next")
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:

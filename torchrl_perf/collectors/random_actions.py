@@ -1,4 +1,4 @@
-"""Random actions without a host read: what ``EnvBase.rand_action`` draws, which for bounded and masked actions asks."""
+"""Random actions without a host read: the draws of ``EnvBase.rand_action``, which reads bounds on the host."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -29,11 +29,10 @@ __all__ = ["RandomActions", "draw"]
 class RandomActions:
     """Policy that acts at random, uniformly over the action spec, as ``EnvBase.rand_action`` does.
 
-    Under one seed both draw the same numbers, see ``draw``. Where an env has a ``rand_action`` of its own, that one
-    acts.
+    With the same seed both draw the same numbers, see ``draw``. If an env overrides ``rand_action``, that is called.
 
     Args:
-        env: the env to act in. Its action spec is looked up at each call: masks that change take effect.
+        env: the env to act in. Its action spec is read at each call, so that new masks take effect.
     """
 
     def __init__(self, env: EnvBase) -> None:
@@ -57,14 +56,14 @@ def _has_own_rand_action(env: EnvBase) -> bool:
 
 
 def draw(spec: TensorSpec) -> Any:
-    """A uniform sample of a spec, drawn on its device without a host read.
+    """A uniform sample from a spec, drawn on its device without a host read.
 
     Args:
         spec: any spec. Masks restrict categories and one-hot actions; a row that allows none gets the first one.
 
     Returns:
-        Tensor or TensorDict as ``spec.rand()`` returns it, with the same numbers under the same seed, but for
-        ``MultiCategorical``. Kinds of specs that are not known here draw by their own ``rand``.
+        Tensor or TensorDict as ``spec.rand()`` returns it; with the same seed also the same numbers, except for
+        ``MultiCategorical``. Kinds of specs that are unknown here draw with their own ``rand``.
     """
     if isinstance(spec, StackedComposite):
         return LazyStackedTensorDict.maybe_dense_stack(
@@ -79,7 +78,7 @@ def draw(spec: TensorSpec) -> Any:
 
 def _bounded(spec: Any) -> Tensor:
     if spec.dtype not in (torch.float32, torch.float64, torch.float16):
-        return spec.rand()  # asks nothing
+        return spec.rand()  # reads nothing on the host
     low, high = spec.space.low, spec.space.high
     unit = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device).uniform_()
     return (unit * (high - low) + low).clamp(low, high)
@@ -93,7 +92,7 @@ def _multi_categorical(spec: Any) -> Tensor:
     """One draw for each column, where TorchRL makes one for each number."""
     choices = [_numbers(box) for box in spec.space]
     if any(len(numbers) > 1 for numbers in choices):
-        return spec.rand()  # the number of choices is another one in each row
+        return spec.rand()  # the rows differ in their number of choices
     sizes = [n for numbers in choices for n in numbers]
     if spec.mask is None:
         columns = [torch.randint(n, spec.shape[:-1], device=spec.device) for n in sizes]
@@ -129,7 +128,7 @@ def _hot(index: Tensor, n: int) -> Tensor:
 
 
 def _allowed(mask: Tensor) -> Tensor:
-    """An index, uniform over what a mask ``[..., n]`` allows, as int64 ``[...]``.
+    """An index, uniform over those that a mask ``[..., n]`` allows, as int64 ``[...]``.
 
     The smallest of independent exponential times is equally likely to be any; ``torch.multinomial`` does the same,
     after a check of its weights on the host.

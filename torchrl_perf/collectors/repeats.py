@@ -1,7 +1,7 @@
-"""Transforms that step the env more than once, or in a reset, which an env that resets itself has to know of."""
+"""Transforms that step the env more than once, or inside a reset; an env that resets itself needs special care."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from tensordict import TensorDictBase
@@ -10,6 +10,7 @@ from torchrl.envs.transforms import ConditionalPolicySwitch, FrameSkipTransform,
 
 from torchrl_perf.collectors.native_autoreset import transforms_of
 from torchrl_perf.envs.repeated_steps import joined
+from torchrl_perf.runtime.upstream.envs import inner_step_of, replaced
 
 STEP_IN_RESET = (NoopResetEnv, ConditionalPolicySwitch)
 """Transforms that step the env inside a reset, whether or not a row of its mask is set: resets ask the host first."""
@@ -26,7 +27,7 @@ def steps_in_reset(env: EnvBase) -> bool:
 
 
 def check_repeats(env: EnvBase, native: bool) -> None:
-    """Refuse transforms that step more than once where the ends between cannot be kept.
+    """Refuse transforms that take several steps if an episode's end among them would be lost.
 
     Raises:
         ValueError: several actions a step, or steps in a reset, above an env that resets itself under TorchRL's mark.
@@ -36,30 +37,31 @@ def check_repeats(env: EnvBase, native: bool) -> None:
     wrong = [each for each in wrong if getattr(each, "frame_skip", 2) > 1]
     if wrong:
         raise ValueError(
-            f"env: expected no {type(wrong[0]).__name__} above an env that resets itself, which would go on with the "
-            "next episode inside one step. Remedy: repeat the action inside the env."
+            "env: expected no transform that repeats steps above an env that resets itself, received "
+            f"{type(wrong[0]).__name__}, which would go on into the next episode within one step. Remedy: repeat the "
+            "action inside the env."
         )
 
 
 def skipped_step(
     transform: FrameSkipTransform, tensordict: TensorDictBase, next_tensordict: TensorDictBase
 ) -> TensorDictBase:
-    """TorchRL's frame skip, but a row that has ended stays as it is and is given no more reward.
+    """TorchRL's frame skip, but a row that has ended no longer changes and gets no more reward.
 
     Args:
         transform: whose ``frame_skip`` and parent are used.
         tensordict: root of the step, with the action.
-        next_tensordict: what the first of the repeated steps gave.
+        next_tensordict: result of the first of the repeated steps.
 
     Returns:
-        What the last of them gave, where a row ended what that step gave, with the sum of the rewards up to there.
+        Result of the last step or, in a row that has ended, of the step that ended it; rewards are summed up to there.
     """
     parent = transform.parent
     rewards = [key for key in parent.reward_keys if next_tensordict.get(key, None) is not None]
     total = {key: next_tensordict.get(key) for key in rewards}
     for _ in range(transform.frame_skip - 1):
         before = dict(next_tensordict.items(True, True))
-        next_tensordict = parent._step(tensordict)
+        next_tensordict = inner_step_of(parent)(tensordict)
         for key, value in joined(before, dict(next_tensordict.items(True, True)), rewards).items():
             next_tensordict.set(key, value)
         total = {key: value + next_tensordict.get(key) for key, value in total.items()}
@@ -69,10 +71,10 @@ def skipped_step(
 
 
 class EndsKept:
-    """Inside the context the frame skips of an env keep the ends of episodes, see :func:`skipped_step`."""
+    """Inside the context the frame skips of an env stop at the ends of episodes, see :func:`skipped_step`."""
 
     def __init__(self, env: EnvBase) -> None:
-        for skip in frame_skips(env):  # made now: the compiler cannot trace what makes an env
+        for skip in frame_skips(env):  # listed now, since the compiler cannot trace it
             _ = skip.parent.reward_keys, skip.parent.full_action_spec, skip.parent.full_done_spec
         self._skips: list[tuple[FrameSkipTransform, Callable[..., TensorDictBase]]] = [
             (skip, partial(skipped_step, skip)) for skip in frame_skips(env)
@@ -81,10 +83,7 @@ class EndsKept:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; not reentrant."""
-        for skip, step in self._skips:
-            skip.__dict__["_step"] = step
-        try:
+        with ExitStack() as stack:
+            for skip, step in self._skips:
+                stack.enter_context(replaced(skip, {"_step": step}))
             yield
-        finally:
-            for skip, _ in self._skips:
-                del skip.__dict__["_step"]

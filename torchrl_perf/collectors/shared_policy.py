@@ -1,4 +1,4 @@
-"""What TorchRL asks of a collector beside its batches: weights, versions, a thread, and what others read of it."""
+"""The rest of TorchRL's collector interface: weights, versions, a thread, and attributes that others read."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +11,25 @@ from torchrl.envs import EnvBase
 from torchrl_perf.collectors.arguments import weights_of
 from torchrl_perf.collectors.background import Background
 from torchrl_perf.collectors.delivery import Delivery, Postproc
+
+
+def update_policy(policy: Any, source: Any, model_id: str | None) -> None:
+    """The one rule of the collectors: given weights are copied into the policy in place; one that is shared needs none.
+
+    Args:
+        policy: that acts.
+        source: a module, a TensorDict or a ``state_dict``; None, or the policy itself, where there is nothing to copy.
+        model_id: TorchRL's name of what the weights are for.
+
+    Raises:
+        KeyError: for a ``model_id`` that is not ``"policy"``.
+    """
+    if model_id not in (None, "policy"):
+        raise KeyError(f"model_id: expected 'policy', received {model_id!r}. Remedy: leave it out.")
+    if source is None or source is policy:
+        return
+    params: Any = TensorDict.from_module(policy)
+    params.data.update_(weights_of(source))
 
 
 class SharedPolicyCollector(BaseCollector):
@@ -71,17 +90,11 @@ class SharedPolicyCollector(BaseCollector):
         self.increment_version()
 
     def _maybe_fallback_update(self, policy_or_weights: Any = None, *, model_id: str | None = None) -> None:
-        """The one rule: a shared policy needs nothing; given weights, or those of the original, are copied in place."""
-        if model_id not in (None, "policy"):
-            raise KeyError(f"model_id: expected 'policy', received {model_id!r}. Remedy: leave it out.")
-        source = self._original_policy if policy_or_weights is None else policy_or_weights
-        if source is None or source is self.policy:
-            return
-        params: Any = TensorDict.from_module(self.policy)
-        params.data.update_(weights_of(source))
+        """A shared policy needs no update; given weights, or those of the original, are copied in place."""
+        update_policy(self.policy, self._original_policy if policy_or_weights is None else policy_or_weights, model_id)
 
     def start(self) -> None:
-        """Collects in a thread of its own, into the replay buffer, until ``total_frames`` or :meth:`async_shutdown`.
+        """Collects in a separate thread, into the replay buffer, until ``total_frames`` or :meth:`async_shutdown`.
 
         Raises:
             RuntimeError: without a replay buffer, or under mode ``"graph"``, whose recording other work would disturb.
@@ -109,7 +122,7 @@ class SharedPolicyCollector(BaseCollector):
         return self._background.running
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Ends the thread of :meth:`start`, then :meth:`shutdown`; raises what the thread has failed with."""
+        """Ends the thread of :meth:`start`, then :meth:`shutdown`; raises the error that the thread failed with."""
         self._background.stop(timeout)
         self.shutdown(close_env=close_env)
 
@@ -123,7 +136,7 @@ class SharedPolicyCollector(BaseCollector):
         return self.policy_version
 
     def increment_version(self) -> None:
-        """One weight update more, where versions are tracked."""
+        """Count one more weight update, if versions are tracked."""
         if self.policy_version_tracker is not None:
             self.policy_version_tracker.increment_version()
 

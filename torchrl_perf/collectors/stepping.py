@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.runtime.upstream.envs import inner_reset
 
 Store = Callable[[TensorDictBase], None]
 
@@ -23,13 +24,13 @@ def autoreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDict
 
 
 def unreset_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
-    """The first half of TorchRL's own step, right for every env: ``env.maybe_reset`` of the result has to follow.
+    """The first half of TorchRL's own step, which works for every env; call ``env.maybe_reset`` on the result.
 
-    The second half asks the host whether anything is done, and so stays outside a compiled function.
+    The second half asks the host whether any row is done, and so stays outside a compiled function.
     """
     stepped = env.step(td)
     store(stepped)
-    return env._step_mdp(stepped)
+    return env.step_mdp(stepped)
 
 
 def masked_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBase:
@@ -40,12 +41,12 @@ def masked_step(env: EnvBase, td: TensorDictBase, store: Store) -> TensorDictBas
 def masked_reset(env: EnvBase, root: TensorDictBase) -> TensorDictBase:
     """Reset of the rows that are done in ``root``, merged by ``torch.where``; the counterpart of ``env.maybe_reset``.
 
-    ``env._reset`` is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
+    The reset is called whether or not a row is done, with the mask under ``"_reset"``, so it has to be a function
     of tensors that leaves the other rows' state alone, as TorchRL asks of partial resets. Transforms see the reset as
     they do in ``env.reset``.
     """
     done = root.get("done").clone()
-    fresh = env._reset(root.empty().set("_reset", done))
+    fresh = inner_reset(env, root.empty().set("_reset", done))
     for key in root.keys(True, True):
         old = root.get(key)
         if key in env.done_keys:
@@ -63,7 +64,7 @@ def resets_inside_step(env: EnvBase) -> bool:
 
     Such an env has a true attribute ``resets_inside_step``, and returns nothing by reference.
     """
-    # its own attribute: TransformedEnv and SerialEnv hand out those of the envs below, whose step is not theirs
+    # the env's own attribute: TransformedEnv and SerialEnv also return those of the envs below, whose step is another
     return vars(env).get("resets_inside_step", getattr(type(env), "resets_inside_step", False))
 
 

@@ -34,13 +34,13 @@ class TrajectoryIds:
         self._next += rank[-1, -1]
 
     def restart(self, chosen: Tensor | None = None) -> Tensor:
-        """Envs begin an episode that no step has ended before: each of them gets a new number.
+        """Envs start a new episode although no step has ended the last one: each of them gets a new number.
 
         Args:
-            chosen: bool ``[N]``, which; None for all.
+            chosen: bool ``[N]``, which envs; None for all.
 
         Returns:
-            The numbers given up, ``[N]`` or those chosen.
+            The numbers that are no longer used, ``[N]`` or those of the chosen envs.
         """
         old = self._current.clone()
         if chosen is None:

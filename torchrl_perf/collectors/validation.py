@@ -14,6 +14,7 @@ from torchrl_perf.collectors.arguments import CastPolicy
 from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
 from torchrl_perf.runtime import HostSyncError, HostSyncReport, no_host_sync
 from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.runtime.upstream.envs import has_dynamic_specs, inner_reset
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 MODES = ("auto", "eager", "compile", "graph")
@@ -21,7 +22,7 @@ MODES = ("auto", "eager", "compile", "graph")
 
 def check_env(env: EnvBase) -> None:
     """Static shapes, and one done signal for each env."""
-    if env._has_dynamic_specs:
+    if has_dynamic_specs(env):
         raise ValueError(
             f"env: expected static shapes, received {type(env).__name__}, some of whose specs have dims of -1. Remedy: "
             "pad to a fixed size, or use torchrl.collectors.Collector(use_buffers=False)."
@@ -35,11 +36,11 @@ def check_env(env: EnvBase) -> None:
 
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, Any], keys: Sequence[Any]) -> None:
-    """Refuse a state that is not whole, or of a collector with other root entries, envs or number of envs.
+    """Refuse a state that is incomplete, or of a collector with other root entries, envs or number of envs.
 
     Args:
         state: to be loaded.
-        own: that of the collector which loads it.
+        own: state of the collector that loads it.
         keys: of its root entries.
     """
     missing = sorted(own.keys() - state.keys() - {"policy_version"})
@@ -54,7 +55,7 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any], keys: Sequence
             f"state_dict: expected root entries {dict(zip(keys, expected, strict=True))}, received shapes {received}. "
             "Remedy: the env, transforms and number of envs that it was saved with."
         )
-    # transforms check their own states, some of which grow with the first step
+    # transforms check their own states, some of which get entries in the first step
     parts = [(len(each["env"]), _layout(each["env"][-1]), _layout(each["traj_ids"])) for each in (own, state)]
     if parts[0] != parts[1]:
         raise ValueError(
@@ -77,7 +78,7 @@ def check_open(closed: bool) -> None:
 
 
 def refuse_recording(device: torch.device, name: str, received: str, remedy: str = "") -> None:
-    """Refuse what a CUDA graph that is being recorded would not, or always, repeat."""
+    """Refuse a call that a CUDA graph in recording would repeat never, or at each replay."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{name}: expected nothing of it while a CUDA graph is recorded, received {received}. Remedy: "
@@ -97,12 +98,12 @@ def steps_per_batch(frames_per_batch: int, num_envs: int) -> int:
 
 
 def fastest_mode(device: torch.device) -> str:
-    """``"graph"`` on CUDA, where it pays; ``"eager"`` elsewhere, where compiling costs more than it gives at once."""
+    """``"graph"`` on CUDA; ``"eager"`` elsewhere, where compiling takes longer than it soon saves."""
     return "graph" if device.type == "cuda" else "eager"
 
 
 def resolve_eager_only(mode: str, names: Sequence[str]) -> str:
-    """``"eager"`` for ``"auto"`` where an argument among ``names`` needs it; any other mode is refused then."""
+    """``"eager"`` for ``"auto"`` if there are ``names`` of arguments that need it; other modes are then refused."""
     if not names or mode not in ("auto", "compile", "graph"):
         return mode
     if mode != "auto":
@@ -116,7 +117,7 @@ def resolve_eager_only(mode: str, names: Sequence[str]) -> str:
 def resolve_mode(mode: str, device: torch.device | None) -> str:
     """Checks the mode against the device."""
     if mode not in MODES:
-        raise ValueError(f"mode: expected one of {MODES}, received {mode!r}.")
+        raise ValueError(f"mode: expected one of {MODES}, received {mode!r}. Remedy: one of these.")
     if device is None:
         raise ValueError(
             "env: expected a device, received an env whose device is None. Remedy: env.to('cpu') or env.to('cuda')."
@@ -132,7 +133,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     """(root entries, entries written in a step), as fake values, from the specs and one policy call on zeros."""
     fake = env.fake_tensordict()
     actions = set(env.action_keys)
-    # what a transform such as ActionDiscretizer makes of the policy's action, for the env below
+    # the action that a transform such as ActionDiscretizer makes of the policy's, for the env below
     inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
     inner -= set(env.observation_keys) if inner else set()
     root = with_open_masks(fake.exclude("next", *actions, *inner), env.done_keys)
@@ -160,7 +161,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
 
 
 def with_open_masks(root: TensorDictBase, done_keys: Sequence[Any]) -> TensorDictBase:
-    """``root``, a fake state of zeros, with masks that allow everything: of none a policy cannot draw an action."""
+    """``root``, a fake state of zeros, with masks that allow everything: a policy cannot draw from an empty mask."""
     flags = {key if isinstance(key, tuple) else (key,) for key in done_keys}
     for key in root.keys(True, True):
         path = key if isinstance(key, tuple) else (key,)
@@ -182,7 +183,7 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
             )
     needed = getattr(policy, "in_keys", [])
     root = env.fake_tensordict().exclude("next")
-    # a CompositeDistribution reads "params", of which the module before it writes the parts
+    # a CompositeDistribution reads "params", whose entries the module before it writes
     written = {key[:i] for key in getattr(policy, "out_keys", ()) if isinstance(key, tuple) for i in range(1, len(key))}
     absent = [
         key for key in needed if key not in root.keys(True) and ((key,) if isinstance(key, str) else key) not in written
@@ -211,7 +212,7 @@ def check_policy(policy: Policy, env: EnvBase, *, sync_free: bool) -> None:
 
 
 def _fits(dtype: torch.dtype, spec: TensorSpec) -> bool:
-    """Whether an env with this spec takes actions of this dtype: one-hot any, others of the spec's own kind."""
+    """Whether an env with this spec takes actions of this dtype: any for one-hot, else the spec's kind of number."""
     if dtype == spec.dtype or isinstance(spec, OneHot | MultiOneHot):
         return True
     kinds = [(each.is_floating_point, each == torch.bool) for each in (dtype, spec.dtype)]
@@ -219,7 +220,7 @@ def _fits(dtype: torch.dtype, spec: TensorSpec) -> bool:
 
 
 def check_masked_reset(env: EnvBase, mode: str) -> bool:
-    """Whether the env can reset by mask inside a compiled step; resets and steps it once, and refuses waits.
+    """Whether the env can reset by mask inside a compiled step; resets and steps it once, and refuses host waits.
 
     Raises:
         ValueError: where step or reset wait for the host, or, under ``"graph"``, a reset disregards its mask.
@@ -231,7 +232,7 @@ def check_masked_reset(env: EnvBase, mode: str) -> bool:
                 stepped = env.step(td)
             honoured = honours_reset_mask(env)
             with no_host_sync(device_of(env)):
-                env._reset(stepped.empty().set("_reset", stepped.get("next").get("done").clone()))
+                inner_reset(env, stepped.empty().set("_reset", stepped.get("next").get("done").clone()))
         except HostSyncError as error:
             raise ValueError(
                 f"env: expected a step and reset without host wait under mode {mode!r}, received one: {error}. Remedy: "

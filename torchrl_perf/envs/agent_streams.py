@@ -13,6 +13,8 @@ from torch import Tensor
 from torchrl.data import Binary, Composite, TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_perf.runtime.upstream.envs import inner_reset
+
 __all__ = ["AgentStreams"]
 
 Path = tuple[str, ...]
@@ -21,26 +23,26 @@ NO_STREAM = ("reward", "_reset", *FLAGS)
 
 
 class AgentStreams(EnvBase):
-    """Each agent of a multi-agent env as a stream of its own: a TorchRL env with ``batch_size [E * R]``.
+    """Each agent of a multi-agent env as a separate stream: a TorchRL env with ``batch_size [E * R]``.
 
     Collectors, replay buffers, losses and trainers for one agent then train one policy that all agents share, each row
     being agent ``n % R`` of env ``n // R``. Nothing is copied where the env's tensors are contiguous: the entries are
     views ``[E, R, *] -> [E * R, *]``.
 
     **Keys.** Every entry below ``group`` loses that part of its key: ``("agents", "observation")`` is ``"observation"``
-    here. ``is_init`` of the env holds for all its agents; other entries of the env as a whole are left out.
+    here. All agents share ``is_init`` of their env; other entries of the env as a whole are left out.
 
     **Validity.** ``"valid"`` (bool ``[N, 1]``, root) says whether the agent takes part in the coming step: the env's
-    ``active_key``, or True for all agents of an env that has none. A transition is worth learning from exactly where
-    its root says so, the one that ends the agent included: give ``mask_key="valid"`` to a sampler, and ``valid`` to
+    ``active_key``, or True for all agents of an env that has none. Learn from the transitions whose root is valid,
+    among them the one that ends the agent: give ``mask_key="valid"`` to a sampler, and ``valid`` to
     statistics. In the rows of an agent that is gone, ``terminated`` is False, and ``done`` is True only in the step in
-    which its env ends, so that these rows are an episode of their own and no n-step return crosses them.
+    which its env ends, so that these rows form a separate episode that no n-step return crosses.
 
-    **Ends.** An agent's own flags below ``group`` count where there are some, else those of the env. The step that ends
-    an agent has its ``done``, whether or not its env goes on; the env is reset when all of its streams are done.
+    **Ends.** An agent's own flags below ``group`` count if the env has them, else those of the env. The step that ends
+    an agent is ``done``, whether or not its env goes on; the env is reset when all of its streams are done.
 
-    **Steps and resets** are the env's own. One that resets inside its step without a host wait
-    (:class:`~torchrl_perf.envs.DeviceEnv` and its like) does so here; any other is stepped and reset by mask.
+    **Steps and resets** are the env's own. An env that resets inside its step without a host wait, such as a
+    :class:`~torchrl_perf.envs.DeviceEnv`, does so here too; any other is stepped and reset by mask.
 
     Args:
         env: a TorchRL env with ``batch_size [E]`` and agents along the first dim below ``group``, such as
@@ -168,22 +170,19 @@ class AgentStreams(EnvBase):
         Args:
             root: what the env's own reset gives, or another way to start it.
         """
-        return self._wrap(self._root(root))
-
-    def _root(self, root: TensorDictBase) -> dict[NestedKey, Tensor]:
         flags = torch.zeros(3, *self.batch_size, 1, dtype=torch.bool, device=self.device).unbind(0)
-        return {**self._observed(root), **dict(zip(FLAGS, flags, strict=True))}
+        return self._wrap({**self._observed(root), **dict(zip(FLAGS, flags, strict=True))})
 
     def _wrap(self, entries: dict[Any, Tensor]) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
-    def _acting(self, tensordict: TensorDictBase) -> TensorDict:
-        """What the env is stepped with."""
+    def env_action(self, tensordict: TensorDictBase) -> TensorDict:
+        """What the env is stepped with: the actions of the streams, as the agents' ``[E, R, ...]``."""
         name = self._name(self._action_path)
         action = tensordict.get(name, None)
         if action is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key {name!r}, found {sorted(map(str, tensordict.keys()))}. "
+                f"{type(self).__name__} expected the key {name!r}, received {sorted(map(str, tensordict.keys()))}. "
                 "Remedy: run a policy that writes it."
             )
         env = self.base_env
@@ -192,7 +191,7 @@ class AgentStreams(EnvBase):
 
     @property
     def resets_nonfinite(self) -> bool:
-        """Whether the env truncates and re-draws a row whose state is no longer finite; where it can."""
+        """Whether the env truncates and re-draws a row whose state is no longer finite, for envs that can."""
         return bool(getattr(self.base_env, "resets_nonfinite", False))
 
     @resets_nonfinite.setter
@@ -203,7 +202,7 @@ class AgentStreams(EnvBase):
     # -- TorchRL's interface ------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        following = self.base_env.step(self._acting(tensordict)).get("next")
+        following = self.base_env.step(self.env_action(tensordict)).get("next")
         return self._following(following, self._valid_of(tensordict))
 
     def _valid_of(self, tensordict: TensorDictBase) -> Tensor:
@@ -211,8 +210,8 @@ class AgentStreams(EnvBase):
         valid = tensordict.get("valid", None)
         if valid is None:
             raise KeyError(
-                f"{type(self).__name__} expected the key 'valid', found {sorted(map(str, tensordict.keys()))}. Remedy: "
-                "step from what reset or the last step gave."
+                f"{type(self).__name__} expected the key 'valid', received {sorted(map(str, tensordict.keys()))}. "
+                "Remedy: step from the TensorDict of reset or of the last step."
             )
         return valid
 
@@ -220,9 +219,9 @@ class AgentStreams(EnvBase):
         plain = type(tensordict) is TensorDict and "next" not in tensordict.keys() and "_step" not in tensordict.keys()
         if not (self.resets_inside_step and plain):
             return super()._step_and_maybe_reset(tensordict)
-        stepped, root = self.base_env._step_and_maybe_reset(self._acting(tensordict))
+        stepped, root = self.base_env.step_and_maybe_reset(self.env_action(tensordict))
         following = self._following(stepped.get("next"), self._valid_of(tensordict))
-        # what the policy wrote travels on to the next root, as in step_mdp
+        # what the policy wrote is carried on to the next root, as in step_mdp
         later = tensordict.exclude("_reset", "reward")
         tensordict.set("next", following)
         return tensordict, later.update(self.root_of(root))
@@ -232,11 +231,11 @@ class AgentStreams(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         env = self.base_env
         if mask is None:
-            return self.root_of(env._reset(None, **kwargs))  # pyright: ignore[reportArgumentType]
+            return self.root_of(inner_reset(env, **kwargs))
         # an agent that has ended while its env goes on comes back with the env
         whole = mask.view(*self._rows, -1).flatten(1).all(-1, keepdim=True)
         asked = TensorDict({"_reset": whole}, batch_size=env.batch_size, device=env.device)
-        return self.root_of(env._reset(asked, **kwargs))
+        return self.root_of(inner_reset(env, asked, **kwargs))
 
     def _set_seed(self, seed: int | None) -> None:
         self.base_env.set_seed(seed)

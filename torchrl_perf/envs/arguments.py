@@ -1,4 +1,4 @@
-"""Checks of the arguments that all envs share; each raises with what was expected, what came, and the remedy."""
+"""Checks of the arguments that all envs share; each error says what was expected, what was received, and the remedy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_action(
     action = tensordict.get(key, None)
     if action is None:
         keys = ", ".join(map(repr, sorted(tensordict.keys(True), key=str)))
-        raise KeyError(f"{name} expected the key {key!r}, found [{keys}]. Remedy: run a policy that writes it.")
+        raise KeyError(f"{name} expected the key {key!r}, received [{keys}]. Remedy: run a policy that writes it.")
     if action.shape != shape or action.is_floating_point() == discrete or action.dtype == torch.bool:
         wanted = "integer indices" if discrete else "floats"
         label = key if isinstance(key, str) else repr(key)

@@ -1,4 +1,4 @@
-"""The one home of auto-reset bookkeeping: episodes, time limit, masked resets and TensorDicts of batched envs.
+"""The bookkeeping of auto-reset: episodes, time limit, masked resets and TensorDicts of batched envs.
 
 Dimension key: ``N`` envs, ``G`` members of a group (such as agents).
 """
@@ -19,6 +19,7 @@ from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
 from torchrl_perf.envs.drawing import Line, bars, heights, lines
 from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.rows.copies import copy_all_
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
 
 __all__ = ["AutoResetEnv", "Transition"]
 
@@ -27,11 +28,11 @@ Entries = dict[NestedKey, Tensor]
 
 
 class Transition(NamedTuple):
-    """What one step makes of a state.
+    """The result of one step.
 
     Attributes:
-        next_state: each entry of the state after the step, ``[N, ...]``; one that does not change may be returned as
-            it came.
+        next_state: each entry of the state after the step, ``[N, ...]``; an entry that does not change may be returned
+            as it was passed.
         entries: what is written under "next" beside observations and done flags, such as rewards; new tensors.
         terminated: bool ``[N]``.
     """
@@ -44,18 +45,18 @@ class Transition(NamedTuple):
 class AutoResetEnv(EnvBase):
     """``num_envs`` copies of one task that reset inside the step, without a host wait.
 
-    Users know its two forms, :class:`DeviceEnv` (one state tensor, one observation) and :class:`StructuredEnv` (named
-    state tensors, several keys, groups), whose docstrings say what a step, a reset and a mask do. This class holds what
-    both need and knows a task by three hooks, :meth:`_fresh`, :meth:`_transition` and :meth:`_observation`.
+    Users derive from :class:`DeviceEnv` (one state tensor, one observation) or :class:`StructuredEnv` (named state
+    tensors, several keys, groups), whose docstrings say what a step, a reset and a mask do. This class holds what both
+    need and reaches the task by three hooks, :meth:`_fresh`, :meth:`_transition` and :meth:`_observation`.
 
-    The state is a dict of tensors ``[N, ...]``. Each lives in a buffer, written in place; what the hooks are given
-    are these buffers, what leaves the env never is.
+    The state is a dict of tensors ``[N, ...]``, each a buffer that is written in place. The hooks get these buffers;
+    the env never returns one.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of the env.
-        max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length.
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of the env.
+        max_episode_steps: ``truncated`` is True from the step that brings the episode to this length.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
@@ -118,8 +119,8 @@ class AutoResetEnv(EnvBase):
         """Return initial states, entries ``[N, ...]``, of which those of the rows ``ended`` are used.
 
         Args:
-            ended: bool ``[N, 1]``, rows that begin anew; an entry that is left out keeps its value in them. None at
-                construction and a full reset, where all rows begin anew and no entry may be left out.
+            ended: bool ``[N, 1]``, rows that start over; an entry that is left out keeps its value in them. None at
+                construction and a full reset, where all rows start over and no entry may be left out.
         """
 
     @abc.abstractmethod
@@ -150,7 +151,7 @@ class AutoResetEnv(EnvBase):
         """
         state, elapsed = self._state(), self.elapsed
         step = self._transition(state, tensordict)
-        # What did not change is still the buffer, which is about to be overwritten.
+        # An entry that did not change is still the buffer, which is about to be overwritten.
         next_state = {name: value.clone() if value is state[name] else value for name, value in step.next_state.items()}
         terminated = step.terminated.unsqueeze(-1)
         next_elapsed = elapsed + 1
@@ -188,7 +189,7 @@ class AutoResetEnv(EnvBase):
         return entries, new_state, done
 
     def _renewed(self, ended: Tensor, state: State) -> State:
-        """Return ``state`` with the rows ``ended`` bool [N, 1] begun anew: new tensors, of entries left out too."""
+        """Return ``state`` with the rows ``ended`` bool [N, 1] started over; all entries are new tensors."""
         # States are drawn whether or not a row ends: to look first would be a host read.
         fresh = self._fresh(ended)
         return {
@@ -208,7 +209,7 @@ class AutoResetEnv(EnvBase):
         if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return self._wrap(entries)  # a collector that compiles or records keeps the ends itself
         if self._stepped is not None and is_repeated():
-            # what ended has begun anew: a frame skip above gets the end, and no reward of the next episode
+            # a row that ended has started over: a frame skip above gets the end, and no reward of the next episode
             entries = joined(self._stepped, entries, self.reward_keys)
         self._stepped = entries
         return self._wrap(dict(entries))
@@ -216,8 +217,8 @@ class AutoResetEnv(EnvBase):
     def _held(self, entries: Entries, tensordict: TensorDictBase, stepped: Tensor) -> Entries:
         """Return ``entries``, in the rows outside ``stepped`` bool [N, 1] those of the root, and rewards of 0.
 
-        TorchRL asks this of envs whose batch is locked: what steps several times (``MultiAction``, a rollout until all
-        rows have ended) finds the end of a row that it holds, although the row has begun anew.
+        TorchRL requires this of envs whose batch is locked: code that steps several times (``MultiAction``, a rollout
+        until all rows have ended) finds the end of a row that it holds, although the row has started over.
         """
         zero = {*self.reward_keys, *self.done_keys}
         roots = {key: None if key in self.reward_keys else tensordict.get(key, None) for key in entries}
@@ -231,7 +232,7 @@ class AutoResetEnv(EnvBase):
         return {**entries, **self._false_flags()}
 
     def _root_info(self, entries: Entries, done: Tensor) -> Entries:
-        """Return what the step wrote and the next root repeats, zero in the rows that begin anew."""
+        """Return the entries of the step that the next root repeats, zero in the rows that start over."""
         return {key: _select(done, torch.zeros_like(entries[key]), entries[key]) for key in self._info_keys}
 
     def _false_flags(self) -> Entries:
@@ -252,7 +253,7 @@ class AutoResetEnv(EnvBase):
             return self._step_and_reset_general(tensordict)
         self._assert_tensordict_shape(tensordict)
         entries, new_state, done = self._advance(tensordict)
-        # What the policy wrote travels on to the next root, as in step_mdp; a nested entry gets its own shell.
+        # What the policy wrote is carried on to the next root, as in step_mdp; a nested entry gets its own TensorDict.
         kept = {key: value for key, value in tensordict.items() if key not in ("reward", "_reset")}
         root_entries = {**self._root_entries(new_state, done), **self._root_info(entries, done)}
         root = _nested(root_entries, kept, self.batch_size, self._group_shapes, self.device)
@@ -277,9 +278,9 @@ class AutoResetEnv(EnvBase):
     ) -> TensorDictBase:
         # Only a wrapper that carries the mark calls this; the env's own step does not.
         raise RuntimeError(
-            f"Expected no '_torchrl_native_autoreset' around {type(self).__name__}, found it on the env that wraps it: "
-            "TorchRL would replace final observations by NaN and leave reset observations untransformed. Remove it "
-            "from the wrapper; masked resets leave the rows that reset themselves unchanged."
+            f"Expected no '_torchrl_native_autoreset' around {type(self).__name__}, received it on the env that wraps "
+            "it: TorchRL would replace final observations by NaN and leave reset observations untransformed. Remedy: "
+            "remove it from the wrapper; masked resets leave the rows that reset themselves unchanged."
         )
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
@@ -308,7 +309,7 @@ class AutoResetEnv(EnvBase):
         return []
 
     def render(self, *, height: int = 96, width: int = 144) -> Tensor:
-        """Draw all envs as they are now: the task's :meth:`scene`, or the first 64 numbers of the observation as bars.
+        """Draw the present state of all envs: the task's :meth:`scene`, or 64 numbers of the observation as bars.
 
         Args:
             height: H in pixels.
@@ -358,7 +359,7 @@ def _nested(
     group_shapes: dict[str, torch.Size],
     device: torch.device | None,
 ) -> TensorDict:
-    """Return a TensorDict of ``kept``, in shells of its own, overwritten by ``entries`` of at most two levels."""
+    """Return a new TensorDict of ``kept``, nested ones too, overwritten by ``entries`` of at most two levels."""
     flat: dict[str, Any] = {key: value if isinstance(value, Tensor) else value.copy() for key, value in kept.items()}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in entries.items():
@@ -370,8 +371,8 @@ def _nested(
     for name, members in groups.items():
         old = flat.get(name)
         before = {} if old is None else {key: value for key, value in old.items() if key != "reward"}
-        flat[name] = TensorDict._new_unsafe({**before, **members}, batch_size=group_shapes[name], device=device)
-    return TensorDict._new_unsafe(flat, batch_size=batch_size, device=device)
+        flat[name] = unchecked({**before, **members}, batch_size=group_shapes[name], device=device)
+    return unchecked(flat, batch_size=batch_size, device=device)
 
 
 def _is_plain(tensordict: TensorDictBase) -> bool:

@@ -36,11 +36,12 @@ class DeviceEnv(AutoResetEnv):
     finished rows itself (``Collector``, ``rollout``, a ``TransformedEnv`` whose ``StepCounter`` truncates earlier than
     the env) therefore sees the same episodes as one that relies on the auto-reset.
 
-    **TransformedEnv** works as it comes, through TorchRL's masked resets. Its loop asks the host whether a row ended;
-    one that does not calls ``env.step``, then ``env._reset`` with ``"_reset" = done``, and merges with ``torch.where``.
+    **TransformedEnv** works unchanged, through TorchRL's masked resets. Its loop asks the host whether a row ended; a
+    loop without that wait calls ``env.step``, then ``env._reset`` with ``"_reset" = done``, and merges by
+    ``torch.where``.
     ``_torchrl_native_autoreset``, TorchRL's own mark of envs that reset themselves, is absent on purpose:
-    ``TransformedEnv`` copies it, and then writes NaN over the final observations, gives them out as reset observations,
-    and leaves ``is_init`` False where an episode terminated. Set on a wrapper by hand, it is refused.
+    ``TransformedEnv`` copies it, and then overwrites the final observations with NaN, returns them as reset
+    observations, and leaves ``is_init`` False where an episode terminated. Set on a wrapper by hand, it is refused.
 
     **A state that is not finite** would stay so for ever; with ``resets_nonfinite`` it ends its episode by truncation.
 
@@ -59,13 +60,13 @@ class DeviceEnv(AutoResetEnv):
     repeats their root, with a reward of 0.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of state, observation, reward and continuous action.
-        max_episode_steps (int, optional): ``truncated`` is True from the step that brings the episode to this length;
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of state, observation, reward and continuous action.
+        max_episode_steps: ``truncated`` is True from the step that brings the episode to this length;
             None means no limit. Default: the class's ``default_episode_steps``, in the classic-control tasks the limit
             of ``gymnasium.make``.
-        seed (int, optional): passed to ``set_seed``.
+        seed: passed to ``set_seed``.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
@@ -116,8 +117,8 @@ class DeviceEnv(AutoResetEnv):
         """Advance ``state`` [N, S] by one step under ``action``; pure, elementwise over N, without host reads.
 
         Args:
-            state (Tensor): [N, S]; must not be written to.
-            action (Tensor): int64 [N], or float [N, D] not yet clipped.
+            state: [N, S]; must not be written to.
+            action: int64 [N], or float [N, D] not yet clipped.
 
         Returns:
             next_state [N, S], reward [N] float, terminated [N] bool, all new tensors.

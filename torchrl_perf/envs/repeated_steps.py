@@ -1,4 +1,4 @@
-"""Steps that a transform repeats inside one step of the env above it, and the ends of episodes between them."""
+"""Steps that a transform repeats within one step of the env above it, and episodes that end among them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs.transforms import FrameSkipTransform
+
+from torchrl_perf.runtime.upstream.envs import FRAME_SKIP_CODE
 
 __all__ = ["is_repeated", "joined"]
 
-_SKIPPING = FrameSkipTransform._step.__code__
 _DEPTH = 12
-"""How far above an env's step the frame skip is looked for: a transform and an env a level, and what wraps them."""
+"""Frames of the call stack searched for the frame skip above an env's step: a transform and an env per level."""
 
 
 def is_repeated() -> bool:
@@ -29,7 +29,7 @@ def is_repeated() -> bool:
     for _ in range(_DEPTH):
         if frame is None:
             return False
-        if frame.f_code is _SKIPPING:
+        if frame.f_code is FRAME_SKIP_CODE:
             return True
         frame = frame.f_back
     return False
@@ -38,12 +38,12 @@ def is_repeated() -> bool:
 def joined(
     before: Mapping[NestedKey, Tensor], after: Mapping[NestedKey, Tensor], rewards: Collection[NestedKey]
 ) -> dict[NestedKey, Tensor]:
-    """What two steps give together: ``before`` in the rows that it ended, else ``after``.
+    """The result of two steps together: ``before`` in the rows that the first one ended, else ``after``.
 
     Args:
         before: entries of "next" of the first step, ``[*B, ...]``, with "done" ``[*B, 1]``.
         after: those of the second.
-        rewards: keys of which an ended row gets 0, since what it had is added by the caller.
+        rewards: keys that are 0 in an ended row, since the caller adds the reward that it had.
 
     Returns:
         The entries of ``after``, new tensors.

@@ -53,14 +53,14 @@ class StructuredEnv(AutoResetEnv):
     * :meth:`draw_state` returns fresh initial states of all rows; it draws its own random numbers.
     * :meth:`advance` steps all rows; it may draw random numbers and write to further buffers of the task, in place.
     * :meth:`observe` maps a state to observations. It is **pure**: noise of an observation belongs to the state, drawn
-      in the two methods above, so that a row that did not move is observed twice alike.
+      in the two methods above, so that a row that did not move gives the same observation again.
 
-    All have static shapes, know no loop whose length depends on values, and never wait for the host. The last line of
+    All have static shapes, no loop whose length depends on values, and never wait for the host. The last line of
     the task's constructor is ``self.begin(seed)``, which makes specs and state.
 
-    **Auto-reset.** A row that ends at step t is re-drawn inside that step: under "next" is the true final observation,
-    at the next root (:meth:`step_and_maybe_reset`) the reset observation, where all done flags are False and
-    ``is_init`` is True for exactly the rows that ended.
+    **Auto-reset.** A row that ends at step t is re-drawn inside that step: "next" holds the true final observation, and
+    the next root (:meth:`step_and_maybe_reset`) the reset observation, where all done flags are False and ``is_init``
+    is True for exactly the rows that ended.
 
     **Time limit.** ``truncated`` is True from the step that brings an episode to ``max_episode_steps``.
 
@@ -69,28 +69,27 @@ class StructuredEnv(AutoResetEnv):
     bit for bit. So TorchRL's own loops and ``TransformedEnv`` see the same episodes as those that rely on the
     auto-reset; ``_torchrl_native_autoreset`` on a wrapper is refused, see :class:`DeviceEnv`.
 
-    **What outlives an episode.** An entry that :meth:`redraw_state` leaves out is not re-drawn: where an episode ends
-    it keeps the value that the step gave it, at a masked reset the one that it has. Construction and a reset of all
-    rows take every entry from :meth:`draw_state`, such entries too; for one that shall outlive even that,
-    ``draw_state`` returns a copy of its buffer. One that is not finite stays so until then, and with
-    ``resets_nonfinite`` it ends each episode after one step.
+    **State that outlives an episode.** An entry that :meth:`redraw_state` leaves out is not re-drawn: it keeps its
+    value where an episode ends and at a masked reset. Construction and a reset of all rows take every entry from
+    :meth:`draw_state`; for an entry that should survive even that, ``draw_state`` returns a copy of its buffer. Such an
+    entry that is not finite stays so until then, and with ``resets_nonfinite`` it ends each episode after one step.
 
     **Groups.** A group has done flags for each member, from :meth:`group_flags`; at the root they are False (below a
-    ``TransformedEnv`` TorchRL carries them over). Whether a member takes part, the task says by a key of its own. The
-    env ends by its own flags alone.
+    ``TransformedEnv`` TorchRL carries them over). Whether a member is active, the task says with a key of its choice.
+    The env itself ends by its own flags only.
 
     **State**: entry ``x`` of the state is the buffer ``state_x``, beside ``elapsed`` [N, 1] int32. ``state_dict()``
-    holds them and the task's further buffers; the generator's state is the caller's to save. A float entry that is not
+    holds them and the task's further buffers; the caller saves the generator's state. A float entry that is not
     finite ends the row's episode by truncation where ``resets_nonfinite`` is set.
 
     No returned tensor is an internal buffer, and none is changed by later steps. Under a partial-step mask ``"_step"``
     rows outside it keep their state; "next" repeats their root, with rewards of 0.
 
     Args:
-        num_envs (int): number of envs N, at least 1.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        dtype (torch.dtype): float type of states, observations, rewards and continuous actions.
-        max_episode_steps (int, optional): time limit; None means none.
+        num_envs: number of envs N, at least 1.
+        device: where everything lives. Default: torch's default device.
+        dtype: float type of states, observations, rewards and continuous actions.
+        max_episode_steps: time limit; None means none.
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device; from :meth:`begin`, an entry that
@@ -127,10 +126,10 @@ class StructuredEnv(AutoResetEnv):
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
         """Return entries ``[N, ...]`` of which those of the rows ``ended`` (bool ``[N, 1]``) are used as fresh states.
 
-        Called at each step, after :meth:`advance`, and at each masked reset. By default all rows are drawn, by
-        :meth:`draw_state`; a task to which that is dear may draw fewer states and hand them out. An entry that is left
-        out is not re-drawn and outlives the episode. A task that writes this method has it called once more when it is
-        made, without a row that ended, to learn the names; the generators are put back.
+        Called at each step, after :meth:`advance`, and at each masked reset. By default all rows are drawn by
+        :meth:`draw_state`; a task whose states are expensive may draw fewer and share them out. An entry that is left
+        out is not re-drawn and outlives the episode. If a task overrides this method, it is also called once at
+        construction, with no row ended, to learn the names; the generators are then set back.
         """
         return self.draw_state()
 
@@ -209,7 +208,7 @@ class StructuredEnv(AutoResetEnv):
     # -- the hooks of the base ---------------------------------------------------------------------------------------
 
     def read_action(self, tensordict: TensorDictBase) -> Tensor | dict[NestedKey, Tensor]:
-        """Return the action, or all of them by key; raise where a shape or kind of numbers does not match its spec."""
+        """Return the action, or all of them by key; raises if a shape or kind of number does not match its spec."""
         name = type(self).__name__
         actions: dict[NestedKey, Tensor] = {
             key: read_action(name, tensordict, key, shape, discrete=discrete, dtype=dtype)

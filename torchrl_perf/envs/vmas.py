@@ -10,7 +10,6 @@ import copy
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import VmasEnv
@@ -19,6 +18,8 @@ from torchrl_perf.envs.arguments import check_count
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 from torchrl_perf.envs.vmas_state import StateSlots
 from torchrl_perf.envs.vmas_world import VmasWorld
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
+from torchrl_perf.runtime.upstream.vmas import simulation_of
 
 __all__ = ["DeviceVmasEnv"]
 
@@ -37,21 +38,21 @@ class DeviceVmasEnv(StructuredEnv):
     until nothing overlaps, ``pool_size`` of them are made ahead and given out at random: an episode starts from one of
     them, until :meth:`refill` draws others. Numbers that a reset of all envs draws once for all of them are drawn for
     each env, by resets of single envs, when the pool is filled. What a reset of the scenario does not write goes on
-    through it.
+    until then.
 
-    **Which scenarios.** At construction a small copy of the scenario is reset and stepped, to find where its state is
-    (:class:`~torchrl_perf.envs.vmas_state.StateSlots`). Refused are scenarios that keep some of it elsewhere than in
-    tensors with a row for each env, whose reset reads what the episode before left, or whose observation changes what
-    is observed. Of the 40 in VMAS 1.5.2 these are: ball_passage, ball_trajectory, football, het_mass, road_traffic,
-    simple_adversary, simple_push, simple_reference and simple_speaker_listener (the goal of the last four is a Python
-    object that all envs share).
+    **Which scenarios.** At construction a small copy of the scenario is reset and stepped, to find its state
+    (:class:`~torchrl_perf.envs.vmas_state.StateSlots`). Scenarios are refused if they keep state outside of tensors
+    with a row for each env, if their reset reads state of the last episode, or if observing changes their state. Of the
+    40 in VMAS 1.5.2 these are: ball_passage, ball_trajectory, football, het_mass, road_traffic, simple_adversary,
+    simple_push, simple_reference and simple_speaker_listener (the goal of the last four is a Python object that all
+    envs share).
 
     **Steps** are VMAS's own, without its checks of the actions, which wait for the host: continuous actions are
     clamped. Some scenarios wait in their own rewards and observations, and those with boxes in the contact forces; on
     CUDA, VMAS makes constants on the host in each step. Such a step cannot be captured: ``DeviceCollector`` then
-    collects in mode ``"eager"``, and says so. What resets the rows waits for nothing in any of them.
+    collects in mode ``"eager"``, and says so. Resetting rows never waits, in any scenario.
 
-    **Time limit.** ``max_steps`` truncates; ``VmasEnv`` calls its end a termination.
+    **Time limit.** ``max_steps`` truncates; in ``VmasEnv`` it terminates.
 
     Keys: as ``VmasEnv``, for each group ``(group, "observation")`` ``[N, A, O]``, ``(group, "info", ...)``,
     ``(group, "action")`` and ``(group, "reward")`` ``[N, A, 1]``; and as :class:`StructuredEnv`, ``"is_init"`` and
@@ -60,14 +61,14 @@ class DeviceVmasEnv(StructuredEnv):
     buffers, the pool of initial states too, and resumes bit for bit.
 
     Args:
-        scenario (str or vmas.simulator.scenario.BaseScenario): name of a scenario of VMAS, or one of your own.
-        num_envs (int): N.
-        max_steps (int, optional): time limit of an episode.
-        continuous_actions (bool): float actions; otherwise indices, int64 ``[N, A]``.
+        scenario: name of a scenario of VMAS, or one of your own.
+        num_envs: N.
+        max_steps: time limit of an episode.
+        continuous_actions: float actions; otherwise indices, int64 ``[N, A]``.
         group_map: groups of agents, as for ``VmasEnv``.
-        pool_size (int): number of initial states that are made ahead.
-        device (torch.device or str, optional): where everything lives. Default: torch's default device.
-        seed (int, optional): passed to ``set_seed``, which draws the initial states anew.
+        pool_size: number of initial states that are made ahead.
+        device: where everything lives. Default: torch's default device.
+        seed: passed to ``set_seed``, which draws the initial states anew.
         **scenario_kwargs: passed to the scenario, such as ``n_agents``.
 
     Raises:
@@ -99,8 +100,8 @@ class DeviceVmasEnv(StructuredEnv):
         unsupported = {"dict_spaces", "multidiscrete_actions", "categorical_actions"} & scenario_kwargs.keys()
         if unsupported:
             raise ValueError(
-                f"DeviceVmasEnv expected actions and observations as VmasEnv has them by default, received "
-                f"{sorted(unsupported)}; leave them out."
+                "DeviceVmasEnv expected actions and observations as VmasEnv has them by default, received "
+                f"{sorted(unsupported)}. Remedy: leave them out."
             )
         name = scenario if isinstance(scenario, str) else type(scenario).__name__
 
@@ -117,9 +118,9 @@ class DeviceVmasEnv(StructuredEnv):
 
         self.vmas_env = make(num_envs)
         self._check_groups()
-        self._pool_world = VmasWorld(make(max(pool_size, PROBE_ENVS + 1))._env, name)
-        slots = StateSlots(VmasWorld(make(PROBE_ENVS)._env, name), self._pool_world)
-        self._world = VmasWorld(self.vmas_env._env, name)
+        self._pool_world = VmasWorld(simulation_of(make(max(pool_size, PROBE_ENVS + 1))), name)
+        slots = StateSlots(VmasWorld(simulation_of(make(PROBE_ENVS)), name), self._pool_world)
+        self._world = VmasWorld(simulation_of(self.vmas_env), name)
         self._world.reset()
         self._world.random_step()
         self._world.reset()
@@ -134,7 +135,7 @@ class DeviceVmasEnv(StructuredEnv):
     # -- initial states ----------------------------------------------------------------------------------------------
 
     def refill(self) -> None:
-        """Draw the initial states anew, by the scenario's own reset; may wait for the host."""
+        """Draw new initial states by the scenario's own reset; may wait for the host."""
         if self._one_by_one:
             self._pool_world.reset_one_by_one()
         else:
@@ -148,12 +149,12 @@ class DeviceVmasEnv(StructuredEnv):
                 self.register_buffer(name, state[path].clone(memory_format=torch.contiguous_format))
 
     def draw_state(self) -> dict[str, Tensor]:
-        """Return initial states of all rows from the pool, each with what goes on through a reset."""
-        # before there are buffers, what goes on is the simulation's own
+        """Return initial states of all rows from the pool, with the entries that a reset does not change."""
+        # before there are buffers, those entries come from the simulation
         return {**(self._state() or self._slots.read()), **self._from_pool()}
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return initial states from the pool without what goes on; to look which rows have ended would be a wait."""
+        """Return initial states from the pool, for all rows: asking which have ended would be a wait."""
         return self._from_pool()
 
     def _from_pool(self) -> dict[str, Tensor]:
@@ -198,7 +199,7 @@ class DeviceVmasEnv(StructuredEnv):
         """``[N, A, ...]`` of the values of A agents, ``[N]`` or ``[N, ...]`` each; dicts are stacked entry by entry."""
         if isinstance(values[0], dict):
             entries = {key: self._stacked([value[key] for value in values], dtype) for key in values[0]}
-            return TensorDict._new_unsafe(entries, batch_size=(*self.batch_size, len(values)), device=self.device)
+            return unchecked(entries, batch_size=(*self.batch_size, len(values)), device=self.device)
         stacked = torch.stack(values, 1)
         stacked = stacked if dtype is None else stacked.to(dtype)
         return stacked.unsqueeze(-1) if stacked.ndim == 2 else stacked
@@ -221,7 +222,7 @@ class DeviceVmasEnv(StructuredEnv):
                 f"group_map: expected agents of one group with the same shapes, received the groups {uneven} of "
                 f"{env.group_map}. Remedy: group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT of torchrl.envs.utils."
             )
-        groups = cast("dict[str, list[str]]", env.group_map)  # VmasEnv has made one of what it was given
+        groups = cast("dict[str, list[str]]", env.group_map)  # VmasEnv has turned its argument into a dict
         self._members = {
             group: [env.agent_names_to_indices_map[name] for name in names] for group, names in groups.items()
         }
@@ -251,4 +252,7 @@ def check_installed() -> None:
     try:
         import vmas  # noqa: F401
     except ImportError as error:
-        raise ImportError("DeviceVmasEnv expected vmas. Remedy: pip install 'torchrl_perf[marl]'") from error
+        raise ImportError(
+            "DeviceVmasEnv expected the package vmas, received an environment without it. Remedy: pip install "
+            "'torchrl_perf[marl]'"
+        ) from error

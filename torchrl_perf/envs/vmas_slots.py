@@ -18,7 +18,7 @@ from torch import Tensor
 __all__ = ["Found", "MovingSlot", "Slot", "scan"]
 
 SCRATCH = frozenset({"forces_dict", "torques_dict", "entity_index_map", "viewer", "_last_measurement"})
-"""Attributes that VMAS fills anew in each step before it reads them, and those of its window alone."""
+"""Attributes that VMAS writes in each step before it reads them, and those of its viewer window."""
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), enum.Enum, torch.device, torch.dtype, torch.Size, range)
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
@@ -45,7 +45,7 @@ class Slot:
         return _child(self.owner, self.key)
 
     def set(self, value: Tensor) -> None:
-        """Put another tensor there, past the setters of a class, which copy and check."""
+        """Put another tensor there, bypassing the setters of a class, which copy and check."""
         if isinstance(self.owner, dict | list | deque):
             self.owner[self.key] = value
         else:
@@ -53,7 +53,7 @@ class Slot:
 
 
 class MovingSlot(Slot):
-    """A slot whose owner is made anew by a reset or step, and so is looked up each time."""
+    """A slot whose owner is replaced by a reset or step, and so is looked up each time."""
 
     def _place(self) -> Slot:
         owner = self.root
@@ -101,7 +101,7 @@ def scan(root: object) -> Found:
     while todo:
         path, chain, value = todo.pop()
         if id(value) in seen:
-            # two names of one object: were one of them to be given another object, this would change
+            # records that two names share one object, so that a later change of one of them is noticed
             found.leaves[path] = ("same as", seen[id(value)])
             continue
         seen[id(value)] = path

@@ -1,4 +1,4 @@
-"""Which tensors of a VMAS simulation are its state, and how it is moved in and out.
+"""Which tensors of a VMAS simulation are its state, and how the state is loaded and read.
 
 Dimension key: ``N`` envs.
 """
@@ -22,19 +22,19 @@ __all__ = ["BoundSlots", "StateSlots"]
 
 
 class StateSlots:
-    """Which slots are the state of a scenario, and which of them a reset writes; learned from a small copy of it.
+    """Which slots are the state of a scenario, and which of them a reset writes; found by watching a small copy.
 
-    The copy is reset and stepped a few times. What changes is state. It is refused where a masked reset would not be
-    exact: where anything that changes is not a tensor with one row for each env, or a reset reads what the episode
-    before left. What never changed is taken for constant, and :meth:`check_constants` watches it.
+    The copy is reset and stepped a few times. Tensors that change are state. The scenario is refused if a masked reset
+    would not be exact: if anything that changes is not a tensor with one row for each env, or a reset reads state of
+    the last episode. Tensors that never changed are assumed constant, and :meth:`check_constants` watches them.
 
     Args:
         probe: the copy, of a number of envs that no other dim of its tensors has.
-        larger: another one, of more envs, that tells the dim of envs of each tensor.
+        larger: a second copy with more envs, which shows the dim of envs of each tensor.
 
     Attributes:
         state: paths of the state, sorted.
-        drawn: those that a reset writes; the others go on through it.
+        drawn: those that a reset writes; the others keep their values.
         drawn_together: those of which a reset of all envs draws one value for all of them, a reset of one env its own.
 
     Raises:
@@ -48,7 +48,7 @@ class StateSlots:
         self.name = probe.name
         self._probe = probe
         host = random.getstate()
-        for world in (probe, larger):  # what is made at the first step is there after it
+        for world in (probe, larger):  # some tensors exist only after the first step
             world.reset()
             world.random_step()
             world.reset()
@@ -114,13 +114,13 @@ class StateSlots:
             self._check_observation(now, rows)
             last = _marks(scan(self._probe.scenario))
         self._moving = moving
-        # for each path the first one that holds the very same tensor at all times: what one writes, the other has
+        # for each path the first one that always holds the very same tensor: they are two names of it
         groups: dict[Any, str] = {}
         self._shared = {path: groups.setdefault(tuple(view[path] for view in views), path) for path in sorted(loud)}
         return loud & rows, written & rows
 
     def _check_observation(self, found: Found, rows: set[str]) -> None:
-        """Refuse observations that change what is observed."""
+        """Refuse observations that change the state."""
         before = {path: found.slots[path].get().clone() for path in rows}
         self._probe.observe()
         now = scan(self._probe.scenario)
@@ -130,14 +130,14 @@ class StateSlots:
             self._refuse(f"its observation changes {_some(changed)}")
 
     def _check_independence(self, found: Found) -> None:
-        """Refuse a reset that makes something of the values before it."""
+        """Refuse a reset whose result depends on the values before it."""
         reference = self._after_reset(found, [])
 
         def differing(disturbed: list[str]) -> list[str]:
             outcome = self._after_reset(found, disturbed)
             return [path for path in self.drawn if not _same(reference[path], outcome[path])]
 
-        for path in differing(self.drawn):  # one reset where all is well
+        for path in differing(self.drawn):  # usually empty, which takes one reset
             self._refuse(f"its reset makes {path} from what the episode before left")
         self._probe.reset()
 
@@ -148,7 +148,7 @@ class StateSlots:
             value = slots[path].get()
             other = ~value if value.dtype == torch.bool else value + 1
             if value.is_contiguous():
-                value.copy_(other)  # in place, so that other names of it see it as well
+                value.copy_(other)  # in place, so that other names of the tensor see it as well
             else:
                 slots[path].set(other)
         with seeded(0, self._probe.device):
@@ -166,7 +166,7 @@ class StateSlots:
                 self._refuse(f"a reset of one env turns {path} from {list(shape)} into {list(now)}")
 
     def _placed(self, found: Found) -> dict[str, Slot]:
-        """The slots, with those looked up each time whose owners do not stay."""
+        """The slots; those whose owners are replaced become :class:`MovingSlot`."""
         return {
             path: MovingSlot(slot.owner, slot.key, slot.root, slot.chain) if path in self._moving else slot
             for path, slot in found.slots.items()
@@ -207,7 +207,7 @@ class BoundSlots:
         self._marks = {path: (slot.get(), slot.get()._version) for path, slot in self._constants.items()}
 
     def load(self, state: dict[str, Tensor], *, copy: bool) -> None:
-        """Put the state ``[N, ...]`` into the objects; copies of it where the simulation is going to write to it."""
+        """Put the state ``[N, ...]`` into the objects; as copies where the simulation will write to it."""
         if not copy:
             for path, slot in self._slots.items():
                 slot.set(state[path])
@@ -220,11 +220,11 @@ class BoundSlots:
             slot.set(copies[first])
 
     def read(self) -> dict[str, Tensor]:
-        """The state as the objects have it now: their own tensors."""
+        """The present state: the objects' own tensors, not copies."""
         return {path: slot.get() for path, slot in self._slots.items()}
 
     def check_constants(self) -> None:
-        """Refuse to go on once something that was taken for constant has been written to; no tensor is read.
+        """Raise once a tensor that was assumed constant has been written to; no tensor is read.
 
         Raises:
             RuntimeError: naming it.
@@ -268,7 +268,7 @@ def _constant(values: list[Tensor]) -> bool:
 
 
 def _same_leaf(path: str, one: Found, other: Found, sizes: tuple[int, int]) -> bool:
-    """Whether a value is the same in two copies, but for the number of envs where it names that."""
+    """Whether a value is the same in two copies, except that the number of envs may differ."""
     values = one.leaves.get(path), other.leaves.get(path)
     if values[0] == values[1]:
         return True

@@ -1,4 +1,4 @@
-"""A VMAS simulation stepped without its host waits. Dimension key: ``N`` envs, ``A`` agents."""
+"""A VMAS simulation, stepped without its host waits. Dimension key: ``N`` envs, ``A`` agents."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.vmas import decoded_action, has_gravity, replace_gravity, shapes_collide
+
 __all__ = ["VmasWorld"]
 
 AgentValue = Tensor | dict[str, Any]
 
 
 class VmasWorld:
-    """Drives a ``vmas.simulator.environment.Environment`` by the parts of VMAS that wait for nothing.
+    """Drives a ``vmas.simulator.environment.Environment`` through those parts of VMAS that never wait.
 
     ``Environment.step`` asks the host whether each action is in range and without NaN, and its world asks for each pair
     of entities whether they are near in any env. Here continuous actions are clamped to their range, and every pair
-    that may collide is computed: the force between two that are apart is exactly zero. Numbers are those of VMAS but
-    for rounding, which depends on how many pairs are computed together; random ones come from torch's default generator
-    of the device instead of VMAS's own.
+    that may collide is computed: the force between two that are apart is exactly zero. Results equal those of VMAS up
+    to rounding, which depends on how many pairs are computed together; random numbers come from torch's default
+    generator of the device instead of VMAS's own.
 
     Scenarios with boxes still wait: VMAS asks in each step whether a box is hollow, from a tensor that it makes on the
     host.
 
     Args:
-        environment: the simulation, from ``vmas.make_env`` or ``VmasEnv._env``. Its world is changed: two of its
+        environment: the simulation, from ``vmas.make_env`` or inside a ``VmasEnv``. Its world is changed: two of its
             methods are replaced on the object.
         name: name of the scenario, for messages.
     """
@@ -37,23 +39,20 @@ class VmasWorld:
         self.num_envs: int = environment.num_envs
         self.device = torch.device(environment.device)
         self.agents: list[Any] = environment.agents
-        # on the object alone: the library's class stays as it is
+        # on the object only: the library's class is not changed
         self.world.collides = MethodType(_may_collide, self.world)
-        if not bool(self.world._gravity.any()):
-            self.world._apply_gravity = MethodType(_apply_entity_gravity, self.world)
+        if not has_gravity(self.world):
+            replace_gravity(self.world, _apply_entity_gravity)
         self._tables = None if environment.continuous_actions else [self._action_table(agent) for agent in self.agents]
 
     def _action_table(self, agent: Any) -> tuple[Tensor, Tensor | None]:
-        """What VMAS makes of each discrete action of an agent: physical ``[K, D]`` and spoken ``[K, C]`` parts."""
-        noises = agent.action._u_noise, agent._c_noise
-        agent.action._u_noise = agent._c_noise = 0
+        """VMAS's meaning of each discrete action of an agent: physical ``[K, D]`` and spoken ``[K, C]`` parts."""
         physical, spoken = [], []
         for index in range(self.environment.get_agent_action_space(agent).n):
             action = torch.full((self.num_envs, 1), index, device=self.device)
-            self.environment._set_action(action, agent)
-            physical.append(agent.action.u[0].clone())
-            spoken.append(None if agent.action.c is None else agent.action.c[0].clone())
-        agent.action._u_noise, agent._c_noise = noises
+            push, words = decoded_action(self.environment, agent, action)
+            physical.append(push[0])
+            spoken.append(None if words is None else words[0])
         silent = spoken[0] is None
         return torch.stack(physical), None if silent else torch.stack(spoken)
 
@@ -110,7 +109,7 @@ class VmasWorld:
         return rewards, self.scenario.done().clone().view(self.num_envs)
 
     def random_step(self) -> None:
-        """Step with random actions, and read everything that a step can be asked for."""
+        """Step with random actions, and read everything that can be read after a step."""
         if self._tables is not None:
             actions = [torch.randint(len(table), (self.num_envs,), device=self.device) for table, _ in self._tables]
         else:
@@ -120,7 +119,7 @@ class VmasWorld:
         self.observe()
 
     def observe(self) -> None:
-        """Read all observations and infos, for what that leaves behind."""
+        """Read all observations and infos, for the side effects of doing so."""
         for agent in self.agents:
             self.observation(agent)
             self.info(agent)
@@ -130,7 +129,7 @@ class VmasWorld:
         return self.scenario.observation(agent)
 
     def info(self, agent: Any) -> dict[str, Tensor]:
-        """What the scenario tells of an agent, ``[N]`` or ``[N, ...]`` each."""
+        """The scenario's infos of an agent, ``[N]`` or ``[N, ...]`` each."""
         return self.scenario.info(agent)
 
 
@@ -140,7 +139,7 @@ def _may_collide(world: Any, one: Any, other: Any) -> bool:
         return False
     if not (one.movable or one.rotatable or other.movable or other.rotatable):
         return False
-    return {type(one.shape), type(other.shape)} in world._collidable_pairs
+    return shapes_collide(world, one, other)
 
 
 def _apply_entity_gravity(world: Any, entity: Any) -> None:

@@ -1,4 +1,4 @@
-"""Adam (arXiv:1412.6980) as a function of tensors: clipped, decided on the device, in the precision of its moments."""
+"""Adam (arXiv:1412.6980) as a function of tensors: steps are skipped on the device and computed in wide precision."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["AdamSettings", "adam_step_", "bias_corrections", "exact_copy_", "widest_dtype"]
+__all__ = ["AdamSettings", "adam_step_", "adam_steps_", "bias_corrections", "exact_copy_", "widest_dtype"]
 
 
 class AdamSettings(NamedTuple):
-    """What a step is made with, beside its step size."""
+    """Settings of a step, except its step size."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the means of gradients and of their squares."""
@@ -31,8 +31,8 @@ def widest_dtype(dtype: torch.dtype) -> torch.dtype:
 def exact_copy_(exact: Tensor, param: Tensor) -> Tensor:
     """Makes ``exact``, the wide value of a 16-bit parameter, agree with it, in place and without a host wait.
 
-    Where the parameter is the rounding of the wide value it stands, so that steps smaller than the parameter's
-    resolution add up; where something else was written to the parameter, such as a checkpoint, that counts.
+    If the parameter is the rounded wide value, the wide value is kept, so that steps below the parameter's resolution
+    add up. If something else was written to the parameter, such as a checkpoint, the wide value becomes that.
 
     Args:
         exact: float32, shaped as ``param``.
@@ -50,41 +50,77 @@ def bias_corrections(steps: Tensor, betas: tuple[float, float]) -> tuple[Tensor,
 
 @torch.no_grad()
 def adam_step_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    corrections: tuple[Tensor, Tensor],
     *,
     lr: Tensor,
     settings: AdamSettings,
     grad_scale: Tensor,
     skip: Tensor,
 ) -> None:
-    """One step of Adam, in place; where ``skip`` is 1 no bit changes, whatever the gradients are.
+    """One step of one parameter, in place; where ``skip`` is 1 no bit changes, whatever the gradient is.
 
     PyTorch's fused kernel in ordinary operations, for what that does not serve: it reads ``lr`` and ``grad_scale`` as
-    float32, which is not enough for parameters of float64.
+    float32, which is not enough for parameters of float64, and a compiler cannot merge it with what stands around it.
 
     Args:
-        params: of one dtype, float32 or float64.
-        grads: one for each, of that dtype; divided by ``grad_scale`` first.
-        exp_avgs: means of the gradients, as ``params``.
-        exp_avg_sqs: means of their squares, as ``params``.
-        steps: number of steps of each, float32 0-d.
+        param: float32 or float64.
+        grad: shaped as it; divided by ``grad_scale`` first.
+        exp_avg: mean of the gradients, as ``param``.
+        exp_avg_sq: mean of their squares, as ``param``.
+        corrections: :func:`bias_corrections` of the number of steps, this one counted, 0-d each.
         lr: step size, 0-d.
         settings: the others.
         grad_scale: 0-d.
         skip: float 0-d, 1 to change nothing.
     """
-    if not params:
-        return
+    (beta1, beta2), eps, weight_decay, decoupled = settings
+    applies, first, second = skip == 0, *corrections
+    scaled, value, lr = grad.to(param.dtype) / grad_scale.to(param.dtype), param, lr.to(param.dtype)
+    if weight_decay and decoupled:
+        value = param * (1.0 - lr * weight_decay)
+    elif weight_decay:
+        scaled = scaled + weight_decay * param
+    mean = exp_avg + (1 - beta1) * (scaled - exp_avg)
+    square = beta2 * exp_avg_sq + (1 - beta2) * scaled * scaled
+    value = value - lr * (mean / first) / (square.sqrt() / second + eps)
+    exp_avg.copy_(torch.where(applies, mean, exp_avg))
+    exp_avg_sq.copy_(torch.where(applies, square, exp_avg_sq))
+    param.copy_(torch.where(applies, value, param))
+
+
+@torch.no_grad()
+def adam_steps_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    corrections: tuple[Tensor, Tensor],
+    *,
+    lr: Tensor,
+    settings: AdamSettings,
+    grad_scale: Tensor,
+    skip: Tensor,
+) -> None:
+    """:func:`adam_step_` of several parameters of one dtype, in one launch on CUDA for each of its operations.
+
+    Args:
+        params: those that ``adam_step_`` takes one of, and so are the next three.
+        grads: of the dtype of ``params``.
+        exp_avgs: means.
+        exp_avg_sqs: means of squares.
+        corrections: ``[P]`` each.
+        lr: as there, and so are the others.
+        settings: as there.
+        grad_scale: as there.
+        skip: as there.
+    """
     betas, eps, weight_decay, decoupled = settings
     dtype = params[0].dtype
-    applies, lr = skip == 0, lr.to(dtype)
-    torch._foreach_add_(list(steps), [applies.to(steps[0].dtype)] * len(steps))
-    # of a first step that is skipped the count is 0, and nothing of what follows is kept
-    first, second = bias_corrections(torch.stack(list(steps)).to(dtype).clamp_min(1.0), betas)
+    (first, second), applies, lr = corrections, skip == 0, lr.to(dtype)
     scaled = torch._foreach_div(list(grads), grad_scale.to(dtype))
     values = list(params)
     if weight_decay and decoupled:

@@ -2,8 +2,8 @@
 
 Time convention: the reward, done and terminated of step t belong to the transition s_t -> s'_t. V(s'_t) is the value of
 the true next observation, also where the environment was reset after step t. ``terminated`` stops the bootstrap,
-``done`` the recursion. Both act by selection, never by a product with 0, so a NaN or an infinity stays in its episode
-and the value of a terminated step's next observation reaches nothing.
+``done`` the recursion. Both act by selection, never by a product with 0, so that a NaN or an infinity stays in its
+episode, and the value of a terminated step's next observation has no effect.
 """
 
 import torch
@@ -116,7 +116,7 @@ def td_lambda_targets(
 
     bootstrap = torch.where(terminated, 0.0, next_value.to(dtype))
     mixed = torch.where(done, bootstrap, (1 - lmbda) * bootstrap)
-    # Nothing follows the last step of the batch, so it bootstraps with all the weight, like a truncated one.
+    # The last step of the batch bootstraps with full weight, like a truncated one.
     last = mixed.shape[dim] - 1
     mixed = torch.cat([mixed.narrow(dim, 0, last), bootstrap.narrow(dim, last, 1)], dim)
     return _reverse_scan(decay, done, reward.to(dtype) + gamma * mixed, dim)
@@ -216,7 +216,7 @@ def _gae_torch(
 
 
 def _reverse_scan(decay: float | Tensor, cut: Tensor, delta: Tensor, dim: int) -> Tensor:
-    """``y_t = delta_t + (0 if cut_t else decay_t * y_(t+1))``. May overwrite ``delta``, which nobody else reads."""
+    """``y_t = delta_t + (0 if cut_t else decay_t * y_(t+1))``. May overwrite ``delta``."""
     if delta.shape[dim] == 1 or (not isinstance(decay, Tensor) and decay == 0.0):
         return delta
     shape, tensors = delta.shape, [delta]
@@ -236,7 +236,7 @@ def _reverse_scan(decay: float | Tensor, cut: Tensor, delta: Tensor, dim: int) -
 def _number(number: float | Tensor, reference: Tensor, dtype: torch.dtype) -> float | Tensor:
     """A float, or a tensor on the reference's device: 0-d, or one that broadcasts to the reference.
 
-    A tensor comes in ``dtype``, or stays in float64: products of such numbers are never made in 16 bits.
+    A tensor is cast to ``dtype``, or stays float64: products of such numbers are never computed in 16 bits.
     """
     if not isinstance(number, Tensor):
         return float(number)
@@ -247,8 +247,9 @@ def _number(number: float | Tensor, reference: Tensor, dtype: torch.dtype) -> fl
         number.expand(reference.shape)
     except RuntimeError as error:
         raise ValueError(
-            "expected gamma and lmbda to be floats, 0-d tensors or tensors that broadcast to the values, "
-            f"received {describe(number=number, values=reference)}"
+            "expected gamma and lmbda to be floats, 0-d tensors or tensors that broadcast to the values, received "
+            f"{describe(number=number, values=reference)}. Remedy: a float, or a tensor with a dimension of size 1 "
+            "for each one that it does not vary along"
         ) from error
     return number
 
@@ -293,7 +294,8 @@ def _fit(time_dim: int, floats: dict[str, Tensor], flags: dict[str, Tensor]) -> 
     if any(tensor.shape != shape for tensor in values) or not all(_is_expandable(t, shape, dim) for t in fitted):
         raise ValueError(
             f"expected values of one shape with time at dimension {dim} (time_dim={time_dim}), and every other input "
-            f"of that shape or with dimensions after time missing or of size 1, received {describe(**tensors)}"
+            f"of that shape or with dimensions after time missing or of size 1, received {describe(**tensors)}. "
+            "Remedy: permute or unsqueeze the inputs"
         )
     return dim, [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in fitted]
 

@@ -1,4 +1,4 @@
-"""Coloured noise: random sequences whose power falls with a power of the frequency."""
+"""Coloured noise: random sequences whose power spectrum is a power of the frequency."""
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ def coloured_gains(
         ValueError: for fewer than one step.
     """
     if steps < 1:
-        raise ValueError(f"steps: expected at least 1, received {steps}.")
+        raise ValueError(f"steps: expected at least 1, received {steps}. Remedy: steps=1 or more.")
     rank = torch.arange(steps // 2 + 1, dtype=torch.float64)
     gains = (rank.clamp(min=1.0) / steps) ** (-exponent / 2.0)
-    # Of a real sequence each frequency between 0 and 1/2 stands for itself and its negative.
+    # In a real sequence each frequency between 0 and 1/2 also counts for its negative.
     twice = (rank > 0) & (2 * rank < steps)
     power = (gains.square() * (1.0 + twice.to(gains.dtype))).sum() / steps
     return (gains / power.sqrt()).to(device=device, dtype=dtype)
@@ -40,7 +40,7 @@ def coloured_gains(
 
 @computed_wide
 def coloured_noise(white: Tensor, exponent: float, dim: int = -1) -> Tensor:
-    """Colour white noise along a dim, as Timmer and Koenig (1995) do and iCEM for its plans (arXiv:2008.06389).
+    """Colour white noise along a dim (Timmer and Koenig, 1995), as iCEM does for its plans (arXiv:2008.06389).
 
     The real transform of the white noise is scaled by :func:`coloured_gains` and transformed back. The result is
     periodic, Gaussian where the input is, has the input's variance in each number, and for the exponent 0 it is the

@@ -31,8 +31,8 @@ def implicit_mean(psi: Tensor, phi: Tensor, params: list[Tensor], activation: st
 def fusable(psi: Tensor, params: list[Tensor]) -> bool:
     """Whether :func:`fused_implicit_mean` has a kernel for these arguments.
 
-    It has for CUDA, float32, contiguous parameters, F = H in 32, 64 and 128, OUT <= 64, and where no gradient is asked
-    for: it has no backward pass. The gradient of ``phi`` is not looked at; that of the parameters after it is.
+    It has one for CUDA, float32, contiguous parameters, F = H in 32, 64 and 128, OUT <= 64, and no gradient, since
+    there is no backward pass. Whether ``phi`` needs a gradient is not checked, only the parameters after it.
     """
     hidden, features = params[0].shape
     tensors = [psi, *params]

@@ -1,7 +1,7 @@
 """Categorical distributions over the allowed actions of each row, defined for rows without any.
 
 A row that allows no action acts as if it allowed action 0 alone: that action has log-probability 0, the entropy is 0
-and no gradient reaches the logits. So nothing is ever NaN, and nothing has to be asked of the device first.
+and no gradient reaches the logits. So no result is NaN, and the host need not check for such rows.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def effective_mask(mask: Tensor) -> Tensor:
 
 
 def of_rows(flag: Tensor, rows: Sequence[int]) -> Tensor:
-    """A flag for each row, as it broadcasts to rows ``[*]``.
+    """A flag for each row, in a shape that broadcasts to rows ``[*]``.
 
     Args:
         flag: ``[*]`` or ``[*, 1]``; or the same of envs ``[N]``, for all agents of rows ``[N, A]``.
@@ -43,7 +43,7 @@ def of_rows(flag: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def of_agents(mask: Tensor, values: Tensor) -> Tensor:
-    """A mask of actions, as it broadcasts to values ``[*, D]``.
+    """A mask of actions, in a shape that broadcasts to values ``[*, D]``.
 
     Args:
         mask: ``[*, D]``; or ``[N, D]`` of envs, for all agents of values ``[N, A, D]``.
@@ -88,7 +88,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if mask is None:
         return logits.log_softmax(-1)
-    # the logit of action 0 where it is not allowed is not looked at either
+    # in a row that allows none, the logit of action 0 is ignored too
     forced = effective_mask(mask) & ~mask
     return logits.masked_fill(~mask, -torch.inf).masked_fill(forced, 0.0).log_softmax(-1)
 
@@ -130,7 +130,7 @@ def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
         log_q: ``[*, D]``, likewise.
 
     Returns:
-        ``[*]`` nats; infinite where ``q`` excludes an action that ``p`` takes, as it should be.
+        ``[*]`` nats; infinite, as it should be, where ``q`` excludes an action that ``p`` takes.
     """
     # masked before the difference: (-inf) - (-inf) is NaN, and so would be its gradient
     possible = log_p != -torch.inf

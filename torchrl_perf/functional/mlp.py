@@ -31,8 +31,8 @@ def mlp(x: Tensor, params: list[Tensor], activation: str = "tanh") -> Tensor:
 def fusable(x: Tensor, params: list[Tensor]) -> bool:
     """Whether :func:`fused_mlp` has a kernel for these arguments.
 
-    It has for CUDA, float32, contiguous parameters, no gradient for ``x``, hidden widths 32 and 64 with IN <= 128 and
-    OUT <= 64, and 128 with IN <= 64 and OUT <= 32, which is what fits on chip.
+    It has one for CUDA, float32, contiguous parameters, no gradient for ``x``, hidden widths 32 and 64 with IN <= 128
+    and OUT <= 64, and 128 with IN <= 64 and OUT <= 32: what fits on chip.
     """
     (hidden, inputs), outputs = params[0].shape, params[4].shape[0]
     return (

@@ -1,8 +1,8 @@
-"""n-step returns, exact at episode ends and at the end of what is known.
+"""n-step returns, exact at episode ends and at the end of the batch.
 
-A window of step t holds the steps t, t+1, ... of one stream. It ends with the first done step, or with the last step
-that there is, or after n steps: a window never crosses an episode end, another environment's row or the write position
-of a ring. Rewards beyond the end are left out by selection, never by a product with 0, so a NaN there reaches nothing.
+A window of step t holds the steps t, t+1, ... of one stream. It ends with the first done step, with the last step
+available, or after n steps: a window never crosses an episode end, another environment's row or the write position of a
+ring. Rewards beyond the end are left out by selection, never by a product with 0, so a NaN there has no effect.
 """
 
 import torch
@@ -36,9 +36,9 @@ def n_step_window(reward: Tensor, done: Tensor, available: Tensor, gamma: float 
 def n_step_targets(
     reward: Tensor, done: Tensor, *, n: int, gamma: float | Tensor, time_dim: int = -2
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """n-step rewards of every step of a batch: what a buffer stores that makes its targets when it is written.
+    """n-step rewards of every step of a batch, for a buffer that makes its targets when it is written.
 
-    The last ``n - 1`` steps of the batch have windows that end with the batch: shorter ones, exact all the same.
+    The windows of the last ``n - 1`` steps end with the batch: they are shorter, but still exact.
 
     Args:
         reward: ``[*batch, T, *F]`` float.
@@ -99,15 +99,17 @@ def _aligned_flags(reward: Tensor, done: Tensor, dim: int) -> Tensor:
     """``done`` with dimensions of size 1 after time where it lacks them, checked against ``reward``."""
     received = describe(reward=reward, done=done)
     if not reward.is_floating_point() or done.dtype != torch.bool:
-        raise TypeError(f"expected a float reward and a bool done, received {received}")
+        raise TypeError(
+            f"expected a float reward and a bool done, received {received}. Remedy: reward.float(), done.bool()"
+        )
     flags = done
     while dim < flags.ndim < reward.ndim:
         flags = flags.unsqueeze(dim + 1)
     same_lead = flags.ndim == reward.ndim and flags.shape[: dim + 1] == reward.shape[: dim + 1]
     if not same_lead or any(a not in (1, b) for a, b in zip(flags.shape, reward.shape, strict=True)):
         raise ValueError(
-            f"expected done of reward's shape, dimensions after time (dimension {dim}) missing or of size 1, "
-            f"received {received}"
+            f"expected done of reward's shape, dimensions after time (dimension {dim}) missing or of size 1, received "
+            f"{received}. Remedy: done.squeeze(-1), or a done of size 1 after time"
         )
     if done.device != reward.device:
         raise ValueError(

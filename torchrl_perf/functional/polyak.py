@@ -12,9 +12,9 @@ from torchrl_perf.functional.wide import wide_dtype
 def polyak_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float | Tensor) -> None:
     """``target <- target + tau (source - target)`` for all tensors in one call, in place and without a host wait.
 
-    Each step is computed in float32 at least and rounded to the target's dtype. A target of 16 bits keeps still where a
-    step is less than half of its last bit, as with a tau of .005 it nearly always is: keep targets in float32. Sources
-    may be of another dtype.
+    Each step is computed in float32 at least and rounded to the target's dtype. A target of 16 bits does not move if a
+    step is less than half of its last bit, which with a tau of .005 is nearly always so: keep targets in float32.
+    Sources may be of another dtype.
 
     Args:
         targets: tensors that are overwritten, without a gradient.
@@ -25,7 +25,10 @@ def polyak_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: fl
         ValueError: where the two lists differ in length.
     """
     if len(targets) != len(sources):
-        raise ValueError(f"sources: expected {len(targets)} tensors, one for each target, received {len(sources)}.")
+        raise ValueError(
+            f"sources: expected {len(targets)} tensors, one for each target, received {len(sources)}. Remedy: one "
+            "source for each target."
+        )
     with torch.no_grad():
         if {tensor.dtype for tensor in (*targets, *sources)} == {torch.float32}:
             torch._foreach_lerp_(list(targets), list(sources), _weights(tau, targets))
@@ -38,7 +41,7 @@ def polyak_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: fl
 
 
 def _weights(tau: float | Tensor, targets: Sequence[Tensor]) -> Any:
-    """A number, or a 0-d tensor for each target in its dtype: in the place of a number the host would read it."""
+    """A number, or a 0-d tensor for each target in its dtype: as a number it would be read by the host."""
     if not isinstance(tau, Tensor):
         return tau
     by_dtype = {dtype: tau.to(dtype) for dtype in dict.fromkeys(target.dtype for target in targets)}

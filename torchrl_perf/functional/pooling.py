@@ -1,6 +1,6 @@
-"""Sums over sets of objects of which some are padding: any order, any number, none included.
+"""Sums over sets of objects, some of which are padding: in any order, of any number, 0 included.
 
-A set without objects pools to 0. What padding holds is never looked at, NaN included, and gets no gradient.
+An empty set pools to 0. Padding is ignored, NaN included, and gets no gradient.
 """
 
 import torch
@@ -54,6 +54,6 @@ def masked_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) 
     absent = ~mask.unsqueeze(-1)
     keys, values = (part.masked_fill(absent.unsqueeze(-1), 0.0) for part in (keys, values))
     scores = (query.unsqueeze(-3) * keys).sum(-1) / query.shape[-1] ** 0.5
-    # finite, so that an empty set has weights too; they meet values that are 0
+    # finite, so that an empty set has finite weights; its values are 0
     scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
     return (scores.softmax(-2).unsqueeze(-1) * values).sum(-3)

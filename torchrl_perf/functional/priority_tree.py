@@ -33,7 +33,7 @@ LARGEST_PRIORITY = 2.0**64
 """Priorities above are this one, and so is infinity."""
 
 LEAST_PRIORITY = 1e-6
-"""Of a row without an error, which is then still drawn now and then; trainers add it to the error."""
+"""Trainers add it to the error, so that a row without error is still drawn now and then."""
 
 _TINY = torch.finfo(torch.float32).tiny
 _HUGE = torch.finfo(torch.float32).max
@@ -73,7 +73,7 @@ def priority_weight(priority: Tensor, alpha: float | Tensor, eps: float = 0.0) -
 
 
 def write_leaves_(words: Tensor, index: Tensor, weight: Tensor, keep: Tensor | None = None) -> None:
-    """Write weights; of several to one slot the last one that is kept stays. Nodes are not refreshed.
+    """Write weights; the last of several kept weights for one slot wins. Nodes are not refreshed.
 
     Args:
         words: ``[num_leaves]`` int64, written.
@@ -139,7 +139,7 @@ def draw_leaves(words: Tensor, sums: Tensor, uniform: Tensor) -> tuple[Tensor, T
         Slots ``[B]`` int64, their weights ``[B]`` float32, and the total, 0-d float64.
     """
     uniform = uniform.to(torch.float64)
-    if uniform.shape[0] * FAN_OUT >= words.shape[0]:  # the leaves in a row are fewer than those of all drawn nodes
+    if uniform.shape[0] * FAN_OUT >= words.shape[0]:  # all leaves are fewer than those below the drawn nodes
         leaves = leaf_weights(words)
         running = leaves.cumsum(0, dtype=torch.float64)
         mass = torch.minimum(uniform * running[-1], running[-1] * _BELOW_ONE)
@@ -183,8 +183,8 @@ def row_age(slot: Tensor, cursor: Tensor, steps: int, num_streams: int) -> tuple
         num_streams: streams of a time row.
 
     Returns:
-        Time rows written after the row (``[*]`` int64, at least as many as the ring is long where it is empty there),
-        and how often its slot had been written before it (-1 for never).
+        Time rows written after the row (``[*]`` int64, at least ``steps`` where the ring is empty), and how often its
+        slot had been written before it (-1 for never).
     """
     since = (cursor - 1 + steps) - torch.div(slot, num_streams, rounding_mode="floor")
     generation = torch.div(since, steps, rounding_mode="floor") - 1
@@ -206,5 +206,5 @@ def uniform_rows(uniform: Tensor, cursor: Tensor, length: Tensor, steps: int, nu
     """
     count = length * num_streams
     row = torch.minimum((uniform.to(torch.float64) * count).to(torch.int64), count - 1).clamp_(min=0)
-    # The slots of a ring are in the order of time but for one jump: rotate instead of splitting time and stream.
+    # The slots of a ring are in the order of time except for one jump: rotate instead of splitting time and stream.
     return (row + (cursor - length) * num_streams) % (steps * num_streams)

@@ -1,4 +1,4 @@
-"""Gradients of a module's function that can be taken inside of a compiled function, too."""
+"""Gradients of a function of a module's parameters that also work inside a compiled function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -12,9 +12,9 @@ Pull = Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]
 class Differentiable(nn.Module):
     """A function that uses a module's parameters, with its vector-Jacobian product in them and in its inputs.
 
-    Eagerly the gradients are autograd's. A compiler cannot trace that call, so that there they are those of
-    ``torch.func.vjp``: losses, gradients and optimiser steps become one graph, without a boundary at which each
-    intermediate result is written out.
+    In eager mode the gradients are autograd's. A compiler cannot trace that call, so there ``torch.func.vjp`` computes
+    them: losses, gradients and optimiser steps become one graph, without a boundary at which intermediate results are
+    written out.
 
     Args:
         module: whose parameters the function uses.
@@ -33,7 +33,10 @@ class Differentiable(nn.Module):
         names = {id(param): name for name, param in self.named_parameters()}
         missing = sum(id(param) not in names for param in params)
         if missing:
-            raise ValueError(f"params: expected parameters of the module, received {missing} others.")
+            raise ValueError(
+                f"params: expected parameters of the module, received {missing} others. Remedy: params from "
+                "module.parameters()."
+            )
         self.names = [names[id(param)] for param in params]
 
     def forward(self, context: Any, *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
@@ -44,7 +47,7 @@ class Differentiable(nn.Module):
         """Values, and the function that gives the gradients.
 
         Args:
-            context: passed on as it is, such as a TensorDict.
+            context: passed on unchanged, such as a TensorDict.
             *inputs: tensors that are differentiated, without a history.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Linear recurrences over time, the one primitive under GAE, TD(lambda), V-trace and episode statistics.
+"""Linear recurrences over time, the primitive of GAE, TD(lambda), V-trace and episode statistics.
 
 ``y_t = value_t + decay_t * y_(t-1)`` forwards and ``y_t = value_t + decay_t * y_(t+1)`` backwards. A decay of exactly 0
 cuts the recurrence: nothing crosses it, not even a NaN or an infinity. On CUDA a Triton kernel solves it in one launch;
@@ -17,9 +17,8 @@ from torchrl_perf.kernels import has_scan_kernels, recurrence_rows
 
 _Signal = TypeVar("_Signal", Tensor, float | Tensor)
 
-# Measured on one CPU core, to choose between the loop and the scan: one operation's dispatch, and one contiguous
-# element of it while the tensors are in the cache; and how many elements of env-major memory a scan and a loop may keep
-# there.
+# Measured on one CPU core, to choose between the loop and the scan: the dispatch of an operation, its time for one
+# contiguous element in the cache, and how many elements of env-major memory a scan and a loop may keep in the cache.
 _DISPATCH_US = 1.5
 _ELEMENT_US = 0.3e-3
 _SCAN_ELEMENTS = 32768
@@ -80,7 +79,10 @@ def resolve_time_dim(time_dim: int, shape: torch.Size) -> int:
             "Remedy: the default -2 is for [*batch, T, F]"
         )
     if 0 in shape:
-        raise ValueError(f"expected at least one step and one environment, received a tensor of shape {list(shape)}")
+        raise ValueError(
+            f"expected at least one step and one environment, received a tensor of shape {list(shape)}. Remedy: a "
+            "tensor [N, T] with N and T of at least 1"
+        )
     return dim
 
 
@@ -107,7 +109,7 @@ def log_scan(decay: Tensor, cut: Tensor, value: Tensor, dim: int, *, reverse: bo
 
     Args:
         decay: 0-d or of ``value``'s shape.
-        cut: bool of ``value``'s shape, true where nothing is passed on, whatever the decay.
+        cut: bool of ``value``'s shape, True where nothing is passed on, whatever the decay.
         value: any shape.
         dim: dimension of time, from the front.
         reverse: from the last step to the first.
@@ -155,7 +157,7 @@ def scan_in_place(decay: float | Tensor, cut: Tensor, value: Tensor, dim: int, *
     if width <= chunk:
         solve_(decay, cut, value, dim, reverse)
         return value
-    # In env-major memory the passes run over as many environments at a time as a cache holds.
+    # In env-major memory the passes run over as many environments at a time as the cache holds.
     rows, cut = to_rows(value, dim), to_rows(cut, dim)
     decay = to_rows(decay, dim) if isinstance(decay, Tensor) and decay.ndim else decay
     for start in range(0, width, max(chunk, 1)):
@@ -183,7 +185,10 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
     dim = resolve_time_dim(time_dim, value.shape)
     carry_shape = [*value.shape[:dim], *value.shape[dim + 1 :]]
     if initial is not None and list(initial.shape) != carry_shape:
-        raise ValueError(f"expected initial {carry_shape}, value's shape without time, received {describe(**tensors)}")
+        raise ValueError(
+            f"expected initial {carry_shape}, value's shape without time, received {describe(**tensors)}. Remedy: "
+            "drop the time dimension of initial"
+        )
     if any(tensor.device != value.device for tensor in tensors.values()):
         raise ValueError(
             f"expected all tensors on one device, received {describe(**tensors)}. Remedy: move them with .to(device)."
@@ -191,7 +196,10 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
     try:
         decay = decay.expand(value.shape)
     except RuntimeError as error:
-        raise ValueError(f"expected decay to broadcast to value, received {describe(**tensors)}") from error
+        raise ValueError(
+            f"expected decay to broadcast to value, received {describe(**tensors)}. Remedy: a decay with size 1 in "
+            "each dimension along which it is constant"
+        ) from error
 
     initial = None if initial is None else initial.unsqueeze(dim)
     tensors = (decay, value) if initial is None else (decay, value, initial)
@@ -213,7 +221,7 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
 
 
 def _near(tensor: _Signal, count: int, dim: int, reverse: bool) -> _Signal:
-    """The ``count`` steps that the scan reaches last, the first in time if ``reverse``; a number is for all steps."""
+    """The ``count`` steps that the scan reaches last (the earliest if ``reverse``); a number is returned as it is."""
     if not isinstance(tensor, Tensor) or tensor.ndim == 0:
         return tensor
     return tensor.narrow(dim, 0 if reverse else tensor.shape[dim] - count, count)

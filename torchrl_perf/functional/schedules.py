@@ -1,7 +1,7 @@
 """Schedules in closed form: the value after any number of steps, at the same cost, from tensors alone.
 
-A schedule that is computed from a counter cannot drift, can be resumed from the counter, and advances by 131,072 frames
-as cheaply as by one. ``start``, ``end`` and ``steps`` may be tensors, whose later changes a captured graph honours.
+A schedule computed from a counter cannot drift, resumes from the counter, and advances by 131,072 frames as cheaply as
+by one. ``start``, ``end`` and ``steps`` may be tensors: a captured graph sees later changes of them.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Sixteen bits are for storage: results are computed in float32, or float64 where an input is, and rounded once.
+"""Sixteen bits are for storage: results are computed in float32, or in float64 if an input is, and rounded once.
 
 A noise, product, power or sum in bfloat16 has 8 bits: a discount of .97 times a trace of .95 becomes .9219, a thousand
-equal choices are drawn with shares that differ by a factor of 40. Functions that are marked here see no such numbers.
+equal choices are drawn with shares that differ by a factor of 40. Functions with these decorators avoid that.
 """
 
 import functools
@@ -43,11 +43,11 @@ def result_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def computed_wide(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Marks a function of tensors that computes in float32 or float64, whatever it is given.
+    """Decorator: the function computes in float32 or float64, whatever the dtype of its arguments.
 
     All floating-point arguments are cast to one dtype before anything is computed: float64 where their
-    :func:`result_dtype` is, else float32. Results are rounded to 16 bits where that is the result dtype. A call with
-    float32 alone is the plain call.
+    :func:`result_dtype` is, else float32. Results are rounded to 16 bits if that is the result dtype. A call with only
+    float32 arguments is the plain call.
 
     Args:
         function: takes tensors by position or name (not within lists) and returns a tensor, or a tuple of them.
@@ -72,7 +72,7 @@ def computed_wide(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def outside_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Marks a function whose matrix products are no network's: autocast leaves their operands alone."""
+    """Decorator for functions whose matrix products belong to no network: autocast leaves their operands alone."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -131,7 +131,7 @@ def write_rows(
 
 
 def tree_kernels(words: Tensor) -> ModuleType | None:
-    """The kernels of the sum tree, :mod:`torchrl_perf.kernels.priority_tree`, or None where torch operations serve.
+    """The kernels of the sum tree, :mod:`torchrl_perf.kernels.priority_tree`, or None where torch operations do.
 
     Reference: :mod:`torchrl_perf.functional.priority_tree`.
 

@@ -70,7 +70,7 @@ def _write(
 
 
 def launch_gather(source: Tensor, index: Tensor, out: Tensor) -> None:
-    """See :func:`torchrl_perf.kernels.gather_rows`; ``out`` is ``[B, row_bytes]`` uint8, contiguous."""
+    """Copies the rows ``index`` (``[B]``) of ``source`` into ``out``, ``[B, row_bytes]`` uint8, contiguous."""
     rows, row_bytes = out.shape
     stride = source.stride(0)
     word, scale, constants = _gather_plan(row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
@@ -91,7 +91,7 @@ def _gather_plan(row_bytes: int, alignment: int) -> tuple[torch.dtype, int, dict
 
 
 def launch_write(ring: Tensor, cursor: Tensor, fields: Sequence[Tensor], offsets: Sequence[int], streams: int) -> None:
-    """See :func:`torchrl_perf.kernels.write_rows`."""
+    """Writes the fields of a step into the packed rows of ``ring`` from ``cursor`` on, with one launch."""
     row_bytes = ring.shape[1]
     sources, places, widths, is_words = [], [], [], []
     for field, offset in zip(fields, offsets, strict=True):

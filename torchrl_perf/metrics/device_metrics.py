@@ -28,8 +28,8 @@ class DeviceMetrics:
 
     ``add`` only issues in-place updates of one preallocated float64 buffer, so it may be captured in a CUDA graph:
     replays accumulate with no Python at all. Names get their slot at the first ``add``, which is host work; a slot
-    made during capture is kept, and ``flush`` reads whatever the replays left in it. Run ``reset`` after a warm-up
-    whose values shall not count.
+    made during capture is kept, and ``flush`` reads whatever the replays left in it. Call ``reset`` after a warm-up
+    whose values should not count.
 
     The accumulators are float64: a float32 sum of ones stops growing at 2**24, which a GPU environment reaches within
     a second, and a mean must not depend on how often it is flushed. The cost is a handful of scalar double adds.
@@ -164,9 +164,9 @@ class DeviceMetrics:
         self._counts[block].add_(1)
 
     def start_flush(self, step: int) -> None:
-        """End the interval and send it on its way: one packed copy into a pinned slot, and a new interval begins.
+        """End the interval and start its packed copy into a pinned slot; a new interval begins.
 
-        Nothing waits. Read the row with ``finish_flush`` once the device has been given more work, and logging costs
+        Nothing waits. If the row is read with ``finish_flush`` after more work was given to the device, logging costs
         the device no pause. Two intervals may be under way.
 
         Args:
@@ -244,7 +244,7 @@ class DeviceMetrics:
 
     @property
     def pending(self) -> int:
-        """Number of intervals that were started to flush and not finished."""
+        """Number of intervals whose flush was started but not finished."""
         return len(self._started)
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class DeviceMetrics:
                     plane[slot.index] = word
         self._state.copy_(host)
         self._last_step = state_dict["last_step"]
-        while self._started:  # of the run that is left behind
+        while self._started:  # flushes of the run before
             self._download.wait()
             self._started.popleft()
 

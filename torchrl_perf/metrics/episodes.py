@@ -24,8 +24,8 @@ class EpisodeStatistics:
     ``dtype=torch.float64`` where more is needed.
 
     Args:
-        num_envs: number of envs ``N``, 1 for a plain one; an env's ``batch_size`` serves as well. Where agents are
-            followed one by one, ``N * A``.
+        num_envs: number of envs ``N``, 1 for a plain one; an env's ``batch_size`` works too. ``N * A`` if agents are
+            followed one by one.
         device: where the statistics are computed; by default PyTorch's default device.
         window: number of finished episodes that the means run over.
         dtype: floating dtype of the running sums, float32 or float64.
@@ -68,8 +68,8 @@ class EpisodeStatistics:
     def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None, *, time_dim: int | None = None) -> None:
         """Take in one batch, on the device and without a host read.
 
-        A last dim of 1 may be there or not. Shapes are those of batches ``[N, T]``; ``[N, T, A]`` where N * A streams
-        are followed; ``[T]`` where there is one env; and ``[N]`` or ``[N, A]``, one step of all streams.
+        A last dim of 1 is optional. Shapes are those of batches ``[N, T]``; ``[N, T, A]`` for N * A streams; ``[T]``
+        for one env; and ``[N]`` or ``[N, A]``, one step of all streams.
 
         Args:
             reward: ``("next", "reward")``, real ``[N, T, 1]``; time-major memory (a transposed ``[T, N, 1]``) is best.

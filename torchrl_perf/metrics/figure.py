@@ -1,6 +1,6 @@
-"""Figures without a window: made and saved here, for every picture of the package.
+"""Figures without a window, for every picture of the package.
 
-matplotlib takes a third of a second to import, so that this happens where a figure is made.
+matplotlib takes a third of a second to import, so it is imported when a figure is made.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["new_figure", "save_figure"]
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure of a size in inches, whose layout keeps labels and legends within it.
+    """Make an empty figure of a size in inches whose layout keeps labels and legends inside.
 
-    ``pyplot`` is left out: it keeps every figure until it is closed, and asks for a window system.
+    ``pyplot`` is not used: it keeps every figure until it is closed, and asks for a window system.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ HEADER = 3
 # Cells narrower than 2**-40 of the largest magnitude would make the cell number too large to be exact in float64.
 _RELATIVE_RESOLUTION = 2.0**-40
 _SMALLEST_WIDTH = 2.0**-60
-# The range of larger numbers, and the edges around it, would not be finite in float64.
+# With larger numbers the range and the edges around it would not be finite in float64.
 _LARGEST = 2.0**1000
 
 

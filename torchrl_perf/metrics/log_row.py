@@ -1,4 +1,4 @@
-"""One row of numbers and histograms, in the form that each TorchRL logger takes."""
+"""Logs a row of numbers and histograms to any TorchRL logger."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def log_row(logger: Logger, row: Mapping[str, float], histograms: Mapping[str, H
     """Log the metrics of an interval, histograms included, as one row.
 
     The package's loggers take a row as it is. Any other gets the numbers in one ``log_metrics`` call and the bin
-    centres of each histogram through ``log_histogram``, repeated in proportion to their counts; one that refuses
-    histograms is left with the numbers.
+    centres of each histogram through ``log_histogram``, repeated in proportion to their counts; a logger that refuses
+    histograms gets the numbers only.
 
     Args:
         logger: a TorchRL logger.

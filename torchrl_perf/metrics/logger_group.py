@@ -1,4 +1,4 @@
-"""Several loggers behind TorchRL's ``Logger``, none of which can slow, stop or hang what is logged."""
+"""Several loggers behind TorchRL's ``Logger``, none of which can slow, stop or hang the run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FLUSH_LIMIT = 2.0  # seconds
 
 
 class LoggerGroup(Logger):
-    """Passes every call to several loggers, each in a thread of its own behind a bounded queue.
+    """Passes every call to several loggers, each in its own thread behind a bounded queue.
 
-    A call converts tensors to numbers and returns: nothing is opened, formatted or written in the calling thread, and
-    whatever a member does, raising, hanging, or being slow, reaches neither the caller nor the other members. Trouble
-    is reported once per member, see :class:`LoggerThread`.
+    A call converts tensors to numbers and returns: nothing is opened, formatted or written in the calling thread. A
+    member that raises, hangs or is slow affects neither the caller nor the other members. Trouble is reported once per
+    member, see :class:`LoggerThread`.
 
-    Steps of rows shall rise; metrics that come late are kept under their own step where a member can do so
-    (``progress.csv``, TensorBoard), and reported where not (W&B).
+    Steps of rows should rise; metrics that come late are kept under their own step by members that can
+    (``progress.csv``, TensorBoard), and reported by the one that cannot (W&B).
 
     The group is closed at the exit of the process at the latest. An empty group logs nothing.
 
@@ -50,7 +50,7 @@ class LoggerGroup(Logger):
     ) -> None:
         self.loggers = tuple(loggers)
         self.last_step: int | None = None
-        self._service_shutdown = False  # asked for by threads before TorchRL's constructor sets it
+        self._service_shutdown = False  # threads read it before TorchRL's constructor sets it
         sinks = [LoggerSink(member) if isinstance(member, Logger) else member for member in loggers]
         self._threads = tuple(LoggerThread(sink, capacity=capacity, opened=self._close_at_exit) for sink in sinks)
         super().__init__(exp_name=exp_name, log_dir=log_dir)
@@ -58,7 +58,7 @@ class LoggerGroup(Logger):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was reported so far, one line for each kind of trouble of each member."""
+        """Trouble reported so far, one line for each kind and member."""
         return tuple(line for thread in self._threads for line in thread.problems)
 
     def log_row(self, row: Mapping[str, Any], histograms: Mapping[str, Histogram], step: int) -> None:
@@ -72,7 +72,7 @@ class LoggerGroup(Logger):
         self._put(plain_numbers(row), dict(histograms), step)
 
     def log_metrics(self, metrics: Any, step: int | None = None, *, keys_sep: str = "/") -> dict[str, Any]:
-        """Log one row; a tensor keeps the value that it has now.
+        """Log one row, with the present values of tensors.
 
         Args:
             metrics: mapping of names to numbers or tensors, or a TensorDict.
@@ -113,7 +113,7 @@ class LoggerGroup(Logger):
         _drain(local, _FLUSH_LIMIT if timeout is None else timeout)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until every member is open and has taken the rows so far, W&B too.
+        """Wait until every member, W&B included, is open and has written the rows so far.
 
         Args:
             timeout: seconds for all members together.
@@ -124,7 +124,7 @@ class LoggerGroup(Logger):
         return _drain(self._threads, timeout)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Write what waits and close each member, within its time limit; never raises, and more calls do nothing.
+        """Write the waiting rows and close each member, within its time limit; never raises; further calls do nothing.
 
         Args:
             timeout: seconds for all members together; by default 10, or 30 while W&B has a server to send to.
@@ -158,7 +158,7 @@ class LoggerGroup(Logger):
             thread.resume_after(self.last_step)
 
     def _close_at_exit(self) -> None:
-        # Again after a member has opened, for exit hooks run in reverse order and W&B has one that stops its service.
+        # Registered again after a member has opened: exit hooks run in reverse order, and W&B's stops its service.
         atexit.unregister(self.close)
         if not self._service_shutdown:
             atexit.register(self.close)
@@ -188,7 +188,7 @@ def _drain(threads: Sequence[LoggerThread], limit: float) -> bool:
 
 
 def _copied(data: Any) -> Any:
-    """Values that the caller may overwrite, as they are now."""
+    """Copies of values that the caller may overwrite."""
     if isinstance(data, Tensor):
         return data.detach().to("cpu", copy=True)
     return data.copy() if hasattr(data, "copy") else data

@@ -1,4 +1,4 @@
-"""A thread that writes the rows of one logger, so that no logger can slow or stop what is logged."""
+"""A thread that writes the rows of one logger, so that no logger can slow or stop the run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class _Call(NamedTuple):
 class LoggerThread:
     """Owns one sink: opens it, writes what is put into a bounded queue, closes it; never raises into the caller.
 
-    A sink that fails for good is let go, and what comes for it afterwards is dropped and counted. If its errors can
-    pass (``Sink.retries``), rows wait, in order, and are tried again at growing intervals. Each kind of trouble is
-    reported once, as a line on standard error through the logger "torchrl_perf", and kept in ``problems``.
+    A sink that fails for good is abandoned, and later rows are dropped and counted. If its errors may pass
+    (``Sink.retries``), rows wait, in order, and are tried again at growing intervals. Each kind of trouble is reported
+    once, as a line on standard error through the logger "torchrl_perf", and kept in ``problems``.
 
     Args:
         sink: where rows go.
@@ -76,7 +76,7 @@ class LoggerThread:
         self._put(_Call(method, arguments, options))
 
     def resume_after(self, step: int | None) -> None:
-        """Tell the sink of a resumed run, before its first row, after which step it goes on; None is the beginning."""
+        """Tell the sink of a resumed run, before its first row, after which step it continues; None: the beginning."""
         with self._changed:
             self._first_step = 0 if step is None else step + 1
             if self.sink.retries:  # the one that can take rows back
@@ -84,7 +84,7 @@ class LoggerThread:
             self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all that was put has been written and flushed, unless the sink is in trouble.
+        """Wait until everything queued has been written and flushed, unless the sink is in trouble.
 
         Args:
             timeout: seconds. A sink that has once exceeded it is not waited for again until it has caught up.
@@ -101,23 +101,23 @@ class LoggerThread:
             return self._idle
 
     def start_closing(self) -> None:
-        """Ask the thread to write what is left and to end; does not wait."""
+        """Ask the thread to write the remaining rows and to end; does not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def finish_closing(self, timeout: float) -> None:
-        """Wait for the end that ``start_closing`` asked for, then report what was lost.
+        """Wait until the thread has ended after ``start_closing``, then report lost rows.
 
         Args:
-            timeout: seconds after which the sink is let go, with what waits for it.
+            timeout: seconds after which the sink is abandoned, with the rows that wait for it.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
             with self._changed:
                 self.failed, lost = True, self._drop_queue() + self._busy
             self._report("close", f"was not finished within {timeout:.0f} s and was let go; {_rows(lost)} not written")
-            self._reported.add("failed")  # what the thread finds once its sink is taken away
+            self._reported.add("failed")  # the thread fails once its sink is taken away; that is no news
             self.sink.abandon(hanging=True)
             self._thread.join(1.0)
         elif self.dropped:

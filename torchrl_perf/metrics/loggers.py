@@ -39,16 +39,15 @@ def make_loggers(
 
     ``"csv"`` writes ``run_dir/progress.csv`` (see ``ProgressCSVLogger``), ``"wandb"`` a W&B run whose files lie in
     ``run_dir`` (see ``WandbSink``), ``"tensorboard"`` event files in ``run_dir/tensorboard``, ``"none"`` nothing. Each
-    takes all metrics of an interval as one row. Nothing that a logger does reaches training: they are opened and
-    written to in threads, and trouble is reported as a line on standard error, once. ``flush()`` before a checkpoint
-    has the rows so far on disk; ``close()`` finishes the run within a time limit.
+    takes all metrics of an interval as one row. Loggers cannot disturb training: they are opened and written to in
+    threads, and trouble is reported once, as a line on standard error. Call ``flush()`` before a checkpoint to have the
+    rows so far on disk; ``close()`` finishes the run within a time limit.
 
     W&B runs offline when there is no key (neither ``WANDB_API_KEY`` nor a netrc entry); ``WANDB_MODE`` decides if set.
 
-    A resumed run goes on in the same file, W&B run and TensorBoard folder. ``load_state_dict`` with the ``last_step``
-    of the checkpoint says where, or else its first row: later rows of ``progress.csv`` and TensorBoard, which the run
-    wrote after its checkpoint and before it died, are replaced; W&B, which cannot take rows back, is not sent them
-    again.
+    A resumed run goes on in the same file, W&B run and TensorBoard folder, from the ``last_step`` of the checkpoint
+    given to ``load_state_dict``, or else from its first row. Rows that the run wrote after its checkpoint, before it
+    died, are replaced in ``progress.csv`` and TensorBoard; W&B cannot take rows back, and is not sent them again.
 
     Args:
         name: one of ``LOGGER_NAMES`` or several separated by commas, for example ``"csv,wandb"``.
@@ -69,16 +68,16 @@ def make_loggers(
     unknown = [part for part in names if part not in LOGGER_NAMES]
     if unknown or not names or len(set(names)) < len(names) or ("none" in names and len(names) > 1):
         raise ValueError(
-            f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three separated "
-            f"by commas, received {name!r}."
+            f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three "
+            f"separated by commas, received {name!r}. Remedy: 'csv', or 'csv,tensorboard' for two."
         )
     for part in names:
         if part in ("wandb", "tensorboard") and importlib.util.find_spec(part) is None:
             raise ImportError(
-                f"make_loggers: expected the package {part} for the logger {part!r}, which is not installed. "
-                f"Install it with `pip install {part}`, or choose the logger 'csv'."
+                f"make_loggers: expected the package {part} for the logger {part!r}, received an environment without "
+                f"it. Remedy: `pip install {part}`, or choose the logger 'csv'."
             )
-    with suppress(OSError):  # what cannot be written is reported by the logger that tries
+    with suppress(OSError):  # the logger that cannot write there reports it
         Path(run_dir).mkdir(parents=True, exist_ok=True)
     if names == ["none"]:
         return LoggerGroup([], run_name, os.fspath(run_dir))

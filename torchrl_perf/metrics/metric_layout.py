@@ -64,7 +64,8 @@ class MetricLayout:
             return slot
         if reduce not in get_args(Reduce):
             raise ValueError(
-                f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, received {reduce!r}."
+                f"DeviceMetrics.add({name!r}): expected reduce in {get_args(Reduce)}, received {reduce!r}. Remedy: "
+                "reduce='mean', for example."
             )
         if slot is not None:
             raise ValueError(
@@ -73,13 +74,10 @@ class MetricLayout:
             )
         kind, limit = ("histogram", MAX_HISTOGRAMS) if reduce == "histogram" else ("scalar", self.capacity)
         if self._used[kind] >= limit:
+            remedy = "drop one" if kind == "histogram" else f"construct DeviceMetrics with capacity > {limit}"
             raise RuntimeError(
-                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, received one more. "
-                + (
-                    "Remedy: drop one."
-                    if reduce == "histogram"
-                    else f"Remedy: construct DeviceMetrics with capacity > {limit}."
-                )
+                f"DeviceMetrics.add({name!r}): expected at most {limit} {kind} metrics, received one more. Remedy: "
+                f"{remedy}."
             )
         slot = self.slots[name] = Slot(reduce, self._used[kind])
         self._used[kind] += 1
@@ -131,10 +129,10 @@ _VALUE = cast(
 
 
 def check_value(name: str, value: Tensor, device: torch.device) -> None:
-    """Refuse what is not a real tensor on the device.
+    """Refuse anything but a real tensor on the device.
 
     Raises:
-        TypeError: for something that is no real tensor.
+        TypeError: for anything but a real tensor.
         ValueError: for another device.
     """
     if not isinstance(value, Tensor) or value.is_complex():
@@ -154,15 +152,18 @@ def expand_mask(name: str, value: Tensor, mask: Tensor) -> Tensor:
     """Check a mask and broadcast it to the shape of the value, without a copy.
 
     Raises:
-        TypeError: for something that is no bool tensor.
+        TypeError: for anything but a bool tensor.
         ValueError: for another device than the value's, or a shape that does not broadcast.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, received {got}.")
+        raise TypeError(
+            f"DeviceMetrics.add({name!r}): expected a mask of dtype torch.bool, received {got}. Remedy: mask.bool()."
+        )
     if mask.device != value.device:
         raise ValueError(
-            f"DeviceMetrics.add({name!r}): expected a mask on {value.device}, received one on {mask.device}."
+            f"DeviceMetrics.add({name!r}): expected a mask on {value.device}, received one on {mask.device}. Remedy: "
+            "mask.to(value.device)."
         )
     try:
         return mask.expand(value.shape)

@@ -18,7 +18,7 @@ class OptionCollapseWarning(UserWarning):
 
 
 class OptionUsage:
-    """Share of the steps that each option ran, accumulated on the device, and a look at them when they are flushed.
+    """Share of the steps that each option ran, accumulated on the device and checked when flushed.
 
     :meth:`update` adds to a :class:`~torchrl_perf.metrics.DeviceMetrics` without a host read and may be captured;
     :meth:`check` reads a row that was flushed, on the host. Columns: ``option/usage_<name>``, the share of the
@@ -56,7 +56,8 @@ class OptionUsage:
         if count < 2 or len(set(self.names)) < count or not in_range:
             raise ValueError(
                 "expected at least two names, all different, shares in [0, 1] and min_used of at most their number, "
-                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}."
+                f"received {self.names}, max_share={max_share}, min_share={min_share}, min_used={min_used}. Remedy: "
+                "shares and min_used that fit the names."
             )
         self.metrics = metrics
         self._index = torch.arange(count, device=metrics.device)
@@ -70,8 +71,8 @@ class OptionUsage:
         """Counts the options of a batch, on the device and without a host read.
 
         Args:
-            active_option: index of any dtype and shape, such as ``batch["active_option"] [N, T]``. Steps of another
-                index, such as -1 for none, count, and are those of no option.
+            active_option: index of any dtype and shape, such as ``batch["active_option"] [N, T]``. Steps of any other
+                index, such as -1 for none, count as steps of no option.
             start: bool of the same shape, ``batch["option_start"]``, for the mean duration.
             mask: bool of the same shape, True for the steps that count; all by default.
         """
@@ -82,9 +83,9 @@ class OptionUsage:
             self.metrics.add("option/choice_rate", start, mask=mask)
 
     def check(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Looks at a flushed row, warns where the options have collapsed, and returns the columns that sum it up.
+        """Checks a flushed row, warns if the options have collapsed, and returns summary columns.
 
-        It warns once, and again only after an interval in which all was well.
+        It warns once, and again only after an interval without collapse.
 
         Args:
             row: as :meth:`DeviceMetrics.flush` returned it.
@@ -108,7 +109,7 @@ class OptionUsage:
         return summary | ({"option/duration": 1.0 / rate} if rate else {})
 
     def verdict(self, shares: Mapping[str, float]) -> str | None:
-        """What is wrong with the shares of the options, by name; None where nothing is."""
+        """What is wrong with the shares of the options, by name; None if nothing is."""
         largest = max(shares, key=lambda name: shares[name])
         used = [name for name, share in shares.items() if share > self.min_share]
         if shares[largest] <= self.max_share and len(used) >= self.min_used:

@@ -34,7 +34,7 @@ class PhaseTimer:
         self._spare: list[Stopwatch] = []
         self._interval = Stopwatch("cpu").start()
         self._unused = True
-        # Of each interval under way: how many pending phases are its own, its total, and what was read early.
+        # For each interval under way: the number of its pending phases, its total, and the phases read early.
         self._started: deque[tuple[int, float, dict[str, float]]] = deque()
 
     @contextmanager
@@ -51,15 +51,16 @@ class PhaseTimer:
         """
         if name == "total":
             raise ValueError(
-                "PhaseTimer.phase: expected a name other than 'total', which flush reports. Remedy: rename it."
+                "PhaseTimer.phase: expected another name than 'total', which flush reports itself, received 'total'. "
+                "Remedy: rename it."
             )
-        if self._unused:  # what came before, such as opening files, is no part of the work
+        if self._unused:  # time before the first phase, such as opening files, does not count
             self._interval.start()
             self._unused = False
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             yield
             return
-        # Making a pair of events is slow beside recording it, so they are used again.
+        # Making a pair of events is slow compared to recording it, so they are reused.
         watch = self._spare.pop() if self._spare else Stopwatch(self.device)
         watch.start()
         yield

@@ -66,7 +66,7 @@ def save_learning_curve(
     data = read_progress(progress_csv, column)
     figure = new_figure(9.0, 3.6)
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    marker = "o" if len(data["step"]) < 2 else None  # a line needs two points to be seen
+    marker = "o" if len(data["step"]) < 2 else None  # a line of one point is invisible
     for axes, name, label in ((by_step, "step", "environment steps"), (by_time, "wall_time", "wall time (s)")):
         axes.plot(data[name], data[column], marker=marker, linewidth=1.5)
         axes.set_xlabel(label)

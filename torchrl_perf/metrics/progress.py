@@ -71,7 +71,7 @@ def format_progress(step: int, total: int, *, mean_return: float, steps_per_seco
 class ProgressLine:
     """Shows ``format_progress`` while a run lasts: one line rewritten in place on a terminal, plain lines elsewhere.
 
-    A stream that is closed or full is no reason to stop a run: nothing more is shown then.
+    If the stream is closed or full, the run goes on and nothing more is shown.
 
     Args:
         total: environment steps of the whole run.

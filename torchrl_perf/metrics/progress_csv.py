@@ -123,7 +123,10 @@ class ProgressCSVLogger(Logger):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError(f"progress.csv has no place for the histogram {name!r}: use W&B or TensorBoard.")
+        raise NotImplementedError(
+            f"progress.csv: expected numbers, received the histogram {name!r}, which no cell can hold. Remedy: log it "
+            "to W&B or TensorBoard."
+        )
 
     def log_video(self, name: str, video: Tensor, step: int | None = None, **kwargs: Any) -> NoReturn:
         """Refuse: a video has no cell in a CSV file.
@@ -131,7 +134,10 @@ class ProgressCSVLogger(Logger):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError(f"progress.csv has no place for the video {name!r}: use W&B or TensorBoard.")
+        raise NotImplementedError(
+            f"progress.csv: expected numbers, received the video {name!r}, which no cell can hold. Remedy: log it to "
+            "W&B or TensorBoard."
+        )
 
     def __repr__(self) -> str:
         return f"ProgressCSVLogger(path={os.fspath(self.path)!r})"
@@ -169,7 +175,7 @@ class ProgressCSVLogger(Logger):
                 )
 
     def _tell_torn(self) -> None:
-        """Say how many lines are no rows of the table, such as those of a file that was cut or mixed with another."""
+        """Report how many lines are no rows of the table, as in a file that was cut or mixed with another."""
         with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
             lines = list(csv.reader(file))
         if lines and lines[0][: len(_FIXED)] != _FIXED:
@@ -300,7 +306,7 @@ def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _merge(row: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with its empty cells filled; what a row says already stands."""
+    """The row with its empty cells filled; filled cells are kept."""
     return {**late, **{name: value for name, value in row.items() if value not in ("", None)}}
 
 

@@ -10,20 +10,20 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.record.loggers import Logger
-from torchrl.record.loggers.common import _make_metrics_safe
 
 from torchrl_perf.metrics.histogram import Histogram
 from torchrl_perf.metrics.log_row import bin_centres, log_row
 from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.run_layout import CONFIG, PROGRESS
+from torchrl_perf.runtime.upstream.loggers import without_tensors
 
 
 class Sink(Protocol):
-    """A place for rows. Only the thread that owns it calls it, but for :meth:`abandon`.
+    """A place for rows. Only the thread that owns it calls it, except for :meth:`abandon`.
 
     Attributes:
-        name: how it is called in messages.
-        retries: whether an ``OSError`` passes, such as a full disk, so that rows wait and are tried again.
+        name: its name in messages.
+        retries: whether an ``OSError``, such as a full disk, may pass, so that rows wait and are tried again.
         is_local: whether it writes files by itself, so that a flush is worth waiting for.
         opens_with_first_row: whether it needs to know the step of the first row, or can be opened before.
         close_limit: seconds that closing may take.
@@ -52,7 +52,7 @@ class Sink(Protocol):
         ...
 
     def abandon(self, *, hanging: bool) -> bool:
-        """Let go of a logger that has failed or hangs; called from any thread. Whether its helpers are gone."""
+        """Give up a logger that has failed or hangs; called from any thread. Returns whether its helpers are gone."""
         ...
 
 
@@ -94,17 +94,17 @@ class LoggerSink:
         logger.close()
 
     def abandon(self, *, hanging: bool) -> bool:
-        """Nothing can be done about a logger of somebody else."""
+        """Do nothing: the logger belongs to the caller."""
         return False
 
 
 class CSVSink(LoggerSink):
-    """``progress.csv`` in a folder, and ``hparams.json`` unless a trainer has left its own there; a full disk passes.
+    """``progress.csv`` in a folder, and ``hparams.json`` unless a trainer has written ``config.json`` there.
 
     Args:
         run_dir: folder of the run.
         run_name: name of the run.
-        config: what is stored in ``hparams.json`` where there is no ``config.json``; None stores nothing.
+        config: stored in ``hparams.json`` if there is no ``config.json``; None stores nothing.
     """
 
     def __init__(self, run_dir: str, run_name: str, config: Mapping[str, Any] | None) -> None:
@@ -150,7 +150,7 @@ class TensorboardSink(LoggerSink):
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         if row:
-            # `add_scalar` would make an event of its own for each metric.
+            # ``add_scalar`` would write a separate event for each metric.
             values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in row.items()]
             logger.experiment.file_writer.add_summary(Summary(value=values), step)
         for name, histogram in histograms.items():
@@ -170,7 +170,7 @@ def _write_text(logger: Any, config: Mapping[str, Any], step: int | None) -> Non
 
 
 def plain_numbers(metrics: Any, keys_sep: str = "/") -> dict[str, Any]:
-    """A row as host values, as they are at the time of the call.
+    """A row as host values, read at the time of the call.
 
     Args:
         metrics: mapping of names to numbers or tensors, or a TensorDict.
@@ -180,10 +180,10 @@ def plain_numbers(metrics: Any, keys_sep: str = "/") -> dict[str, Any]:
         Names and values without tensors.
     """
     if isinstance(metrics, TensorDictBase):
-        return dict(_make_metrics_safe(metrics, keys_sep=keys_sep))
+        return without_tensors(metrics, keys_sep=keys_sep)
     row = dict(metrics)
     if any(isinstance(value, Tensor) for value in row.values()):
-        safe = _make_metrics_safe(row)  # one wait for all of them; it changes the order
+        safe = without_tensors(row)  # one wait for all of them; it changes the order
         row = {name: safe[name] for name in row}
     return row
 

@@ -1,4 +1,4 @@
-"""W&B: offline unless there is a key, continued after a resume, let go when it fails or hangs."""
+"""W&B: offline unless there is a key, continued after a resume, given up when it fails or hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +22,13 @@ from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.redact import redact, redact_command
 from torchrl_perf.runtime.timing import Stopwatch
+from torchrl_perf.runtime.upstream.wandb_service import forget_import_hooks, forget_service
 from torchrl_perf.runtime.wandb_key import has_wandb_key
 
 STATE_FILE = "wandb.json"
 """File in the folder of a run with the identifier of its W&B run and the last step that was handed to it."""
 
-_INIT_LIMIT = 20  # seconds until a server that does not answer is given up
+_INIT_LIMIT = 20  # seconds that the server gets to answer
 _CLOSE_LIMITS = {"online": 30.0, "offline": 10.0}  # seconds
 _SECONDS_BETWEEN_STATES = 1.0
 
@@ -38,7 +38,7 @@ class WandbSink(LoggerSink):
 
     It is offline when there is no key (neither ``WANDB_API_KEY`` nor a netrc entry) or the server cannot be reached at
     the start; ``WANDB_MODE`` decides if set. A resumed run keeps its identifier and gets the rows that it does not have
-    yet: those of ``progress.csv`` first, should W&B have died before the run did.
+    yet: first those of ``progress.csv``, in case W&B died before the run did.
 
     Args:
         run_dir: folder of the run.
@@ -50,7 +50,7 @@ class WandbSink(LoggerSink):
 
     retries = False
     is_local = False
-    opens_with_first_row = True  # which says what of progress.csv is older than the resumed run
+    opens_with_first_row = True  # its step tells which rows of progress.csv are from before the resumed run
 
     def __init__(
         self, run_dir: str, project: str, run_name: str, config: Mapping[str, Any] | None, *, resume: bool = False
@@ -103,7 +103,7 @@ class WandbSink(LoggerSink):
             if self._resume:
                 return
             raise ValueError(
-                f"expected a step above {self._stored}, received {step}; progress.csv has the late metrics"
+                f"expected a step above {self._stored}, received {step}. Remedy: read the late metrics in progress.csv"
             )
         # Once a row is new, what comes below it is late.
         self._resume = False
@@ -130,12 +130,12 @@ class WandbSink(LoggerSink):
             self._write_state()
 
     def abandon(self, *, hanging: bool) -> bool:
-        """Forget W&B's service if it is dead, and end it if it hangs, so that the exit of the process is not held up.
+        """Forget W&B's service if it is dead, and end it if it hangs, so that the process can exit.
 
         This reaches into W&B, whose own exit hook waits for the service without a limit.
         """
         with contextlib.suppress(Exception):
-            return _forget_service(kill=hanging)
+            return forget_service(kill=hanging)
         return False
 
     def _start(self, mode: str) -> Logger:
@@ -143,12 +143,12 @@ class WandbSink(LoggerSink):
         from torchrl.record.loggers.wandb import WandbLogger
 
         settings = wandb.Settings(
-            # Standard output may hold what has no place in a log, and wrapping it costs every print of the process.
+            # Standard output may hold private text, and wrapping it slows every print of the process.
             console=cast("Any", os.environ.get("WANDB_CONSOLE", "off")),
             quiet=True,
             init_timeout=_INIT_LIMIT,
             finish_timeout=0.8 * self.close_limit,
-            # W&B stores the command line as it is, and a patch of uncommitted changes; the configuration holds a
+            # W&B stores the raw command line, and a patch of uncommitted changes; the configuration holds a
             # machine card with commit and command, without credentials.
             x_disable_meta=redact_command(sys.argv) != sys.argv,
             disable_git=True,
@@ -160,27 +160,27 @@ class WandbSink(LoggerSink):
                 save_dir=self._run_dir,
                 id=self._id,
                 log_env_packages=False,
-                # `mode` rather than TorchRL's `offline=True`, which would set WANDB_MODE for the whole process.
+                # ``mode`` rather than TorchRL's ``offline=True``, which would set WANDB_MODE for the whole process.
                 mode=mode,
-                # without a server W&B does not look for an earlier run, and warns when it is asked to
+                # without a server W&B does not look for an earlier run, and warns if asked to
                 resume="allow" if mode == "online" else None,
                 reinit="create_new",
                 settings=settings,
             )
         finally:
-            _forget_import_hooks(self._id)
+            forget_import_hooks(self._id)
 
     def _read_state(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads((Path(self._run_dir) / STATE_FILE).read_text(encoding="utf-8"))
             self._id = str(state["id"])
-            # The files know better than the note whether rows reached the disk; without rows the note stands.
+            # The files show whether rows reached the disk; the note counts only if they hold no rows.
             stored = last_stored_step(self._run_dir, self._id)
             self._stored = stored if stored is not None else state.get("last_step")
 
     def _write_state(self) -> None:
         text = json.dumps({"id": self._id, "last_step": self._stored}) + "\n"
-        with contextlib.suppress(OSError):  # a full disk is the business of progress.csv
+        with contextlib.suppress(OSError):  # progress.csv reports a full disk
             write_text(Path(self._run_dir) / STATE_FILE, text, lasting=False)
         self._state_age.start()
 
@@ -199,34 +199,3 @@ def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
         name: wandb.Histogram(np_histogram=(np.asarray(h.counts), np.asarray(h.edges)))
         for name, h in histograms.items()
     }
-
-
-def _forget_import_hooks(run_id: str) -> None:
-    """Take back W&B's hooks on imports of well-known packages, which only count who uses them.
-
-    They ask the service, in the thread that imports: with a dead service every such import of the process would raise
-    ``ConnectionResetError``, and with a hanging one it would wait.
-    """
-    from wandb.sdk.wandb_run import Run
-
-    with contextlib.suppress(AttributeError):  # a release without these hooks
-        Run._unregister_telemetry_import_hooks(run_id)
-
-
-def _forget_service(*, kill: bool) -> bool:
-    """Whether W&B's service is gone; then its exit hook is gone too, and the next run starts a new service."""
-    setup = sys.modules.get("wandb.sdk.wandb_setup")
-    connection = getattr(getattr(setup, "_singleton", None), "_connection", None)
-    if setup is None or connection is None or connection._proc is None:
-        return False  # a service that another process has started is not ours to end
-    process = connection._proc._process
-    if kill:
-        process.kill()
-    try:
-        process.wait(timeout=1.0)  # its socket may close a moment before it ends
-    except subprocess.TimeoutExpired:
-        return False
-    connection._cleanup()
-    os.environ.pop("WANDB_SERVICE", None)
-    setattr(setup, "_singleton", None)  # noqa: B010
-    return True

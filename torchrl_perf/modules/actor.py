@@ -1,4 +1,4 @@
-"""A probabilistic actor that costs the host little more than its network."""
+"""A probabilistic actor whose host time is little more than its network's."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torchrl_perf.runtime.self_capture import self_capturing
 
 
 class DeviceActor(ProbabilisticActor):
-    """``torchrl.modules.ProbabilisticActor`` of one network and one distribution, with a short way to a sample.
+    """``torchrl.modules.ProbabilisticActor`` of one network and one distribution, with a fast path to a sample.
 
     While a collector samples actions, the network and the distribution are called directly and their results written,
     which takes the host about two thirds of the time of the parent's chain of modules (on a CPU; compiled or captured
@@ -35,9 +35,9 @@ class DeviceActor(ProbabilisticActor):
         param_keys: the distribution's arguments and the keys they are written under, such as ``["logits"]``.
         in_keys: what the network reads.
         spec: the action's spec, for TorchRL's checks.
-        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; handed to the distribution, which has to
-            have an argument ``valid``, such as :class:`BoundedNormal`: the others act neutrally, with log-probability
-            0. All do by default.
+        valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist, all by default; the others act neutrally,
+            with log-probability 0. It is passed to the distribution, which needs an argument ``valid``, such as
+            :class:`BoundedNormal`.
         distribution_kwargs: further arguments of the distribution, such as its bounds.
     """
 

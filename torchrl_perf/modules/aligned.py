@@ -1,4 +1,4 @@
-"""Linear layers whose compiled form has the sizes that tensor cores take."""
+"""Linear layers whose compiled form has sizes that tensor cores support."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``x @ weight + bias`` in matrices padded to rows of 16 bytes; for compiled functions.
 
     A row of 17 observations is not aligned to 16 bytes, and such products run on the slow float32 units even where TF32
-    is allowed. The first column of padding carries the bias, whose gradient is then a row of the weight's and no
-    reduction over the batch. A compiler makes the padding in the kernels that write ``x`` and ``weight``.
+    is allowed. The first column of padding carries the bias, whose gradient is then a row of the weight's gradient
+    instead of a reduction over the batch. A compiler makes the padding in the kernels that write ``x`` and ``weight``.
 
     Args:
         x: ``[*, B, IN]``.
@@ -32,7 +32,7 @@ def aligned_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear(x, weight, bias)``, whose compiled form is :func:`aligned_affine` where the sizes are not even.
+    """``F.linear(x, weight, bias)``, compiled as :func:`aligned_affine` where the sizes are not aligned.
 
     Args:
         x: ``[*, IN]``.
@@ -58,5 +58,5 @@ class AlignedLinear(nn.Linear):
 
 
 def _numbers_in_16_bytes(x: Tensor) -> int:
-    """The alignment that kernels ask of each row: 4 numbers of float32, 8 of 16 bits under autocast."""
+    """The alignment that kernels need for each row: 4 numbers of float32, 8 of 16 bits under autocast."""
     return 8 if torch.is_autocast_enabled(x.device.type) else 4

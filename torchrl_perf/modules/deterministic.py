@@ -22,7 +22,7 @@ Squash = Literal["tanh", "atan"]
 class DeterministicActor(TensorDictModuleBase):
     """``a = middle + half width * squash(network(s))``, within the bounds of a spec (arXiv:1509.02971).
 
-    It acts the same whatever the exploration type; noise is another module's. Bounds are buffers: ``.to(device)`` moves
+    It acts the same whatever the exploration type; other modules add noise. Bounds are buffers: ``.to(device)`` moves
     them, ``state_dict`` holds them. Nothing waits for the host.
 
     Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``action_key``.
@@ -62,7 +62,7 @@ class DeterministicActor(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if squash not in ("tanh", "atan"):
-            raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}.")
+            raise ValueError(f"squash: expected 'tanh' or 'atan', received {squash!r}. Remedy: one of the two.")
         low, high = action_bounds(leaf_of(spec, action_key))
         self.module, self.spec, self.squash = network, composite_of(spec, action_key), squash
         self.network_keys, self.action_key, self.valid_key = list(in_keys), action_key, valid_key
@@ -80,7 +80,7 @@ class DeterministicActor(TensorDictModuleBase):
         wide, low, high = widened(raw), widened(self.low), widened(self.high)
         unit = torch.tanh(wide) if self.squash == "tanh" else wide.atan() * (2 / math.pi)
         action = (high + low) / 2 + (high - low) / 2 * unit
-        # rounding of middle + half width may lie outside of the bounds
+        # the rounded middle + half width may lie outside of the bounds
         return action.to(torch.promote_types(raw.dtype, self.low.dtype)).clamp(self.low, self.high)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -88,7 +88,7 @@ class DeterministicActor(TensorDictModuleBase):
         action = self.action(*[cast("Tensor", tensordict.get(key)) for key in self.network_keys])
         if self.valid_key is not None:
             valid = of_rows(cast("Tensor", tensordict.get(self.valid_key)), action.shape[:-1])
-            # not a product: what the network says of an agent that does not exist may be NaN
+            # not a product: the network's output for an agent that does not exist may be NaN
             action = torch.where(valid.unsqueeze(-1), action, (self.high + self.low) / 2)
         tensordict.set(self.action_key, action)
         return tensordict

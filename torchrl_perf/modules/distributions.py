@@ -16,11 +16,11 @@ class GumbelCategorical(Categorical):
     """``torch.distributions.Categorical`` that samples by the Gumbel-max trick.
 
     ``argmax(logits + G)`` with ``G = -log(-log(U))`` draws from ``softmax(logits)`` exactly, in one elementwise
-    pass that a compiler fuses with what is around it; ``torch.multinomial`` is about eight kernels. Actions whose logit
-    is ``-inf``, or whose probability is 0, are never drawn.
+    pass that a compiler fuses with the operations around it; ``torch.multinomial`` takes about eight kernels. Actions
+    whose logit is ``-inf``, or whose probability is 0, are never drawn.
 
-    Logits of 16 bits are normalised, and actions drawn, in float32: log-probabilities are those of what is drawn, and
-    are rounded to 16 bits when they are returned.
+    Logits of 16 bits are normalised, and actions drawn, in float32: log-probabilities belong to the distribution that
+    is sampled, and are rounded to 16 bits when they are returned.
 
     Args:
         logits: ``[*, D]`` unnormalised log-probabilities.
@@ -52,7 +52,7 @@ class GumbelCategorical(Categorical):
         Distribution.__init__(self, self.log_probs.shape[:-1], validate_args=bool(validate_args))
 
     def _set(self, log_probs: Tensor, given: Tensor) -> None:
-        """What torch's class has: not its constructor, which would normalise in the dtype that is given."""
+        """Set the attributes of torch's class, whose constructor would normalise in the given dtype."""
         self.dtype = given.dtype if given.is_floating_point() else log_probs.dtype
         self.log_probs = log_probs
         self.logits = self._param = log_probs.to(self.dtype)  # pyright: ignore[reportAttributeAccessIssue]
@@ -66,15 +66,10 @@ class GumbelCategorical(Categorical):
     def expand(self, batch_shape: Any, _instance: Any = None) -> "GumbelCategorical":
         """The same distribution for ``batch_shape`` rows."""
         new = cast("Any", type(self).__new__(type(self)) if _instance is None else _instance)
+        super().expand(batch_shape, new)
         rows = torch.Size(batch_shape)
-        shape = rows + self.log_probs.shape[-1:]
-        for name in ("log_probs", "logits", "probs", "_param"):
-            if name in self.__dict__:
-                setattr(new, name, self.__dict__[name].expand(shape))
-        new.dtype, new._num_events = self.dtype, self._num_events
+        new.dtype, new.log_probs = self.dtype, self.log_probs.expand(rows + self.log_probs.shape[-1:])
         new.valid = None if self.valid is None else self.valid.expand(rows)
-        Distribution.__init__(new, rows, validate_args=False)
-        new._validate_args = self._validate_args
         return new
 
     @property
@@ -84,12 +79,12 @@ class GumbelCategorical(Categorical):
 
     @property
     def mean(self) -> Tensor:
-        """The mode, since actions have no mean; what TorchRL takes under ``ExplorationType.MEAN``."""
+        """The mode, since actions have no mean; TorchRL uses it under ``ExplorationType.MEAN``."""
         return self.mode
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The mode: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
+        """The mode, which TorchRL uses under ``ExplorationType.DETERMINISTIC``."""
         return self.mode
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
@@ -112,7 +107,7 @@ class GumbelCategorical(Categorical):
 
 
 def one_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
-    """The one that is given.
+    """The one of the two arguments that is not None.
 
     Raises:
         ValueError: for both or neither, or one without dims.
@@ -122,7 +117,10 @@ def one_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
         raise ValueError(f"expected either logits or probs, received {received}. Remedy: name the one that you have.")
     given = cast("Tensor", probs if logits is None else logits)
     if given.ndim < 1:
-        raise ValueError(f"logits, probs: expected [*, D], received {list(given.shape)}.")
+        raise ValueError(
+            f"logits, probs: expected [*, D], received {list(given.shape)}. Remedy: at least one dimension, of the "
+            "categories."
+        )
     return given
 
 

@@ -20,8 +20,8 @@ _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu
 class EnsembleMLP(nn.Module):
     """K independent perceptrons, ``linear, activation, ..., linear``, as batched matrix products.
 
-    Parameters: ``weights[i] [K, IN_i, OUT_i]`` and ``biases[i] [K, 1, OUT_i]``, each member initialised on its own as
-    ``nn.Linear`` does (uniform within ``1 / sqrt(IN_i)``). The output of member k is that of an ``nn.Sequential`` with
+    Parameters: ``weights[i] [K, IN_i, OUT_i]`` and ``biases[i] [K, 1, OUT_i]``, each member initialised independently
+    as in ``nn.Linear`` (uniform within ``1 / sqrt(IN_i)``). The output of member k is that of an ``nn.Sequential`` with
     the weights ``weights[i][k].T`` and biases ``biases[i][k, 0]``.
 
     Args:
@@ -51,10 +51,15 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         sizes = [in_features, *hidden_sizes, out_features]
         if min(num_members, *sizes) < 1:
-            raise ValueError(f"num_members and sizes: expected at least 1, received {num_members} and {sizes}.")
+            raise ValueError(
+                f"num_members and sizes: expected at least 1, received {num_members} and {sizes}. Remedy: sizes of 1 "
+                "or more."
+            )
         self.num_members = num_members
         self.activation = activation
         self.precision = check_precision(precision)
@@ -80,13 +85,16 @@ class EnsembleMLP(nn.Module):
 
         Args:
             x: ``[*, IN]``; with ``per_member`` ``[K, *, IN]``.
-            per_member: whether ``x`` holds an input of its own for each member.
+            per_member: whether ``x`` holds a separate input for each member.
 
         Raises:
             ValueError: with ``per_member``, for a first dim that is not K.
         """
         if per_member and (x.ndim < 2 or x.shape[0] != self.num_members):
-            raise ValueError(f"x: expected [K, *, IN] with K = {self.num_members}, received {list(x.shape)}.")
+            raise ValueError(
+                f"x: expected [K, *, IN] with K = {self.num_members}, received {list(x.shape)}. Remedy: x.expand(K, "
+                "...) for one input to all members."
+            )
         batch = x.shape[1:-1] if per_member else x.shape[:-1]
         if per_member:
             hidden = x.reshape(self.num_members, -1, x.shape[-1])
@@ -115,7 +123,7 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same for a compiler, which merges all but the matrix products into the kernels around them.
+    """A layer in a form for compilers, which fuse all but the matrix products into the kernels around them.
 
     One output is a sum that needs no matrix product, forward or backward. ``baddbmm`` would copy the bias to the output
     first.
@@ -160,7 +168,7 @@ class EnsembleQ(nn.Module):
     ) -> None:
         super().__init__()
         if len(out_keys) != 1:
-            raise ValueError(f"out_keys: expected one key, received {list(out_keys)}.")
+            raise ValueError(f"out_keys: expected one key, received {list(out_keys)}. Remedy: out_keys of one key.")
         self.in_keys, self.out_keys = list(in_keys), list(out_keys)
         self._options = {"hidden_sizes": hidden_sizes, "activation": activation, "precision": precision}
         self.net = EnsembleMLP(num_members, in_features, 1, device=device, **self._options)
@@ -168,7 +176,7 @@ class EnsembleQ(nn.Module):
     def forward(self, *inputs: Tensor | TensorDictBase) -> Any:
         """Observations ``[*, O]`` and action ``[*, D]`` -> ``[*, K]``, a view with the members outermost in memory.
 
-        Of one TensorDict that TensorDict, with the values.
+        Called with one TensorDict, it returns that TensorDict with the values written.
         """
         if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
             tensordict = inputs[0]

@@ -21,24 +21,24 @@ SINGLE = Categorical | OneHot
 
 
 class EpsilonGreedy(TensorDictModuleBase):
-    """Acts greedily on a network of action values, or at random with probability epsilon, for each row on its own.
+    """Acts greedily on a network of action values, or at random with probability epsilon, independently in each row.
 
-    With a network it stands for TorchRL's ``QValueActor`` and ``EGreedyModule`` in one. Without, it is the counterpart
-    of ``EGreedyModule``: it follows a policy, ``TensorDictSequential(policy, EpsilonGreedy(spec))``, and puts random
-    actions in place of some of the policy's.
+    With a network it replaces TorchRL's ``QValueActor`` and ``EGreedyModule`` together. Without one it is the
+    counterpart of ``EGreedyModule``: it follows a policy, ``TensorDictSequential(policy, EpsilonGreedy(spec))``, and
+    replaces some of the policy's actions by random ones.
 
     Epsilon falls linearly from ``eps_init`` to ``eps_end`` in ``annealing_num_steps`` frames; :meth:`step` advances it
-    by any number of frames at the cost of one. All of the schedule is in buffers: ``.to(device)`` moves it,
-    ``state_dict`` holds it, and a captured graph honours what is written there in place. Actions are greedy where
-    TorchRL's exploration type is not RANDOM.
+    by any number of frames at the cost of one. The schedule is in buffers: ``.to(device)`` moves it, ``state_dict``
+    holds it, and a captured graph sees in-place changes. Actions are greedy if TorchRL's exploration type is not
+    RANDOM.
 
-    Any batch shape ``[*]`` serves, ``[N, A]`` of agents, too. Action 0 is the answer of a row that allows no action,
-    and of an agent that does not exist, whatever the network says of it, NaN included.
+    Any batch shape ``[*]`` works, such as ``[N, A]`` of agents. A row that allows no action, and an agent that does not
+    exist, get action 0, whatever the network's output, NaN included.
 
     Keys read: ``in_keys``, and ``action_mask_key`` and ``valid_key`` if given; without a network the action. Written:
     ``action_key``, and by a network "action_value" ``[*, D]`` and "chosen_action_value" ``[*, 1]`` as a ``QValueActor``
-    does, whatever the exploration, so that TorchRL's losses take it for one: the values of all actions, and that of
-    the action written. ``write_values=False`` leaves both out, for a policy that only collects.
+    does, so that TorchRL's losses accept it as one: the values of all actions, and that of the action written, explored
+    or not. ``write_values=False`` leaves both out, for a policy that only collects.
 
     Args:
         network: maps the inputs to action values ``[*, D]``; or, in its place, the spec.
@@ -101,7 +101,9 @@ class EpsilonGreedy(TensorDictModuleBase):
         eps_start = former.pop("eps_start", eps_init)
         decay_frames = former.pop("decay_frames", annealing_num_steps)
         if former:
-            raise TypeError(f"EpsilonGreedy: expected its own arguments, received {sorted(former)}.")
+            raise TypeError(
+                f"EpsilonGreedy: expected its own arguments, received {sorted(former)}. Remedy: take these out."
+            )
         eps_end = (0.05 if network is not None else 0.1) if eps_end is None else eps_end
         decay_frames = (10_000 if network is not None else 1_000) if decay_frames is None else decay_frames
         self.network, self.action_key = network, action_key
@@ -109,9 +111,14 @@ class EpsilonGreedy(TensorDictModuleBase):
         self._read_spec(spec, mask_key)
         for name, value in (("eps_start", eps_start), ("eps_end", eps_end)):
             if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}: expected a probability in [0, 1], received {value}.")
+                raise ValueError(
+                    f"{name}: expected a probability in [0, 1], received {value}. Remedy: a number from 0 to 1."
+                )
         if decay_frames < 0:
-            raise ValueError(f"annealing_num_steps: expected at least 0 frames, received {decay_frames}.")
+            raise ValueError(
+                f"annealing_num_steps: expected at least 0 frames, received {decay_frames}. Remedy: "
+                "annealing_num_steps=0 for no annealing."
+            )
         self._make_keys(in_keys, mask_key, valid_key)
         leaf = cast("Any", self.spec)[action_key]
         own = None if network is None else next((param.device for param in network.parameters()), None)
@@ -163,7 +170,7 @@ class EpsilonGreedy(TensorDictModuleBase):
         self.network_keys = list(in_keys)
 
     def _make_parts(self, leaf: Any, device: torch.device | str | None) -> None:
-        """The number of choices of each part of the action, in a buffer that is made anew and not stored."""
+        """The number of choices of each part of the action, in a buffer that is rebuilt instead of stored."""
         if isinstance(leaf, Binary):
             sizes = [2] * leaf.shape[-1]
         elif isinstance(leaf, MultiCategorical):
@@ -247,7 +254,7 @@ class EpsilonGreedy(TensorDictModuleBase):
 
     def _explore(self, greedy: Tensor, mask: Tensor | None) -> Tensor:
         """Random actions in place of a share epsilon of the greedy ones."""
-        # float32 whatever the default: halves are too few to tell many actions or a small epsilon apart
+        # float32 whatever the default dtype: 16 bits are too coarse for many actions or a small epsilon
         kind: dict[str, Any] = {"dtype": torch.float32, "device": greedy.device}
         if mask is None:
             # one draw of two numbers a row: whether to explore, and where
@@ -261,7 +268,7 @@ class EpsilonGreedy(TensorDictModuleBase):
     # -- after a policy -----------------------------------------------------------------------------------------------
 
     def _follow(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Puts random actions in place of some of a policy's."""
+        """Replaces some of a policy's actions by random ones."""
         action = cast("Tensor", tensordict.get(self.action_key))
         last = self.num_actions if self.one_hot or self.several else None
         if last is not None and action.shape[-1:] != (last,):
@@ -282,7 +289,7 @@ class EpsilonGreedy(TensorDictModuleBase):
         return tensordict.set(self.action_key, found)
 
     def _several(self, action: Tensor, rows: Sequence[int]) -> Tensor:
-        """As :meth:`_explore`, of an action of several parts, all of which are drawn where one is."""
+        """As :meth:`_explore`, for an action of several parts, which are all drawn together."""
         parts = len(self.parts)
         noise = torch.rand((*rows, parts + 1), dtype=torch.float32, device=action.device)
         choice = (noise[..., 1:] * self._sizes).to(torch.int64)

@@ -38,8 +38,8 @@ class DeviceMaskedCategorical(GumbelCategorical):
         mask: bool, broadcasts with ``[*, D]``, True for the allowed choices; all by default.
         valid: bool ``[*]`` or ``[*, 1]``, True for the rows that exist; all by default.
         probs: ``[*, D]`` unnormalised probabilities in the place of logits.
-        indices: int64 ``[*, K]``, the allowed choices by index in the place of a mask.
-        padding_value: what fills ``indices`` up in rows that allow fewer than K.
+        indices: int64 ``[*, K]``, the allowed choices by index, in place of a mask.
+        padding_value: the padding of ``indices`` in rows that allow fewer than K.
         validate_args: check arguments and values as torch does, which waits for the host; not by default.
 
     Raises:
@@ -91,7 +91,7 @@ class DeviceMaskedCategorical(GumbelCategorical):
 
 
 class _NormalPart:
-    """Rows of a normal that do not exist, and that must not reach the others as NaN."""
+    """Shields a normal from rows that do not exist, whose parameters may be NaN."""
 
     valid: Tensor | None
 
@@ -231,7 +231,7 @@ class DiagonalNormal(_NormalPart, Distribution):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """``[*, D]`` the mean: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
+        """``[*, D]`` the mean, which TorchRL uses under ``ExplorationType.DETERMINISTIC``."""
         return self.loc
 
     @property
@@ -264,13 +264,13 @@ class DiagonalNormal(_NormalPart, Distribution):
 
 
 class HybridDistribution(CompositeDistribution):
-    """Independent discrete and continuous parts of one action, scored together without a host wait.
+    """Independent discrete and continuous parts of one action, with a joint log-probability and no host wait.
 
     A TensorDict ``CompositeDistribution``, with the constructor, the keys of samples (any nesting) and of
     log-probabilities (``<part>_log_prob``) that TorchRL's losses know. It adds the joint log-probability, entropy and
-    divergence, each the sum over the parts and over the nodes of a part; parts of dims beyond the batch, one action for
-    each node, count each node, and nodes that are not valid count 0. With it ``kl_divergence`` and TorchRL's
-    ``KLPENPPOLoss`` take the closed form where they would otherwise sample one.
+    divergence, each the sum over the parts. A part with dims beyond the batch has one action for each node: its nodes
+    are summed too, and nodes that are not valid count 0. With it ``kl_divergence`` and TorchRL's ``KLPENPPOLoss`` use
+    the closed form where they would otherwise sample.
 
     Args:
         params: the parameters of each part under the part's name, batch ``[*batch]``.
@@ -326,7 +326,10 @@ class HybridDistribution(CompositeDistribution):
             ValueError: for another set of parts.
         """
         if list(self.dists) != list(other.dists):
-            raise ValueError(f"other: expected the parts {list(self.dists)}, received {list(other.dists)}.")
+            raise ValueError(
+                f"other: expected the parts {list(self.dists)}, received {list(other.dists)}. Remedy: compare "
+                "policies over the same action spec."
+            )
         parts = {key: kl_divergence(dist, other.dists[key]) for key, dist in self.dists.items()}
         return self.joined(parts, len(self.batch_shape))
 
@@ -365,7 +368,7 @@ def _kl_squashed(p: Any, q: Any) -> Tensor:
     divergence = hybrid.normal_kl(p.loc, p.scale, q.loc, q.scale)
     same = [p_bound == q_bound for p_bound, q_bound in ((p.low, q.low), (p.high, q.high)) if p_bound is not q_bound]
     for bounds in same:
-        # between other bounds there is no closed form, and the host cannot be asked: the answer is NaN, not a number
+        # for differing bounds there is no closed form, and a check on the host would wait: the result is NaN
         if isinstance(bounds, Tensor):
             divergence = divergence.masked_fill(~bounds.expand_as(p.loc).all(-1), torch.nan)
         elif not bounds:

@@ -41,12 +41,14 @@ def action_leaves(spec: TensorSpec) -> dict[NestedKey, TensorSpec]:
             "each entry of a MultiCategorical."
         )
     if not leaves:
-        raise ValueError("spec: expected at least one part, received none.")
+        raise ValueError(
+            "spec: expected at least one part, received none. Remedy: a Composite spec with at least one entry."
+        )
     return leaves
 
 
 def part_features(leaf: TensorSpec) -> int:
-    """Numbers that a network gives for one part: a logit for each choice, or location and scale of each component."""
+    """Number of outputs for one part: a logit for each choice, or location and scale of each component."""
     return int(cast("Any", leaf.space).n) if isinstance(leaf, Categorical) else 2 * leaf.shape[-1]
 
 
@@ -56,7 +58,7 @@ def hybrid_features(spec: TensorSpec) -> int:
 
 
 class HybridParameters(TensorDictModuleBase):
-    """A network and what turns its output into the parameters of a :class:`HybridDistribution`.
+    """A network whose output is split into the parameters of a :class:`HybridDistribution`.
 
     Keys read: ``in_keys``, masks and validity. Written: ``"params"``. Arguments are those of :class:`HybridActor`.
     """
@@ -95,7 +97,7 @@ class HybridParameters(TensorDictModuleBase):
             params[key] = head(part)
             if key in self.mask_keys:
                 params[key]["mask"] = tensordict.get(self.mask_keys[key])
-            # one that covers all nodes says nothing about a part that the whole row has in common
+            # a flag of the nodes does not apply to a part that is one action for the whole row
             if valid is not None and valid.shape in (part.shape[:-1], (*part.shape[:-1], 1)):
                 params[key]["valid"] = valid.view(part.shape[:-1])
             if not self.joint:
@@ -103,7 +105,8 @@ class HybridParameters(TensorDictModuleBase):
         if valid is not None and not any("valid" in values for values in params.values()):
             raise ValueError(
                 f"{self.valid_key!r}: expected the shape of the nodes of a part, one of "
-                f"{[list(part.shape[:-1]) for part in features]}, received {list(valid.shape)}."
+                f"{[list(part.shape[:-1]) for part in features]}, received {list(valid.shape)}. Remedy: a mask "
+                "without the features' last dimension."
             )
         return params, rows
 
@@ -126,10 +129,10 @@ class HybridActor(ProbabilisticActor):
     """A policy for actions with discrete and continuous parts: one network, a :class:`HybridDistribution`.
 
     Each Categorical leaf of ``spec`` is a masked categorical, each Bounded one a normal squashed into its bounds (held
-    in buffers; its location is kept within +-5 smoothly, so that an action tells where the normal was), each Unbounded
-    one a plain normal. Parts are independent given the state. A leaf may have dims between the batch and its own, one
-    action for each node (agent, particle) of a row: their log-probabilities are added up, and nodes that do not exist
-    act neutrally (choice 0, the middle of the bounds, 0) and count 0. This is the policy of hybrid PPO
+    in buffers; its location is kept smoothly within +-5, so that the normal's sample can be recovered from the action),
+    each Unbounded one a plain normal. Parts are independent given the state. A leaf may have dims between the batch and
+    its own, one action for each node (agent, particle) of a row: their log-probabilities are added up, and nodes that
+    do not exist act neutrally (choice 0, the middle of the bounds, 0) and count 0. This is the policy of hybrid PPO
     (arXiv:1903.01344) and hybrid SAC (arXiv:1912.11077).
 
     Actions follow TorchRL's exploration type: sampled under RANDOM, else the mode and the squashed mean.
@@ -139,8 +142,8 @@ class HybridActor(ProbabilisticActor):
     ``[*batch]`` at ``log_prob_key``, and the parameters under ``"params"``, which only TorchRL's ``KLPENPPOLoss`` and a
     closed-form divergence need in the batch.
 
-    PPO losses, TorchRL's too, take the keys of the parts' actions and log-probabilities from the actor; one that is to
-    read the sum alone is told so by ``loss.set_keys(sample_log_prob="action_log_prob")``.
+    PPO losses, TorchRL's too, take the keys of the parts' actions and log-probabilities from the actor. To read only
+    the sum, call ``loss.set_keys(sample_log_prob="action_log_prob")``.
 
     Args:
         network: maps the inputs to ``[*batch, *nodes, F]`` with ``F = hybrid_features(spec)``, the parts in the order
@@ -156,8 +159,8 @@ class HybridActor(ProbabilisticActor):
         log_scale_range: range of the logarithm of the scales, before squashing.
 
     Raises:
-        ValueError: for a kind of spec that no part serves, bounds that differ between nodes, and masks for parts that
-            are not discrete; when it acts, for a ``valid_key`` whose shape is that of no part.
+        ValueError: for an unsupported kind of spec, bounds that differ between nodes, and masks for parts that are not
+            discrete; when it acts, for a ``valid_key`` whose shape is that of no part.
     """
 
     def __init__(
@@ -265,8 +268,8 @@ class _BoundedHead(nn.Module):
 
     def forward(self, features: Tensor) -> dict[str, Tensor]:
         loc, *others = self.net(features)
-        # beyond this an action lies so close to its bound that its rounding hides where the normal was: the ratios of
-        # PPO, which see the action alone, would overflow for a policy with a small scale
+        # beyond this an action lies so close to its bound that rounding hides the normal's sample: PPO's ratios, which
+        # are computed from the action alone, would overflow for a policy with a small scale
         loc = squashed_loc(loc, LOC_LIMIT)
         return dict(zip(SquashedNormalHead.param_keys, (loc, *others), strict=True))
 
@@ -327,12 +330,15 @@ def _mask_keys(
     else:
         if len(discrete) != 1:
             raise ValueError(
-                f"mask_key: expected a mapping from parts to keys where there is not one discrete part, received "
-                f"{mask_key!r} for {discrete}."
+                "mask_key: expected a mapping from parts to keys where there is not one discrete part, received "
+                f"{mask_key!r} for {discrete}. Remedy: mask_key={{part: key}}."
             )
         keys = {discrete[0]: mask_key}
     if wrong := [key for key in keys if key not in discrete]:
-        raise ValueError(f"mask_key: expected masks of discrete parts {discrete}, received some of {wrong}.")
+        raise ValueError(
+            f"mask_key: expected masks of discrete parts {discrete}, received some of {wrong}. Remedy: name discrete "
+            "parts only."
+        )
     return cast("dict[NestedKey, NestedKey]", keys)
 
 

@@ -48,8 +48,8 @@ class ICEMSettings:
         shrink: factor by which the number of fresh plans falls from round to round, at least 1. It never falls below
             ``2 * elites`` (or ``candidates``, if that is less).
         kept_share: share of the elites that is evaluated again in the next round.
-        shift: also begin a decision with the kept elites of the one before, a step later; their last actions are new.
-        mean_action: evaluate the mean itself in the last round, in the place of a fresh plan.
+        shift: also begin a decision with the kept elites of the last one, moved by a step; their last actions are new.
+        mean_action: evaluate the mean itself in the last round, in place of a fresh plan.
         execute: take the first action of the ``"best"`` plan of the last round, or of the last ``"mean"``.
         discount: of rewards, where the metric returns one for each step.
 
@@ -76,17 +76,23 @@ class ICEMSettings:
         for name in ("horizon", "candidates", "iterations", "elites"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected a positive int, received {value!r}.")
+                raise ValueError(f"{name}: expected a positive int, received {value!r}. Remedy: 1 or more.")
         if self.elites > self.candidates:
-            raise ValueError(f"elites: expected at most the {self.candidates} candidates, received {self.elites}.")
+            raise ValueError(
+                f"elites: expected at most the {self.candidates} candidates, received {self.elites}. Remedy: fewer "
+                "elites, or more candidates."
+            )
         limits = {"momentum": (0.0, 1.0), "kept_share": (0.0, 1.0), "discount": (0.0, 1.0)}
         limits |= {"shrink": (1.0, math.inf), "init_std": (0.0, math.inf), "noise_exponent": (-math.inf, math.inf)}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not (low <= value <= high and math.isfinite(value)):
-                raise ValueError(f"{name}: expected a finite number from {low:g} to {high:g}, received {value!r}.")
+                raise ValueError(
+                    f"{name}: expected a finite number from {low:g} to {high:g}, received {value!r}. Remedy: a number "
+                    "in this range."
+                )
         if self.execute not in ("best", "mean"):
-            raise ValueError(f"execute: expected 'best' or 'mean', received {self.execute!r}.")
+            raise ValueError(f"execute: expected 'best' or 'mean', received {self.execute!r}. Remedy: one of the two.")
 
     @classmethod
     def plain(cls, **changes: Any) -> ICEMSettings:
@@ -120,7 +126,7 @@ class ICEMSettings:
 
 
 class Decision(NamedTuple):
-    """What a planner decides.
+    """The decision of a planner.
 
     Attributes:
         action: ``[B, D]``.
@@ -141,16 +147,16 @@ class ICEMPlanner(TensorDictModuleBase):
     In each round plans are drawn around a mean, rolled through a model, ranked by a metric, and mean and standard
     deviation are fitted to the best ones. The improvements over plain CEM, each of which :class:`ICEMSettings` can turn
     off: noise that is coloured along the plan, populations that shrink, elites that are kept from round to round and,
-    a step later, from decision to decision, the mean among the candidates of the last round, the first action of the
-    best plan. TorchRL has plain CEM, whose counterpart is ``ICEMSettings.plain()``.
+    moved by a step, from decision to decision, the mean as a candidate of the last round, and acting on the best plan
+    instead of the mean. TorchRL has plain CEM, whose counterpart is ``ICEMSettings.plain()``.
 
     All candidates of all envs are one batch ``[B, P]`` for the model. The numbers of rounds, plans and steps are fixed,
     so that a decision has static shapes and may be compiled and captured. Its random numbers are one draw for all
     rounds. A plan whose return is NaN is the worst.
 
-    **State.** Mean and kept elites are state of the environment's TensorDict: the root entries come in, those of "next"
-    go out. Give the env the :class:`~torchrl_perf.transforms.PolicyState` of :meth:`make_state`, which adds them to its
-    specs. Rows where "is_init" is True begin anew, with the middle of the action's range as their mean.
+    **State.** Mean and kept elites are entries of the environment's TensorDict: they are read at the root and written
+    under "next". Give the env the :class:`~torchrl_perf.transforms.PolicyState` of :meth:`make_state`, which adds them
+    to its specs. Rows where "is_init" is True start over, with the middle of the action's range as their mean.
 
     Keys read: ``state_key`` ``[*, S]``, "plan" ``[*, H, D]``, with kept elites and ``shift`` "plan_elites"
     ``[*, K, H, D]``, and "is_init" bool ``[*]`` or ``[*, 1]`` where present. Written: ``action_key`` ``[*, D]``, and
@@ -163,7 +169,7 @@ class ICEMPlanner(TensorDictModuleBase):
             ``[B, P, H]``, which are summed with the discount, or to returns ``[B, P]``; the more the better.
         spec: the action's spec ``[*, D]`` with finite bounds, such as ``env.action_spec``.
         settings: how to search.
-        state_key: what the model calls a state.
+        state_key: key of the model's state.
         action_key: the action.
 
     Attributes:
@@ -227,12 +233,12 @@ class ICEMPlanner(TensorDictModuleBase):
         Args:
             state: ``[B, S]``.
             plan: ``[B, H, D]``, that of the decision before.
-            elites: ``[B, K, H, D]``, likewise; not looked at without kept elites and ``shift``.
+            elites: ``[B, K, H, D]``, likewise; ignored without kept elites and ``shift``.
             first: bool ``[B]``, rows without a decision before; None for none.
             noise: as :meth:`draw` makes it.
         """
         settings = self.settings
-        # plans are rounded to the actions' dtype where they are acted on; what they are fitted to is not
+        # plans are rounded to the actions' dtype when executed, but not for the fit
         dtype, low, high = self.low.dtype, widened(self.low), widened(self.high)
         half, middle = (high - low) / 2, (high + low) / 2
         mean = widened(torch.cat((plan[:, 1:], plan[:, -1:]), 1))
@@ -301,14 +307,14 @@ class ICEMPlanner(TensorDictModuleBase):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _drawn(self) -> list[int]:
-        """Plans drawn in each round; those of the first one that give kept elites their last action included."""
+        """Plans drawn in each round; in the first one also those that give kept elites their last action."""
         fresh = list(self.settings.fresh)
         if self.settings.shift:
             fresh[0] += self.settings.kept
         return fresh
 
     def _carry(self, candidates: Tensor, elites: Tensor, first: Tensor | None) -> Tensor:
-        """The last K candidates replaced by the elites of the decision before, a step later."""
+        """The candidates, the last K replaced by the elites of the last decision, moved by a step."""
         new, spare = candidates.split((self.settings.fresh[0], self.settings.kept), 1)
         shifted = torch.cat((elites[:, :, 1:].clamp(self.low, self.high), spare[:, :, -1:]), 2)
         if first is not None:

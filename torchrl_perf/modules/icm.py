@@ -1,4 +1,4 @@
-"""Intrinsic curiosity: a reward for transitions that a learned model does not foresee."""
+"""Intrinsic curiosity: a reward for transitions that a learned model does not predict."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -15,13 +15,13 @@ from torchrl_perf.functional.rows.missing import missing_rows
 
 
 class ICMOutput(NamedTuple):
-    """What the three networks say of a batch of transitions.
+    """The outputs of the three networks for a batch of transitions.
 
     Attributes:
         features: ``[*, F]`` of the next states.
-        predicted: ``[*, F]`` features that the forward model foresees.
+        predicted: ``[*, F]`` features that the forward model predicts.
         guess: ``[*, D]`` logits of discrete actions, or continuous actions, of the inverse model.
-        action: ``[*]`` indices, or ``[*, D]``, what the guess is compared with.
+        action: ``[*]`` indices, or ``[*, D]``, the true action.
     """
 
     features: Tensor
@@ -33,9 +33,9 @@ class ICMOutput(NamedTuple):
 class ICM(TensorDictModuleBase):
     """Intrinsic curiosity module (ICM, arXiv:1705.05363), which writes ``eta/2 ||phi^(s') - phi(s')||^2`` as a reward.
 
-    A feature network phi; an inverse model, which guesses the action from the features of two states, so that phi keeps
-    what the agent can influence; and a forward model, which foresees the features of the next state. States of both
-    ends pass phi in one call. :class:`~torchrl_perf.objectives.ICMLoss` trains all three;
+    A feature network phi; an inverse model, which predicts the action from the features of two states, so that phi
+    keeps what the agent can influence; and a forward model, which predicts the features of the next state. States and
+    next states pass phi in one call. :class:`~torchrl_perf.objectives.ICMLoss` trains all three;
     :class:`~torchrl_perf.transforms.RewardComponents` adds the reward, as a column with a weight. It reads whole
     transitions: call it on a collected batch, with the true final observations at episode ends.
 
@@ -80,11 +80,14 @@ class ICM(TensorDictModuleBase):
         super().__init__()
         unknown = sorted(set(options) - {"reward_key", "trunk", "device"})
         if unknown:
-            raise TypeError(f"options: expected reward_key, trunk or device, received {unknown}.")
+            raise TypeError(
+                f"options: expected reward_key, trunk or device, received {unknown}. Remedy: take the others out."
+            )
         if min(in_features, hidden_size, num_features) < 1 or not eta >= 0:
             raise ValueError(
-                "expected sizes of at least 1 and eta of at least 0, received in_features "
-                f"{in_features}, hidden_size {hidden_size}, num_features {num_features}, eta {eta}."
+                f"expected sizes of at least 1 and eta of at least 0, received in_features {in_features}, hidden_size "
+                f"{hidden_size}, num_features {num_features}, eta {eta}. Remedy: sizes of 1 or more, and eta=0.0 for "
+                "no bonus."
             )
         self.discrete = isinstance(spec, Categorical | OneHot)
         self.one_hot = isinstance(spec, OneHot)

@@ -14,15 +14,15 @@ def check_precision(precision: str) -> str:
         ValueError: for another one.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}.")
+        raise ValueError(f"precision: expected one of {PRECISIONS}, received {precision!r}. Remedy: one of these.")
     return precision
 
 
 class MixedSequential(nn.Sequential):
     """``nn.Sequential`` whose hidden layers run in ``precision`` and whose last linear (or noisy) layer is in float32.
 
-    With ``"bf16"`` and ``"fp16"`` the layers before the last linear one run under autocast. The last layer, and what
-    follows it, costs little in float32, and a value of 16 bits would be coarse: next to 1,000 there are 996 and 1,004.
+    With ``"bf16"`` and ``"fp16"`` the layers before the last linear one run under autocast. The last layer and those
+    after it cost little in float32, and values of 16 bits would be coarse: the neighbours of 1,000 are 996 and 1,004.
     Parameters, names and ``state_dict`` are those of ``nn.Sequential``; so is everything for ``"tf32"`` and ``"ieee"``.
 
     Args:
@@ -40,7 +40,7 @@ class MixedSequential(nn.Sequential):
         self._first_float32 = linear[-1] if linear else len(layers)
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[*, IN]`` -> what the last layer gives, in the dtype of its parameters."""
+        """``[*, IN]`` -> the output of the last layer, in the dtype of its parameters."""
         if self.precision not in ("bf16", "fp16"):
             return super().forward(input)
         layers = list(self)
@@ -55,6 +55,6 @@ class MixedSequential(nn.Sequential):
 
 
 def _as_parameters(layers: list[nn.Module], number: int, value: Tensor) -> Tensor:
-    """What a layer is given, in the dtype of its parameters: a network that was converted as a whole has others."""
+    """The input of a layer in the dtype of its parameters, which may differ in a network that was converted."""
     parameter = next(layers[number].parameters(), None) if number < len(layers) else None
     return widened(value) if parameter is None else value.to(parameter.dtype)

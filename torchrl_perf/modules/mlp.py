@@ -1,4 +1,4 @@
-"""Multilayer perceptron whose layers run as one kernel where that is possible."""
+"""Multilayer perceptron whose layers run as one kernel where possible."""
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 class FusedMLP(MixedSequential):
     """Linear, activation, linear, activation, linear: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
 
-    The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the way they are run
-    differs. The fused path is taken for float32 CUDA inputs that need no gradient, ``hidden_size`` 32, 64 or 128, at
+    The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the execution differs.
+    The fused path is taken for float32 CUDA inputs that need no gradient, ``hidden_size`` 32, 64 or 128, at
     most 128 inputs and 64 outputs; anything else, and any CPU input, runs layer by layer.
 
     Args:
@@ -43,7 +43,9 @@ class FusedMLP(MixedSequential):
         device: torch.device | str | None = None,
     ) -> None:
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         act = _ACTIVATIONS[activation]
         super().__init__(
             nn.Linear(in_features, hidden_size, device=device),

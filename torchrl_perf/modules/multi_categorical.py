@@ -43,7 +43,7 @@ class IndependentCategoricals(Distribution):
             )
         most = max(self.nvec)
         parts = [F.pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in logits.split(self.nvec, -1)]
-        # log-probabilities of 16 bits would be off by up to 3 % each, and so would be what is drawn of them
+        # log-probabilities of 16 bits would be off by up to 3 % each, and so would the draws
         self.log_probs = torch.stack(parts, -2).log_softmax(-1, dtype=wide_dtype(logits.dtype))
         self.dtype = logits.dtype
         super().__init__(logits.shape[:-1], torch.Size([len(self.nvec)]), validate_args=False)
@@ -69,12 +69,12 @@ class IndependentCategoricals(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mode, since choices have no mean; what TorchRL takes under ``ExplorationType.MEAN``."""
+        """The mode, since choices have no mean; TorchRL uses it under ``ExplorationType.MEAN``."""
         return self.mode
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The mode: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
+        """The mode, which TorchRL uses under ``ExplorationType.DETERMINISTIC``."""
         return self.mode
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:

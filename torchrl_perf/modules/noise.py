@@ -1,4 +1,4 @@
-"""Noise added to the actions of a deterministic policy: Gaussian, or with a memory (Ornstein-Uhlenbeck)."""
+"""Noise added to the actions of a deterministic policy: Gaussian, or correlated in time (Ornstein-Uhlenbeck)."""
 
 import math
 from typing import Any, cast
@@ -48,7 +48,8 @@ class _ActionNoise(TensorDictModuleBase):
             policy, spec = cast("Any", None), policy
         if policy is not None and action_key not in policy.out_keys:
             raise ValueError(
-                f"action_key: expected a key that the policy writes, {policy.out_keys}, received {action_key!r}."
+                f"action_key: expected a key that the policy writes, {policy.out_keys}, received {action_key!r}. "
+                "Remedy: one of these keys."
             )
         leaf = leaf_of(getattr(policy, "spec", None) if spec is None else spec, action_key)
         if not isinstance(leaf, TensorSpec) or not leaf.dtype.is_floating_point:
@@ -61,10 +62,12 @@ class _ActionNoise(TensorDictModuleBase):
         sigma_end = sigma_start if sigma_end is None else sigma_end
         for name, value in (("sigma_start", sigma_start), ("sigma_end", sigma_end)):
             if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name}: expected a finite number of at least 0, received {value}.")
+                raise ValueError(
+                    f"{name}: expected a finite number of at least 0, received {value}. Remedy: 0 or more."
+                )
         self.policy, self.action_key = policy, action_key
         self.spec = composite_of(leaf, action_key)
-        # an agent that does not exist keeps its neutral action: its policy knows which those are
+        # an agent that does not exist keeps its neutral action; the policy has the key that says which those are
         self.valid_key = getattr(policy, "valid_key", None) if valid_key is None else valid_key
         self.out_keys = [action_key] if policy is None else list(policy.out_keys)  # pyright: ignore
         low, high = action_bounds(leaf, finite=False)
@@ -76,12 +79,12 @@ class _ActionNoise(TensorDictModuleBase):
         self.register_buffer("decay_frames", torch.tensor(decay_frames, dtype=torch.int64, device=low.device))
 
     def _reads(self, *more: NestedKey | None) -> list[NestedKey]:
-        """The policy's keys, and others that are given and not among them."""
+        """The policy's keys, and those of the others that are neither None nor among them."""
         keys = [self.action_key] if self.policy is None else list(self.policy.in_keys)
         return keys + [key for key in more if key is not None and key not in keys]
 
     def step(self, frames: int | Tensor = 1) -> None:
-        """Advances the schedule of sigma, and the policy's own, by a number of frames for the cost of one."""
+        """Advances the schedule of sigma, and the policy's own, by a number of frames at the cost of one."""
         self.frames += frames
         self.sigma.copy_(linear(self.frames, self.sigma_start, self.sigma_end, self.decay_frames))
         advance = getattr(self.policy, "step", None)
@@ -117,9 +120,8 @@ class GaussianNoise(_ActionNoise):
     ``a = clamp(policy(s) + sigma w N(0, 1), low, high)`` with ``w`` half the width of the bounds (1 where there are
     none), so that one sigma suits all tasks. Sigma goes linearly from ``sigma_start`` to ``sigma_end`` in
     ``decay_frames`` frames, in closed form; :meth:`step` advances it. Schedule and bounds are buffers: ``.to(device)``
-    moves them, ``state_dict`` holds them, and a captured graph honours what is written there in place. The counterpart
-    of TorchRL's ``AdditiveGaussianModule``, which steps frame by frame and asks the host whether an action is in
-    bounds.
+    moves them, ``state_dict`` holds them, and a captured graph sees in-place changes. The counterpart of TorchRL's
+    ``AdditiveGaussianModule``, which steps frame by frame and asks the host whether an action is in bounds.
 
     With a spec in place of the policy it is called as ``AdditiveGaussianModule`` is and follows a policy,
     ``TensorDictSequential(policy, GaussianNoise(spec))``: ``a = clamp(a + sigma (mean + std N(0, 1)), low, high)``,
@@ -173,7 +175,10 @@ class GaussianNoise(_ActionNoise):
         steps = former.pop("decay_frames", annealing_num_steps)
         _refuse(self, former)
         if not (math.isfinite(mean) and 0.0 <= std < math.inf):
-            raise ValueError(f"expected a finite mean and a finite std of at least 0, received {mean} and {std}.")
+            raise ValueError(
+                f"expected a finite mean and a finite std of at least 0, received {mean} and {std}. Remedy: mean=0.0, "
+                "std=0.1, for example."
+            )
         super().__init__(
             policy,
             spec=None if follows else spec,
@@ -193,15 +198,15 @@ class GaussianNoise(_ActionNoise):
 
 
 class OUNoise(WideBuffers, _ActionNoise):
-    """A deterministic policy whose actions get noise with a memory while exploring, as in DDPG (arXiv:1509.02971).
+    """A deterministic policy whose actions get correlated noise while exploring, as in DDPG (arXiv:1509.02971).
 
-    ``a = clamp(policy(s) + sigma w x, low, high)`` with an Ornstein-Uhlenbeck process x of its own for each number of
-    the action: ``dx = -theta x dt + dW``, in exact steps. The noise has the stationary variance
+    ``a = clamp(policy(s) + sigma w x, low, high)`` with a separate Ornstein-Uhlenbeck process x for each number of the
+    action: ``dx = -theta x dt + dW``, in exact steps. The noise has the stationary variance
     ``sigma^2 w^2 / (2 theta)`` for any ``dt``, and the correlation ``exp(-theta dt)`` from step to step. The process
-    begins at 0 where an episode does; it moves on only while exploring.
+    starts at 0 with each episode, and advances only while exploring.
 
     The state is a buffer of the shape of the batch of actions, float32 at least, made at construction: a captured graph
-    goes on from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
+    continues from it, and ``state_dict`` holds it. The schedule, ``w`` and the bounds are those of
     :class:`GaussianNoise`.
 
     With a spec in place of the policy it is called as TorchRL's ``OrnsteinUhlenbeckProcessModule`` is and follows a
@@ -270,7 +275,9 @@ class OUNoise(WideBuffers, _ActionNoise):
         names: dict[str, Any] = {"action": action_key, "is_init": is_init_key, "valid": None}
         unknown = sorted(set(keys or {}) - set(names))
         if unknown:
-            raise ValueError(f"keys: expected names among {sorted(names)}, received {unknown}.")
+            raise ValueError(
+                f"keys: expected names among {sorted(names)}, received {unknown}. Remedy: names among these."
+            )
         names |= keys or {}
         scale = (0.2 if sigma is None else sigma) if follows else 1.0
         start = (1.0 if follows else 0.2) if start is None else start
@@ -287,7 +294,10 @@ class OUNoise(WideBuffers, _ActionNoise):
             device=device,
         )
         if not (0.0 <= theta < math.inf and 0.0 < dt < math.inf):
-            raise ValueError(f"expected theta of at least 0 and a positive dt, received {theta} and {dt}.")
+            raise ValueError(
+                f"expected theta of at least 0 and a positive dt, received {theta} and {dt}. Remedy: theta=0.15, "
+                "dt=0.01, for example."
+            )
         self.theta, self.dt, self.is_init_key = theta, dt, names["is_init"]
         leaf = leaf_of(self.spec, self.action_key)
         state = torch.zeros(leaf.shape, dtype=wide_dtype(leaf.dtype), device=self.low.device)
@@ -316,9 +326,11 @@ class OUNoise(WideBuffers, _ActionNoise):
 
 def _refuse(owner: object, unknown: dict[str, Any]) -> None:
     if unknown:
-        raise TypeError(f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}.")
+        raise TypeError(
+            f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}. Remedy: take these out."
+        )
 
 
 def _column(flag: Any, action: Tensor) -> Tensor:
-    """A flag ``[*]`` or ``[*, 1]``, also one of all agents of an env, as it broadcasts to the action ``[*, D]``."""
+    """A flag ``[*]`` or ``[*, 1]``, of agents or of an env, in a shape that broadcasts to the action ``[*, D]``."""
     return of_rows(cast("Tensor", flag), action.shape[:-1]).unsqueeze(-1)

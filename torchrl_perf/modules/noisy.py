@@ -18,20 +18,20 @@ Noise = Literal["shared", "per_row"]
 class NoisyLinear(nn.Module):
     """``y = (mu_w + sigma_w * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out)``, a noisy layer (arXiv:1706.10295).
 
-    The noise is factorised, ``f(e) = sign(e) sqrt(|e|)``, and drawn on the device in each forward pass, anew at each
-    replay of a graph, too: there is nothing to reset. With ``"shared"`` noise all rows of a pass see the same weights,
-    as in the paper; with ``"per_row"`` each row has its own, so that the envs of a batch explore apart. That costs a
-    second matrix product and no memory for weights: the noise is applied to inputs and outputs.
+    The noise is factorised, ``f(e) = sign(e) sqrt(|e|)``, and drawn on the device in each forward pass and each replay
+    of a graph: there is nothing to reset. With ``"shared"`` noise all rows of a pass see the same weights, as in the
+    paper; with ``"per_row"`` each row has its own, so that the envs of a batch explore independently. That costs a
+    second matrix product but no memory for weights: the noise is applied to inputs and outputs.
 
-    **When there is noise.** While exploring (interaction type RANDOM) always. With no interaction type set, in training
-    mode, as for dropout. With a deterministic one, in training mode where gradients are recorded: TorchRL sets that
-    type inside its losses, and without noise there the sigmas would never learn. So evaluation, under
-    ``set_exploration_type(DETERMINISTIC)`` and ``torch.no_grad()`` or in eval mode, sees the means.
+    **When there is noise.** Always while exploring (interaction type RANDOM). With no interaction type set, in training
+    mode, as for dropout. With a deterministic one, in training mode if gradients are recorded: TorchRL sets that type
+    inside its losses, and without noise there the sigmas would never learn. Evaluation, under
+    ``set_exploration_type(DETERMINISTIC)`` and ``torch.no_grad()`` or in eval mode, thus uses the means.
 
     Args:
         in_features: size of the last dim of the input.
         out_features: size of the last dim of the output.
-        sigma: initial scale of the noise; all sigmas begin as ``sigma / sqrt(in_features)``.
+        sigma: initial scale of the noise; all sigmas start at ``sigma / sqrt(in_features)``.
         noise: ``"shared"`` or ``"per_row"``. A row is one entry of the input's leading dims; with an IQN that is one
             level of one state.
         device: of the parameters.
@@ -59,11 +59,15 @@ class NoisyLinear(nn.Module):
     ) -> None:
         super().__init__()
         if min(in_features, out_features) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {in_features} and {out_features}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {in_features} and {out_features}. Remedy: sizes of 1 or more."
+            )
         if not 0.0 <= sigma < math.inf:
-            raise ValueError(f"sigma: expected a number of at least 0, received {sigma}.")
+            raise ValueError(
+                f"sigma: expected a number of at least 0, received {sigma}. Remedy: sigma=0.5, for example."
+            )
         if noise not in ("shared", "per_row"):
-            raise ValueError(f"noise: expected 'shared' or 'per_row', received {noise!r}.")
+            raise ValueError(f"noise: expected 'shared' or 'per_row', received {noise!r}. Remedy: one of the two.")
         self.in_features, self.out_features, self.sigma, self.noise = in_features, out_features, sigma, noise
         shape = (out_features, in_features)
         self.weight_mu = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -73,18 +77,18 @@ class NoisyLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the means anew and sets the sigmas, as in the paper for factorised noise."""
+        """Redraws the means and sets the sigmas, as in the paper for factorised noise."""
         bound = 1 / math.sqrt(self.in_features)
         with torch.no_grad():
             for mean in (self.weight_mu, self.bias_mu):
-                # uniform numbers of 16 bits would be a few hundred different ones
+                # uniform numbers of 16 bits have only a few hundred different values
                 mean.copy_(torch.empty_like(mean, dtype=wide_dtype(mean.dtype)).uniform_(-bound, bound))
             for sigma in (self.weight_sigma, self.bias_sigma):
                 sigma.fill_(self.sigma * bound)
 
     @property
     def is_noisy(self) -> bool:
-        """Whether a forward pass here and now has noise."""
+        """Whether a forward pass in the present mode has noise."""
         kind = interaction_type()
         if kind is InteractionType.RANDOM:
             return True

@@ -1,4 +1,4 @@
-"""Actor, critic and policy that are told which option runs."""
+"""Actor, critic and policy conditioned on the running option."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
@@ -21,7 +21,7 @@ from torchrl_perf.modules.squashed_normal import positive_scale
 
 
 class OptionConditioned(nn.Module):
-    """A network that is told the option: its input is the inputs and the option, one-hot, in one tensor.
+    """A network conditioned on the option: it reads the inputs and the one-hot option as one tensor.
 
     Around an :class:`~torchrl_perf.modules.EnsembleQ` it is a critic of observations, action and option.
 
@@ -42,13 +42,13 @@ class OptionConditioned(nn.Module):
 
 
 class OptionNormal(BoundedNormal):
-    """A :class:`~torchrl_perf.modules.BoundedNormal` in the range of an option, its density in units of the full one.
+    """A :class:`~torchrl_perf.modules.BoundedNormal` in the range of an option, with the density of the full range.
 
-    The action lies between ``low`` and ``high``, the option's. Log-probabilities and entropy are those of the action as
-    it would be if the option's range were stretched to all of the bounds. The reason is soft actor-critic: with the
-    density of the action itself, an option with a small range would have a low entropy whatever it does, be pushed to
-    noise by the temperature, and be avoided by the entropy term of the targets. Ratios of probabilities are the same
-    either way; the log-density of the action itself is ``log_prob + sum(log(2 unit / (high - low)))``.
+    The action lies between the option's ``low`` and ``high``. Log-probabilities and entropy are those of the action
+    after stretching the option's range to the full bounds. The reason is soft actor-critic: with the density of the
+    action itself, an option with a small range would always have a low entropy, be pushed to noise by the temperature,
+    and be avoided by the entropy term of the targets. Ratios of probabilities are the same either way; the log-density
+    of the action itself is ``log_prob + sum(log(2 unit / (high - low)))``.
 
     Args:
         loc: ``[*, D]`` mean before squashing.
@@ -133,7 +133,7 @@ class OptionNormalHead(nn.Module):
 
 
 class OptionActor(DeviceActor):
-    """A squashed normal policy that is told the option and acts within the option's range.
+    """A squashed normal policy conditioned on the option, which acts within the option's range.
 
     Keys read: ``in_keys``, "active_option" int64 ``[*]``, and ``valid_key`` if given. Written: "loc", "scale", "low",
     "high", "unit" and "action" ``[*, D]``, "action_log_prob" ``[*]`` (in units of the full bounds, see

@@ -26,16 +26,16 @@ AVAILABLE_KEY = "option_available"
 class OptionSet:
     """Names and rules of O options (Sutton, Precup and Singh, 1999).
 
-    A rule is called with the TensorDict of a step and answers for all rows and all options in one tensor; a rule that
-    is an ``nn.Module`` moves with the controller. :class:`TimeHazard` is one for ``termination``.
+    A rule is called with the TensorDict of a step and returns one tensor for all rows and options; a rule that is an
+    ``nn.Module`` moves with the controller. :class:`TimeHazard` is a rule for ``termination``.
 
     Attributes:
         names: of the options, in the order of their indices.
         initiation: td -> bool ``[*, O]``, where an option may be chosen; None: everywhere.
         termination: td -> float ``[*, O]``, the probability that an option ends here; "option_age" holds the steps that
-            the running one has executed. None: only with the episode.
+            the running one has executed. None: an option ends only with the episode.
         min_duration: executed steps before which an option does not end, for each option or one number for all.
-        fallback: name of the option that is taken where none is available; None is the last one.
+        fallback: name of the option that runs where none is available; None is the last one.
         action_range: for each option the part of the action's bounds that it uses, where -1 is the lower bound and 1
             the upper one: ``(low, high)``, or a scale s for ``(-s, s)``; None: all of it for all of them. Read by
             :class:`~torchrl_perf.modules.OptionActor`.
@@ -55,9 +55,15 @@ class OptionSet:
         """Checks what can be checked without a step."""
         names = list(self.names)
         if isinstance(self.names, str) or len(names) < 2 or len(set(names)) < len(names):
-            raise ValueError(f"names: expected at least two different names of options, received {self.names!r}.")
+            raise ValueError(
+                f"names: expected at least two different names of options, received {self.names!r}. Remedy: two or "
+                "more names, each once."
+            )
         if self.fallback is not None and self.fallback not in names:
-            raise ValueError(f"fallback: expected one of {names} or None, received {self.fallback!r}.")
+            raise ValueError(
+                f"fallback: expected one of {names} or None, received {self.fallback!r}. Remedy: one of the names, or "
+                "None."
+            )
         if len(self.min_durations) != len(names) or min(self.min_durations) < 1:
             raise ValueError(
                 f"min_duration: expected a number of steps >= 1, or {len(names)} of them, one for each of {names}, "
@@ -66,8 +72,8 @@ class OptionSet:
         ranges = self.action_ranges
         if len(ranges) != len(names) or not all(-1 <= low < high <= 1 for low, high in ranges):
             raise ValueError(
-                f"action_range: expected {len(names)} scales in (0, 1] or pairs -1 <= low < high <= 1, one for each of "
-                f"{names}, received {self.action_range!r}."
+                f"action_range: expected {len(names)} scales in (0, 1] or pairs -1 <= low < high <= 1, one for each "
+                f"of {names}, received {self.action_range!r}. Remedy: a scale or a pair for each option."
             )
 
     @property
@@ -98,15 +104,15 @@ class TimeHazard(nn.Module):
     """Termination by the time that an option has run: a rule td -> ``[*, O]`` for :class:`OptionSet`.
 
     The curve is :func:`~torchrl_perf.functional.losses.options.time_hazard`. Its parameters are numbers, or O of them,
-    held in buffers. Rules of the state go on top: ``lambda td: torch.maximum(hazard(td), flat(td))``; such a function
-    does not move with the controller, an ``nn.Module`` that holds the hazard does.
+    held in buffers. Combine it with rules of the state as in ``lambda td: torch.maximum(hazard(td), flat(td))``; such
+    a function does not move with the controller, while an ``nn.Module`` that holds the hazard does.
 
     Keys read: "option_age", int64 ``[*]``.
 
     Args:
         num_options: O.
-        hazard_min: steps before which the probability is 0. The controller's minimum duration holds besides.
-        hazard_max: steps at which the curve is over.
+        hazard_min: steps before which the probability is 0, in addition to the controller's minimum duration.
+        hazard_max: steps at which the curve ends.
         steepness: of the curve; 0 for a constant, the ``cap``.
         cap: greatest probability before the hard maximum.
         hard_max: whether ``hazard_max`` ends an option for certain, whatever the cap.
@@ -134,9 +140,12 @@ class TimeHazard(nn.Module):
         self.age_key = age_key
         low, high, top = (cast("Tensor", getattr(self, name)) for name in ("hazard_min", "hazard_max", "cap"))
         if not bool((low < high).all()):
-            raise ValueError(f"hazard_max: expected more than hazard_min {hazard_min}, received {hazard_max}.")
+            raise ValueError(
+                f"hazard_max: expected more than hazard_min {hazard_min}, received {hazard_max}. Remedy: raise "
+                "hazard_max or lower hazard_min."
+            )
         if not bool(((top >= 0) & (top <= 1)).all()):
-            raise ValueError(f"cap: expected probabilities in [0, 1], received {cap}.")
+            raise ValueError(f"cap: expected probabilities in [0, 1], received {cap}. Remedy: numbers from 0 to 1.")
 
     def forward(self, tensordict: TensorDictBase) -> Tensor:
         """Probabilities ``[*, O]`` of termination."""
@@ -153,5 +162,8 @@ def _column(name: str, value: Any, num_options: int, dtype: torch.dtype) -> Tens
     """``[O]`` of a number, or of O of them."""
     tensor = torch.as_tensor(value, dtype=dtype)
     if tensor.shape not in (torch.Size(()), torch.Size((num_options,))):
-        raise ValueError(f"{name}: expected a number or {num_options} of them, received {value!r}.")
+        raise ValueError(
+            f"{name}: expected a number or {num_options} of them, received {value!r}. Remedy: one number for all "
+            "options, or one each."
+        )
     return tensor.expand(num_options).clone()

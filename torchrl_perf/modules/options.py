@@ -25,12 +25,12 @@ from torchrl_perf.modules.option_set import (
 
 
 class OptionChoice(NamedTuple):
-    """What a controller decides at a step.
+    """The decision of a controller at a step.
 
     Attributes:
         option: int64 ``[*]``, the option of the step.
         start: bool ``[*]``, whether it was chosen at this step.
-        log_prob: ``[*]`` logarithm of the probability with which it was chosen; 0 where it was not chosen now.
+        log_prob: ``[*]`` logarithm of the probability with which it was chosen; 0 where it goes on.
         available: bool ``[*, O]``, the options that it was chosen among, at least one in each row.
     """
 
@@ -45,18 +45,18 @@ class OptionController(TensorDictModuleBase):
 
     At each step the running option ends with the probability of its termination rule, but not before its minimum
     duration; where it ends, or none runs, the next one is drawn from ``softmax(logits / temperature)`` over the options
-    that the initiation rule allows. Where it allows none, the fallback is taken, with log-probability 0. Options are
-    drawn where TorchRL's exploration type is RANDOM and are the most probable ones else; termination is a part of the
-    option and is drawn in either case. The random numbers are drawn for all rows at each step, so that the step has
-    static shapes.
+    that the initiation rule allows. Where the rule allows none, the fallback runs, with log-probability 0. Options are
+    drawn if TorchRL's exploration type is RANDOM; otherwise the most probable one is taken. Termination belongs to the
+    option and is drawn in either case. Random numbers are drawn for all rows at each step, so that the step has static
+    shapes.
 
-    **State.** What runs is state of the environment's TensorDict, as the hidden state of a recurrent network is: the
-    root entries "option" and "option_age" come in, those of "next" go out. Give the env the
+    **State.** The running option is kept in the environment's TensorDict, like the hidden state of a recurrent network:
+    "option" and "option_age" are read at the root and written under "next". Give the env the
     :class:`~torchrl_perf.transforms.OptionState` transform, which adds them to its specs and sets them to 0 at a reset.
     An age of 0 means that no option runs; "is_init", where there is one, means the same.
 
-    An agent that does not exist has the fallback, which it has not chosen: "option_start" is False, the age after the
-    step 0. Nothing that is observed of it is looked at, NaN included.
+    An agent that does not exist has the fallback without choosing it: "option_start" is False, and the age after the
+    step is 0. Its observations are ignored, NaN included.
 
     Keys read: ``in_keys``, "option" and "option_age" (int64 ``[*]``), "is_init" (where present), ``valid_key`` if
     given, what the rules read. Written: "active_option" int64 ``[*]``, "option_start" bool ``[*]``, "option_log_prob"
@@ -65,12 +65,12 @@ class OptionController(TensorDictModuleBase):
     Args:
         selector: maps the inputs to logits ``[*, O]``.
         options: names and rules.
-        example: a TensorDict as the env gives it, such as ``env.reset()`` or ``env.fake_tensordict()``: selector and
-            rules are called on it, to find out at once whether they fit.
+        example: a TensorDict of the env, such as ``env.reset()`` or ``env.fake_tensordict()``: selector and rules are
+            called on it at construction to check that they fit.
         in_keys: what the selector reads.
         temperature: of the choice, at the start.
         temperature_end: from ``temperature_steps`` on; None is ``temperature``.
-        temperature_steps: :meth:`step` s in which it falls, by the same factor in each.
+        temperature_steps: calls of :meth:`step` over which it falls, by the same factor in each.
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default.
 
     Attributes:
@@ -104,7 +104,10 @@ class OptionController(TensorDictModuleBase):
         super().__init__()
         last = temperature if temperature_end is None else temperature_end
         if not (temperature > 0 and last > 0):
-            raise ValueError(f"temperature: expected positive ones, received {temperature} and {temperature_end}.")
+            raise ValueError(
+                f"temperature: expected positive ones, received {temperature} and {temperature_end}. Remedy: "
+                "temperatures above 0."
+            )
         self.selector, self.options = selector, options
         self.initiation, self.termination = options.initiation, options.termination  # modules become submodules
         self.num_options = options.num_options
@@ -136,7 +139,7 @@ class OptionController(TensorDictModuleBase):
         self.temperature.copy_(at)
 
     def available(self, tensordict: TensorDictBase) -> Tensor:
-        """Bool ``[*, O]``: the options to choose among; the fallback alone where the rule allows none."""
+        """Bool ``[*, O]``: the options to choose among; only the fallback where the rule allows none."""
         if self.initiation is None:
             return torch.ones_like(self.fallback).expand(*tensordict.shape, -1)
         allowed = self.initiation(tensordict)
@@ -151,9 +154,9 @@ class OptionController(TensorDictModuleBase):
         return torch.where(age >= self.min_duration[option], prob, 0.0)
 
     def log_probs(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
-        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for what is not available.
+        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for options that are not available.
 
-        They are float32 at least, whatever the selector returns: what is drawn from them is what is written.
+        They are float32 at least, whatever the selector returns, so that draws match the log-probabilities written.
         """
         logits = self.selector(*[tensordict.get(key) for key in self.network_keys])
         return masked_log_softmax(widened(logits) / widened(self.temperature), available)
@@ -204,8 +207,8 @@ class OptionController(TensorDictModuleBase):
     def write_following(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes ("next", "active_option"), the option of the next step, drawn from the present controller.
 
-        A critic that is told of the option needs it for its targets: continuing or not, and with which option, is then
-        weighed as intra-option learning does, ``U(s', o) = (1 - beta) V(s', o) + beta sum_o' pi(o' | s') V(s', o')``.
+        A critic conditioned on the option needs it for its targets. Its expectation is that of intra-option learning,
+        ``U(s', o) = (1 - beta) V(s', o) + beta sum_o' pi(o' | s') V(s', o')``.
 
         Args:
             tensordict: transitions ``[*]``, whose "next" holds observations, "option" and "option_age".
@@ -214,7 +217,7 @@ class OptionController(TensorDictModuleBase):
 
     @torch.no_grad()
     def following_option(self, tensordict: TensorDictBase) -> Tensor:
-        """What :meth:`write_following` writes, int64 ``[*]``; the transitions are left as they are."""
+        """The option that :meth:`write_following` writes, int64 ``[*]``, without writing it."""
         following = cast("TensorDictBase", tensordict.get("next"))
         return self.choose(following.exclude("is_init"), explore=True).option
 
@@ -223,7 +226,7 @@ class OptionController(TensorDictModuleBase):
     @torch.no_grad()
     def _probe(self, example: TensorDictBase) -> None:
         """Calls selector and rules on rows of the example and checks what they return."""
-        rows = 3 if self.num_options == 2 else 2  # neither 1 nor O, so that no shape is right by accident
+        rows = 3 if self.num_options == 2 else 2  # neither 1 nor O, so that no wrong shape passes by accident
         td = example.exclude("next")
         td = cast("TensorDictBase", (td.reshape(-1) if td.ndim else td.unsqueeze(0))[:1].expand(rows).clone())
         for key in (OPTION_KEY, AGE_KEY):
@@ -249,14 +252,14 @@ class OptionController(TensorDictModuleBase):
 
 
 def _check_output(name: str, function: Any, td: TensorDictBase, shape: list[int], kind: str) -> Tensor:
-    """The result of a rule, which is what it should be."""
-    expected = f"expected a function of a TensorDict [B] that returns {kind} [B, O] with O = {shape[-1]} options"
+    """The result of a rule, after checking its dtype and shape."""
+    expected = f"a function of a TensorDict [B] that returns {kind} [B, O] with O = {shape[-1]} options"
     try:
         result = function(td.copy())
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"{name}: {expected}, received {type(error).__name__}: {error} from an example with the keys {_names(td)}. "
-            "Remedy: read keys that the env gives, and index the last dims of their entries."
+            f"{name}: expected {expected}, received {type(error).__name__}: {error} from an example with the keys "
+            f"{_names(td)}. Remedy: read keys that the env gives, and index the last dims of their entries."
         ) from error
     is_kind = isinstance(result, Tensor) and (
         result.dtype == torch.bool if kind == "bool" else result.dtype.is_floating_point
@@ -264,7 +267,7 @@ def _check_output(name: str, function: Any, td: TensorDictBase, shape: list[int]
     if not is_kind or list(result.shape) != shape:
         received = f"{result.dtype} {list(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
         raise ValueError(
-            f"{name}: {expected}, received {received} for B = {shape[0]}. Remedy: one column for each option, "
+            f"{name}: expected {expected}, received {received} for B = {shape[0]}. Remedy: one column for each option, "
             f"torch.stack([...], -1), "
             + ("of comparisons (bool)." if kind == "bool" else "and of a floating-point dtype.")
         )

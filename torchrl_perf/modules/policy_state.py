@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Transform
 
-# A transform that lives with the policies, which make it for the env they act in; users find it in `transforms`.
+# Defined beside the policies, which make it for the env they act in; users import it from ``transforms``.
 __all__ = ["PolicyState"]
 
 
@@ -19,8 +19,8 @@ class PolicyState(Transform):
     waits here: ``TransformedEnv(env, PolicyState(...))`` is collected without host reads where ``env`` is.
 
     Keys added, to the specs and to each reset: those of ``specs``, ``[*batch, *size]``, at their initial values. A
-    masked reset sets the rows of "_reset" alone; the others keep what the TensorDict brings. After a step the entries
-    are what the policy wrote under "next"; after one without the policy, such as a random action, the initial values.
+    masked reset sets only the rows in "_reset"; the others keep the entries of the TensorDict. After a step the entries
+    are those that the policy wrote under "next", or the initial values if the policy did not act (a random action).
 
     Args:
         specs: spec of each entry of one row, ``[*size]``, without the env's batch dims.
@@ -31,8 +31,8 @@ class PolicyState(Transform):
         initial: the number of each entry.
 
     Raises:
-        ValueError: for an initial value of no entry or one that the spec of its entry does not allow; for an env whose
-            observation spec is no Composite.
+        ValueError: for an initial value without entry, or that the spec of its entry does not allow; for an env whose
+            observation spec is not a Composite.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec], initial: Mapping[str, float] | None = None) -> None:
@@ -62,7 +62,10 @@ class PolicyState(Transform):
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """The spec with the entries."""
         if not isinstance(observation_spec, Composite):
-            raise ValueError(f"expected a Composite observation spec, received {type(observation_spec).__name__}.")
+            raise ValueError(
+                f"expected a Composite observation spec, received {type(observation_spec).__name__}. Remedy: "
+                "Composite(observation=spec)."
+            )
         for key, spec in self.specs.items():
             full = spec.expand(*observation_spec.shape, *spec.shape)
             observation_spec[key] = full if observation_spec.device is None else full.to(observation_spec.device)
@@ -89,7 +92,7 @@ class PolicyState(Transform):
         return next_tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the TensorDict as it is: there is nothing to do outside of an env."""
+        """Return the TensorDict unchanged: there is nothing to do outside of an env."""
         return tensordict
 
     def _initial(self, tensordict: TensorDictBase, key: str) -> Tensor:

@@ -20,7 +20,7 @@ def _noise(shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def rounded(value: Tensor, *inputs: Any) -> Tensor:
-    """A result in what its inputs promote to, where that has 16 bits; else as it is. The first has dims."""
+    """A result cast to the dtype that its inputs promote to, if that has 16 bits. The first input has dims."""
     if inputs[0].dtype is torch.float32:
         return value
     dtype = result_dtype(part for part in inputs if isinstance(part, Tensor))
@@ -50,7 +50,8 @@ def normal_parameters(loc: Any, scale: Any, *bounds: Tensor | float) -> tuple[Te
         shape = torch.broadcast_shapes(loc.shape, *shapes)
     except RuntimeError as error:
         raise ValueError(
-            f"expected loc, scale and bounds that broadcast, received {list(loc.shape)} and {[*map(list, shapes)]}."
+            f"expected loc, scale and bounds that broadcast, received {list(loc.shape)} and {[*map(list, shapes)]}. "
+            "Remedy: shapes [*, D] for loc and scale, [D] for the bounds."
         ) from error
     return loc.expand(shape), scale.expand(shape)
 
@@ -62,9 +63,9 @@ class SquashedNormal(Distribution):
     ``log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x))``, which is exact for every ``x``. Nothing is validated and
     nothing waits for the host, so that it compiles as one graph and can be captured.
 
-    TorchRL's ``TanhNormal`` asks the host about its bounds whenever it is made. Values agree in the interior; at the
-    bounds this one goes on with ``x`` itself in :meth:`rsample_and_log_prob`, and with the nearest action inside the
-    bounds, one rounding step of tanh away, in :meth:`log_prob`.
+    TorchRL's ``TanhNormal`` asks the host about its bounds whenever it is made. Values agree in the interior. At the
+    bounds, :meth:`rsample_and_log_prob` uses the drawn ``x`` itself, and :meth:`log_prob` the nearest action inside the
+    bounds, one rounding step of tanh away.
 
     Parameters of 16 bits are computed with in float32, and results rounded to what the arguments promote to.
 
@@ -125,9 +126,7 @@ class SquashedNormal(Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SquashedNormal":
         """The same distribution for ``batch_shape`` rows."""
-        new = SquashedNormal(*self._expanded(batch_shape))
-        new._validate_args = self._validate_args
-        return new
+        return SquashedNormal(*self._expanded(batch_shape), validate_args=self._validate_args)
 
     def _expanded(self, batch_shape: Any) -> tuple[Any, ...]:
         shape = torch.Size(batch_shape) + self.event_shape
@@ -137,7 +136,7 @@ class SquashedNormal(Distribution):
     def _squash(self, x: Tensor) -> Tensor:
         action = self._middle + self._half_width * torch.tanh(x)
         action = rounded(action, self.loc, self.scale, self.low, self.high)
-        # rounding of middle + half width may lie outside of the bounds
+        # the rounded middle + half width may lie outside of the bounds
         return action.clamp(self.low, self.high)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def _log_jacobian(self, x: Tensor) -> Tensor:
@@ -148,7 +147,7 @@ class SquashedNormal(Distribution):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """``[*, D]`` the squashed mean: what TorchRL takes under ``ExplorationType.DETERMINISTIC``."""
+        """``[*, D]`` the squashed mean, which TorchRL uses under ``ExplorationType.DETERMINISTIC``."""
         return self._squash(self._wide_loc)
 
     @property
@@ -158,9 +157,9 @@ class SquashedNormal(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """``[*, D]`` the squashed mode of ``x``, as TorchRL's ``TanhNormal`` has it.
+        """``[*, D]`` the squashed mode of ``x``, as in TorchRL's ``TanhNormal``.
 
-        Not the greatest density of the action, which lies at the bounds where the scale is large.
+        It is not the maximum of the action's density, which for a large scale lies at the bounds.
         """
         return self._squash(self._wide_loc)
 
@@ -179,7 +178,7 @@ class SquashedNormal(Distribution):
     ) -> tuple[Tensor, Tensor]:
         """Actions ``[*sample_shape, *, D]`` and their log-probabilities ``[*sample_shape, *]``, from the same ``x``.
 
-        No inverse of tanh is taken: values and gradients are those of the ``x`` that was drawn, at the bounds too.
+        No inverse of tanh is computed: values and gradients are those of the drawn ``x``, at the bounds too.
 
         Args:
             sample_shape: leading dims of the draw.
@@ -230,9 +229,9 @@ def positive_scale(raw: Tensor, log_min: float, log_max: float) -> Tensor:
 class SquashedNormalHead(nn.Module):
     """Splits a network's output into the parameters of a :class:`SquashedNormal`, and holds its bounds.
 
-    The bounds are buffers, so that ``.to(device)`` moves them and ``state_dict`` holds them; they travel to the
-    distribution with the other parameters: ``param_keys=SquashedNormalHead.param_keys`` of a
-    :class:`~torchrl_perf.modules.DeviceActor`.
+    The bounds are buffers, so that ``.to(device)`` moves them and ``state_dict`` holds them; they are passed to the
+    distribution with the other parameters: give a :class:`~torchrl_perf.modules.DeviceActor`
+    ``param_keys=SquashedNormalHead.param_keys``.
 
     The logarithm of the scale is squashed smoothly into its range, see :func:`positive_scale`.
 
@@ -252,7 +251,10 @@ class SquashedNormalHead(nn.Module):
     def __init__(self, low: Tensor, high: Tensor, *, log_scale_min: float = -5.0, log_scale_max: float = 2.0) -> None:
         super().__init__()
         if low.shape != high.shape or low.ndim != 1:
-            raise ValueError(f"low, high: expected one shape [D], received {list(low.shape)} and {list(high.shape)}.")
+            raise ValueError(
+                f"low, high: expected one shape [D], received {list(low.shape)} and {list(high.shape)}. Remedy: one "
+                "bound for each action in both."
+            )
         if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise ValueError(
                 f"low, high: expected finite bounds with low < high, received low {low} and high {high}. Remedy: "
@@ -260,7 +262,8 @@ class SquashedNormalHead(nn.Module):
             )
         if not log_scale_min < log_scale_max:
             raise ValueError(
-                f"log_scale_min: expected less than log_scale_max, received {log_scale_min} and {log_scale_max}."
+                f"log_scale_min: expected less than log_scale_max, received {log_scale_min} and {log_scale_max}. "
+                "Remedy: lower log_scale_min or raise log_scale_max."
             )
         self.register_buffer("low", low.detach().clone())
         self.register_buffer("high", high.detach().clone())

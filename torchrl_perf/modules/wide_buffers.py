@@ -1,4 +1,4 @@
-"""Constants of a module that keep 32 bits where its parameters are converted to 16."""
+"""Constants of a module that keep 32 bits when its parameters are converted to 16."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class WideBuffers(nn.Module):
-    """A module of which some buffers keep at least 32 bits.
+    """A module some of whose buffers keep at least 32 bits.
 
-    ``net.to(torch.bfloat16)`` converts buffers, too. A level of 1 / 50, an atom, the frequency 62 pi or the state of a
-    slow process is no weight that may be a little off: rounded, it is another one. These follow the module to another
-    device, and to float64, but not to 16 bits.
+    ``net.to(torch.bfloat16)`` converts buffers, too. Unlike a weight, a level of 1 / 50, an atom, the frequency 62 pi
+    or the state of a slow process must not be rounded: it would be another one. These buffers follow the module to
+    another device and to float64, but not to 16 bits.
     """
 
     wide_buffers: ClassVar[tuple[str, ...]] = ()

@@ -112,7 +112,7 @@ class ACIQNLoss(DeterministicPolicyLoss):
         discount = bootstrap_discount(self, td, reward, terminated)
         inputs = self._inputs(td, self.act(self.target_actor, td, following=True), following=True)
         following, _ = cast("Any", self.target_critic).sample(*inputs, num_taus=self.num_taus[1])
-        # what the networks say of a terminal state is not looked at, NaN or not
+        # values of a terminal state are ignored, NaN or not
         following = widened(following).masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
 

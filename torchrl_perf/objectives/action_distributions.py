@@ -15,8 +15,8 @@ def entropies(dist: Distribution, samples: int) -> tuple[Tensor, dict[NestedKey,
     """Entropy ``[*]`` of an action, and of each part of a composite one under TorchRL's name for it.
 
     A distribution without a closed form (``TanhNormal``, :class:`~torchrl_perf.modules.SquashedNormal`) is estimated by
-    ``-log p`` of ``samples`` draws, reparametrised where that is possible, so that a gradient flows. Whether there is
-    one is decided by the class; whether the number is finite is not asked, which would be a host wait.
+    ``-log p`` of ``samples`` draws, reparametrised where possible, so that a gradient flows. Whether there is a closed
+    form depends on the class only: checking whether the entropy is finite would be a host wait.
 
     Args:
         dist: batch ``[*]``; parts may have dims beyond it (nodes), whose entropies are added.
@@ -45,7 +45,10 @@ def divergence(old: Distribution, new: Distribution, samples: int) -> Tensor:
     if not isinstance(old, CompositeDistribution) or not isinstance(new, CompositeDistribution):
         return _divergence(old, new, samples)
     if list(old.dists) != list(new.dists):
-        raise ValueError(f"expected the parts {list(old.dists)} of the old policy, received {list(new.dists)}.")
+        raise ValueError(
+            f"expected the parts {list(old.dists)} of the old policy, received {list(new.dists)}. Remedy: compare "
+            "policies over the same action spec."
+        )
     parts = {key: _divergence(part, new.dists[key], samples) for key, part in old.dists.items()}
     return HybridDistribution.joined(parts, len(old.batch_shape))
 

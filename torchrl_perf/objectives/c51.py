@@ -124,7 +124,7 @@ class DeviceC51Loss(DistributionalLoss):
         choosing = self.logits(self.network, following) if self.double_q else logits
         action = best_action((choosing.softmax(-1) * support).sum(-1), self.next_mask(td))
         probs = of_action(logits, action).softmax(-1)
-        # what the networks say of a terminal state is not looked at, NaN or not
+        # values of a terminal state are ignored, NaN or not
         probs = probs.masked_fill(terminated.unsqueeze(-1), 1 / support.shape[0])
         return categorical_projection(probs, reward, discount, support)
 
@@ -133,7 +133,7 @@ def support_of(network: Any) -> Tensor:
     """The atoms ``[M]`` of a network.
 
     Raises:
-        ValueError: for a network without, or of another kind.
+        ValueError: for a network without atoms.
     """
     if isinstance(network, DistributionalQValueActor):
         return cast("Tensor", network[-1].support)

@@ -1,4 +1,4 @@
-"""What the losses check of their arguments and batches, from shapes and names alone."""
+"""Checks of the losses' arguments and batches, by shapes and names alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,10 @@ def checked_gamma(gamma: float, name: str = "gamma") -> float:
         ValueError: outside of [0, 1].
     """
     if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"{name}: expected a discount factor in [0, 1], received {gamma}.")
+        raise ValueError(
+            f"{name}: expected a discount factor in [0, 1], received {gamma}. Remedy: a number from 0 to 1, such as "
+            "0.99."
+        )
     return float(gamma)
 
 
@@ -23,7 +26,7 @@ def entry(td: TensorDictBase, key: NestedKey) -> Any:
     """An entry of a batch.
 
     Raises:
-        KeyError: where there is none, with the keys that there are.
+        KeyError: if it is missing, with the keys that the batch has.
     """
     value = td.get(key, None)
     if value is None:
@@ -58,7 +61,9 @@ def column(value: Tensor, rows: Sequence[int], name: NestedKey) -> Tensor:
 def refuse(owner: object, unknown: dict[str, Any]) -> None:
     """Raises TypeError for arguments that a loss does not have."""
     if unknown:
-        raise TypeError(f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}.")
+        raise TypeError(
+            f"{type(owner).__name__}: expected its own arguments, received {sorted(unknown)}. Remedy: take these out."
+        )
 
 
 def required(owner: object, **networks: Any) -> None:

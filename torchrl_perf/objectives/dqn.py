@@ -19,10 +19,10 @@ _DISTANCES = {"l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss}
 
 
 class DeviceDQNLoss(DistributionalLoss):
-    """Deep Q-learning (arXiv:1312.5602) for any batch shape, double (arXiv:1509.06461) where asked for.
+    """Deep Q-learning (arXiv:1312.5602) for any batch shape, double (arXiv:1509.06461) if ``double_dqn``.
 
-    The counterpart of ``torchrl.objectives.DQNLoss``, with its arguments, keys and equations. A masked action is no
-    next action, also where the network does not mask itself. Nothing waits for the host.
+    The counterpart of ``torchrl.objectives.DQNLoss``, with its arguments, keys and equations. A masked action is never
+    the next action, even if the network itself does not mask. Nothing waits for the host.
 
     Keys read: what the network reads, at the root and under "next", ``action``, ("next", "reward") and ("next",
     "terminated") ``[*, 1]``, ("next", ``mask_key``) if given; where present ``priority_weight [*]`` and
@@ -65,7 +65,10 @@ class DeviceDQNLoss(DistributionalLoss):
     ) -> None:
         value_network, double_dqn = former_names(self, value_network, double_dqn, options)
         if loss_function not in _DISTANCES:
-            raise ValueError(f"loss_function: expected one of {sorted(_DISTANCES)}, received {loss_function!r}.")
+            raise ValueError(
+                f"loss_function: expected one of {sorted(_DISTANCES)}, received {loss_function!r}. Remedy: one of "
+                "these."
+            )
         if double_dqn and not delay_value:
             raise ValueError("double_dqn: expected False with delay_value=False, received True. Remedy: delay_value.")
         keys: dict[str, Any] = {"in_keys": in_keys, "action_key": action_key, "mask_key": mask_key}

@@ -58,8 +58,8 @@ class HybridSACLoss(OffPolicyLoss):
     the expectation over ``d`` is exact and only the continuous parts are sampled:
     ``V(s) = sum_d pi_d (min_k Q_k(s, c)[d] - alpha_d log pi_d) - sum_i alpha_i log pi(c_i)``. Each part has its own
     temperature and its own target entropy. Without a discrete part this is :class:`DeviceSACLoss`, without a continuous
-    one discrete SAC (arXiv:1910.07207). Choices that are masked in the next state count in no target. Nothing waits for
-    the host.
+    one discrete SAC (arXiv:1910.07207). Targets ignore choices that are masked in the next state. Nothing waits for the
+    host.
 
     The target entropy of a continuous part is minus its number of components; that of the discrete part
     ``choice_entropy`` times the logarithm of the number of choices allowed in the state.
@@ -79,7 +79,7 @@ class HybridSACLoss(OffPolicyLoss):
         alpha_init: initial temperature, one for all parts or a mapping from parts.
         fixed_alpha: keep the temperatures.
         target_entropy: target entropies in nats by part, in place of those above.
-        target_entropy_weight: ``choice_entropy``, the share of the greatest entropy that the discrete part is to have.
+        target_entropy_weight: ``choice_entropy``, the discrete part's target as a share of the greatest entropy.
         delay_qvalue: make targets with copies of the critics.
         gamma: discount factor, 0.99 by default.
         deactivate_vmap: call twins one after the other.
@@ -137,7 +137,10 @@ class HybridSACLoss(OffPolicyLoss):
         super().__init__(gamma=gamma, **options)
         check_loss_function(loss_function)
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"choice_entropy: expected a share in [0, 1] of the greatest, received {share}.")
+            raise ValueError(
+                f"choice_entropy: expected a share in [0, 1] of the greatest, received {share}. Remedy: a number from "
+                "0 to 1."
+            )
         if not isinstance(actor, HybridActor):
             raise ValueError(f"actor: expected a HybridActor, received {type(actor).__name__}. Remedy: DeviceSACLoss.")
         first = critic[0] if isinstance(critic, list | tuple | nn.ModuleList) else critic
@@ -150,7 +153,7 @@ class HybridSACLoss(OffPolicyLoss):
         self.loss_function, self.choice_entropy, self.fixed_alpha = loss_function, share, fixed_alpha
         self.add_network("actor_network", actor, delay=False)
         if num_qvalue_nets == "auto" and self.discrete_key is not None and critic is first and not members_of(critic):
-            num_qvalue_nets = None  # values [B, D] of one critic cannot be taken for those of an ensemble, [B, K, D]
+            num_qvalue_nets = None  # values [B, D] of one critic cannot be confused with an ensemble's, [B, K, D]
         self.num_qvalue_nets = self.add_critics(
             "qvalue_network",
             critic,
@@ -198,7 +201,10 @@ class HybridSACLoss(OffPolicyLoss):
     def _by_part(self, name: str, values: Mapping[NestedKey, float]) -> dict[NestedKey, float]:
         named = {cast("NestedKey", unravel_key(key)): value for key, value in values.items()}
         if unknown := [key for key in named if key not in self.part_keys]:
-            raise ValueError(f"{name}: expected parts among {self.part_keys}, received {unknown}.")
+            raise ValueError(
+                f"{name}: expected parts among {self.part_keys}, received {unknown}. Remedy: names of parts of the "
+                "action."
+            )
         return named
 
     @property
@@ -246,7 +252,10 @@ class HybridSACLoss(OffPolicyLoss):
         dims = 2 if self.discrete_key is None else 3
         if values.ndim != dims or values.shape[0] != td.shape[0]:
             shape = "[B, K]" if dims == 2 else "[B, K, D], the values of all choices"
-            raise ValueError(f"critic: expected {shape}, at {self.value_key!r}, received {list(values.shape)}.")
+            raise ValueError(
+                f"critic: expected {shape}, at {self.value_key!r}, received {list(values.shape)}. Remedy: a critic "
+                "whose last layer has these outputs."
+            )
         return values
 
     def soft_value(self, draw: HybridDraw, value: Tensor) -> Tensor:
@@ -333,7 +342,7 @@ class HybridSACLoss(OffPolicyLoss):
 def _parts(
     actor: HybridActor, critic: nn.Module
 ) -> tuple[NestedKey | None, list[NestedKey], dict[NestedKey, float | None]]:
-    """The discrete part, the continuous ones, and the target entropy of each that is known beforehand."""
+    """The discrete part, the continuous ones, and the target entropies that are known beforehand."""
     leaves = action_leaves(actor.action_spec)
     discrete = [key for key, leaf in leaves.items() if isinstance(leaf, Categorical)]
     continuous = [key for key in leaves if key not in discrete]

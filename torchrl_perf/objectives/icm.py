@@ -19,12 +19,12 @@ from torchrl_perf.runtime.self_capture import self_capturing
 class ICMLoss(OffPolicyLoss):
     """``(1 - beta) L_inv + beta L_fwd`` of an :class:`~torchrl_perf.modules.ICM` (arXiv:1705.05363, eq. 7).
 
-    ``L_inv`` is the cross-entropy of the guessed action (continuous: half the squared distance), ``L_fwd`` half the
-    squared distance of the foreseen features; both are means over the batch. The gradient of both reaches the features,
-    as in the paper's code. Nothing waits for the host.
+    ``L_inv`` is the cross-entropy of the predicted action (continuous: half the squared distance), ``L_fwd`` half the
+    squared distance of the predicted features; both are means over the batch. The gradient of both reaches the
+    features, as in the paper's code. Nothing waits for the host.
 
-    Keys read: the module's ``in_keys``; where present ("next", "done"), since a step that ends an episode without a
-    final observation, which is then NaN, is no transition and does not count.
+    Keys read: the module's ``in_keys``; where present ("next", "done"): a step that ends an episode and whose final
+    observation is missing (NaN) is not a transition and does not count.
 
     Args:
         icm: the module.
@@ -48,7 +48,7 @@ class ICMLoss(OffPolicyLoss):
     ) -> None:
         super().__init__(valid_key=valid_key, use_prioritized_weights=False, capture=capture)
         if not 0.0 <= beta <= 1.0:
-            raise ValueError(f"beta: expected a weight in [0, 1], received {beta}.")
+            raise ValueError(f"beta: expected a weight in [0, 1], received {beta}. Remedy: a number from 0 to 1.")
         self.beta = beta
         self.add_network("icm", icm, delay=False)
 
@@ -79,7 +79,7 @@ class ICMLoss(OffPolicyLoss):
         guess, features = widened(out.guess), widened(out.features)
         inverse = reduced(inverse_error(guess, out.action, discrete=self.icm.discrete), counted, self.reduction)
         error = reduced(forward_error(widened(out.predicted), features), counted, self.reduction)
-        # of continuous actions there is no share that is guessed right
+        # continuous actions have no accuracy
         accuracy = error * torch.nan
         if self.icm.discrete:
             accuracy = valid_mean((guess.argmax(-1) == out.action).to(torch.float32), counted)

@@ -1,4 +1,4 @@
-"""What the off-policy losses share as loss modules of TorchRL: networks and targets, keys, rows, value estimators."""
+"""The base of the off-policy losses as TorchRL loss modules: networks and targets, keys, rows, value estimators."""
 
 import copy
 import inspect
@@ -32,6 +32,7 @@ from torchrl_perf.objectives.views import (
     to_torchrl_names,
     torchrl_name,
 )
+from torchrl_perf.runtime.upstream.modules import apply_to_tensors
 
 ESTIMATORS = {
     TD0Estimator: ValueEstimators.TD0,
@@ -69,12 +70,12 @@ class OffPolicyKeys:
 
 
 class OffPolicyLoss(LossModule):
-    """A loss module whose networks are called as they are, without swapping parameters or ``vmap`` where it can.
+    """A loss module that calls its networks directly, where possible without swapping parameters or ``vmap``.
 
-    For each network ``X`` there are, as in TorchRL, ``X``, ``X_params`` and, where it is delayed,
+    Each network ``X`` has, as in TorchRL, the attributes ``X``, ``X_params`` and, if it is delayed,
     ``target_X_params``, which ``SoftUpdate`` and ``HardUpdate`` move; and ``target_X``, the delayed network itself.
     The parameters in ``X_params`` are those of the network, and ``target_X_params`` shares the memory of
-    ``target_X``, so that nothing has to be copied between them. ``parameters()`` and ``named_parameters()`` leave the
+    ``target_X``, so that nothing is copied between them. ``parameters()`` and ``named_parameters()`` leave the
     targets out, and names in them and in ``state_dict()`` are TorchRL's. :meth:`update_targets_` moves all targets in
     one call.
 
@@ -104,7 +105,7 @@ class OffPolicyLoss(LossModule):
     default_value_estimator = ValueEstimators.TD0
     SUPPORTED_VALUE_ESTIMATORS: tuple[ValueEstimators, ...] = tuple(LAMBDAS)
     constants: tuple[str, ...] = ()
-    """Buffers that TorchRL keeps in its state and that are arguments here: not written, and read where they are."""
+    """Buffers in the state of TorchRL's losses that are arguments here: they are not saved, and ignored when loaded."""
 
     def __init__(
         self,
@@ -123,7 +124,8 @@ class OffPolicyLoss(LossModule):
             raise ValueError(f"reduction: expected one of {REDUCTIONS}, received {reduction!r}. Remedy: 'mean'.")
         if use_prioritized_weights not in ("auto", True, False):
             raise ValueError(
-                f"use_prioritized_weights: expected 'auto', True or False, received {use_prioritized_weights!r}."
+                f"use_prioritized_weights: expected 'auto', True or False, received {use_prioritized_weights!r}. "
+                "Remedy: leave it out."
             )
         self.reduction, self.use_prioritized_weights = reduction, use_prioritized_weights
         self.gamma = checked_gamma(0.99 if gamma is None else gamma)
@@ -149,7 +151,7 @@ class OffPolicyLoss(LossModule):
         if delay:
             setattr(self, f"target_{name}", copy.deepcopy(network).requires_grad_(False))
         self._names.append(name)
-        # `update_targets_` is an updater of its own, so that there is nothing to warn of
+        # ``update_targets_`` is an updater, so TorchRL's warning about a missing one does not apply
         self._has_update_associated[name] = True
         self._link(name)
 
@@ -188,7 +190,10 @@ class OffPolicyLoss(LossModule):
         if number == "auto":
             number = members if members is not None and (several or members > 1) else 2
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise ValueError(f"num_qvalue_nets: expected a positive integer or None, received {number!r}.")
+            raise ValueError(
+                f"num_qvalue_nets: expected a positive integer or None, received {number!r}. Remedy: leave it out for "
+                "two."
+            )
         fixed = several or (members is not None and members > 1)
         if fixed and number is not None and number != members:
             raise ValueError(
@@ -204,11 +209,12 @@ class OffPolicyLoss(LossModule):
         return members if number is None else cast("int", number)
 
     def _twins(self, name: str, networks: Any, number: int, value_key: NestedKey) -> Twins:
-        # TorchRL's own expansion: the values of twins are drawn anew within the range of those of the one network
+        # TorchRL's own expansion: the twins' parameters are redrawn within the range of those of the one network
         self.convert_to_functional(networks, name, number)
         params = self._modules.pop(f"{name}_params")
         template = self.__dict__.pop(name)
-        return Twins(template, cast("TensorDictParams", params), value_key, randomness=randomness_of(self, template))
+        randomness = randomness_of(self._vmap_randomness, template)
+        return Twins(template, cast("TensorDictParams", params), value_key, randomness=randomness)
 
     def _link(self, name: str) -> None:
         """Makes TorchRL's views of the parameters of a network, and of those of its targets."""
@@ -217,6 +223,12 @@ class OffPolicyLoss(LossModule):
         target = self._modules.get(f"target_{name}")
         if target is not None:
             self.__dict__[f"target_{name}_params"] = params_of(target, as_buffers=True)
+
+    def name_pairs(self) -> list[tuple[str, str]]:
+        """How the names of parameters begin, here and in TorchRL's losses: those of all networks and targets."""
+        full = [prefix + name for name in self._names for prefix in ("", "target_")]
+        inner = [".net." if isinstance(self._modules.get(name), Twins) else "." for name in full]
+        return [(name + part, f"{name}_params.") for name, part in zip(full, inner, strict=True)]
 
     def _views(self) -> Iterator[tuple[nn.Module, TensorDictParams]]:
         for name in self._names:
@@ -228,7 +240,7 @@ class OffPolicyLoss(LossModule):
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         result = super()._apply(fn)
         for network, view in self._views():
-            view._apply(fn)
+            apply_to_tensors(view, fn)
             named = {**dict(network.named_parameters(remove_duplicate=False)), **buffers_of(network)}
             for key, leaf in view.items(True, True):
                 source = named[".".join(key) if isinstance(key, tuple) else key]
@@ -246,14 +258,14 @@ class OffPolicyLoss(LossModule):
             self._link(name)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """The networks, and the views of the targets, which TorchRL's updaters look for here."""
+        """The networks, and the views of the targets, which TorchRL's updaters look up here."""
         yield from super().named_children()
         for name in self._names:
             if f"target_{name}" in self._modules:
                 yield f"target_{name}_params", self.__dict__[f"target_{name}_params"]
 
     def children(self) -> Iterator[nn.Module]:
-        """The networks and what else is registered."""
+        """The networks and other registered modules."""
         return (module for module in self._modules.values() if module is not None)
 
     def named_parameters(
@@ -275,7 +287,7 @@ class OffPolicyLoss(LossModule):
                 yield joined(prefix, torchrl_name(self, name)), param
 
     def reset_parameters_recursive(self) -> None:
-        """Draws all parameters anew, and copies them to the targets."""
+        """Redraws all parameters, and copies them to the targets."""
         for name in self._names:
             for part in cast("nn.Module", self._modules[name]).modules():
                 reset = getattr(part, "reset_parameters", None)
@@ -286,7 +298,10 @@ class OffPolicyLoss(LossModule):
     def set_vmap_randomness(self, value: str) -> None:
         """``"error"``, ``"same"`` or ``"different"`` numbers for the twins of a network that draws some."""
         if value not in ("error", "same", "different"):
-            raise ValueError(f"vmap randomness: expected 'error', 'same' or 'different', received {value!r}.")
+            raise ValueError(
+                f"vmap randomness: expected 'error', 'same' or 'different', received {value!r}. Remedy: one of the "
+                "three."
+            )
         self._vmap_randomness = value
         for part in self.modules():
             if isinstance(part, Twins):
@@ -337,7 +352,7 @@ class OffPolicyLoss(LossModule):
         return self.tensor_keys.action
 
     def read_keys(self) -> list[NestedKey]:
-        """What actor and critics read of a state; losses of other networks say what theirs read."""
+        """Keys of a state that actor and critics read; losses of other networks override it."""
         keys = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
         return [key for key in dict.fromkeys(keys) if key != self.action_key]
 
@@ -376,7 +391,7 @@ class OffPolicyLoss(LossModule):
 
     @property
     def _out_keys(self) -> list[NestedKey]:
-        # where tensordict looks for what a selection leaves out
+        # tensordict looks here for the keys that a selection leaves out
         return self.returned_keys()
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -403,7 +418,7 @@ class OffPolicyLoss(LossModule):
             flag = None if key is None else td.get(key, None)
             if flag is None:
                 if key is not None and key == own:
-                    entry(td, key)  # which says what there is
+                    entry(td, key)  # raises with the keys that the batch has
                 continue
             flag = fitted_rows(flag, rows, key)
             found = flag if found is None else found & flag
@@ -425,7 +440,7 @@ class OffPolicyLoss(LossModule):
         """Reward and whether the next state is terminal, ``[*]`` each, for rows ``[*]``."""
         keys, following = self.tensor_keys, entry(td, "next")
         flag = following.get(keys.terminated, None)
-        # as TorchRL: where there is one flag of the end, it is that of a terminal state
+        # as in TorchRL: without "terminated", "done" marks terminal states
         flag, name = (entry(following, keys.done), keys.done) if flag is None else (flag, keys.terminated)
         reward = column(widened(entry(following, keys.reward)), rows, ("next", keys.reward))
         return reward, column(flag, rows, ("next", name))
@@ -454,11 +469,11 @@ class OffPolicyLoss(LossModule):
         )
 
     def prepared(self, td: TensorDictBase) -> TensorDictBase:
-        """A batch whose states can all be looked at; the one given is left as it is.
+        """A batch in which all states are finite; the given batch is not changed.
 
-        The final observation of an episode that the env did not keep is NaN, by TorchRL's convention for envs that
-        reset themselves. Such a step counts as terminated, and its next state is 0: there is no bootstrap from it, as
-        in TorchRL's ``GAE``. Rows that do not count are 0 throughout, so that their NaN reach no gradient.
+        By TorchRL's convention for envs that reset themselves, a final observation that the env did not keep is NaN.
+        Such a step counts as terminated, and its next state is set to 0: it does not bootstrap, as in TorchRL's
+        ``GAE``. Rows that do not count are set to 0, so that no NaN in them reaches a gradient.
         """
         batch = td.copy()
         following = cast("TensorDictBase", entry(td, "next")).copy()
@@ -501,7 +516,7 @@ class OffPolicyLoss(LossModule):
     # -- value estimators ---------------------------------------------------------------------------------------------
 
     def make_value_estimator(self, value_type: Any = None, **hyperparams: Any) -> "OffPolicyLoss":
-        """Says how targets are made of rewards and next values, and with which discount.
+        """Sets how targets are made from rewards and next values, and with which discount.
 
         Args:
             value_type: ``ValueEstimators.TD0`` (the default; n-step targets where the batch says how many steps it
@@ -541,7 +556,7 @@ class OffPolicyLoss(LossModule):
 
     @property
     def value_estimator(self) -> Any:
-        """TorchRL's estimator of the same kind and discount, made anew at each call: changes to it have no effect."""
+        """TorchRL's estimator of the same kind and discount, a new one at each call: changing it has no effect."""
         options = {"gamma": self.gamma} | ({"lmbda": self.lmbda} if self.value_type is ValueEstimators.TDLambda else {})
         return build_value_estimator(self, self.value_type, value_network=None, **options)
 

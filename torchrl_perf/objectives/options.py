@@ -42,15 +42,15 @@ class OptionLoss(OffPolicyLoss):
     the target is ``y = R + gamma^n V(s')``, without the second term where the option ended in a terminal state, and
     ``V(s') = sum_o pi(o | s') Q(s', o)`` over the options that are available in s'. The policy's loss is
     ``-mean(log pi(o | s) A)`` with ``A = y - V(s)``, standardised over the batch; or, with ``clip``, PPO's surrogate
-    with the ratio to the probability of the choice when it was made (arXiv:1707.06347), which makes up for the age of
-    replayed transitions. The baseline is the value of the state: that of the option chosen, ``Q(s, o)``, would leave
-    nothing to learn from once it is right, since ``E[y | s, o] = Q(s, o)`` for each option.
+    with the ratio to the probability of the choice when it was made (arXiv:1707.06347), which corrects for the age of
+    replayed transitions. The baseline is the value of the state: with that of the chosen option, ``Q(s, o)``, the
+    expected advantage of each option would be 0 once the critic is right, since ``E[y | s, o] = Q(s, o)``.
 
     Keys read, as :class:`~torchrl_perf.transforms.OptionSegments` writes them: what the controller's networks and rules
     read, at the root and under "next"; "active_option" int64 ``[*]``, "option_log_prob" ``[*]``, "option_available"
     bool ``[*, O]``, "gamma" ``[*, 1]`` (``gamma ** n``), ("next", "reward") ``[*, 1]`` (R) and ("next", "terminated")
-    bool ``[*, 1]``; where present "priority_weight" ``[*]``, and "mask" bool ``[*]``, False for rows that are no
-    transitions: they count for nothing, NaN or not, but their root observations have to be finite. Written: "td_error"
+    bool ``[*, 1]``; where present "priority_weight" ``[*]``, and "mask" bool ``[*]``, False for rows that are not
+    transitions: these are ignored, NaN or not, but their root observations have to be finite. Written: "td_error"
     ``[*]``, ``|y - Q(s, o)|``, 0 outside of the mask.
 
     Args:
@@ -63,7 +63,7 @@ class OptionLoss(OffPolicyLoss):
         delay_value: take V(s') from a copy of the value network, which :meth:`update_targets_` and TorchRL's
             ``SoftUpdate`` move.
         **options: ``use_prioritized_weights``, ``priority_key`` and ``valid_key``, as for :class:`DeviceSACLoss`.
-            There is no ``gamma``, which is in the transitions, and no ``reduction`` but the mean.
+            There is no ``gamma``, which is in the transitions, and the only ``reduction`` is the mean.
 
     Raises:
         ValueError: for a clip outside (0, 1), negative weights, another reduction.
@@ -99,9 +99,13 @@ class OptionLoss(OffPolicyLoss):
                 "leave it out."
             )
         if clip is not None and not 0 < clip < 1:
-            raise ValueError(f"clip: expected epsilon in (0, 1) or None, received {clip}.")
+            raise ValueError(
+                f"clip: expected epsilon in (0, 1) or None, received {clip}. Remedy: clip=0.2, or None for no clipping."
+            )
         if value_coeff < 0 or entropy_coeff < 0:
-            raise ValueError(f"coefficients: expected none below 0, received {value_coeff} and {entropy_coeff}.")
+            raise ValueError(
+                f"coefficients: expected none below 0, received {value_coeff} and {entropy_coeff}. Remedy: 0 or more."
+            )
         self.add_network("actor_network", controller, delay=False)
         self.add_network("value_network", value, delay=delay_value)
         self.delay_value = delay_value
@@ -121,7 +125,7 @@ class OptionLoss(OffPolicyLoss):
 
     @property
     def target_value(self) -> Any:
-        """The copy that V(s') is taken from, None where it is the network itself."""
+        """The copy that gives V(s'), or None if the network itself does."""
         return self.target_of("value_network") if self.delay_value else None
 
     def returned_keys(self) -> list[NestedKey]:
@@ -130,7 +134,7 @@ class OptionLoss(OffPolicyLoss):
         return [*losses, "option_entropy", "option_value", "option_clip_fraction", "option_kl"]
 
     def read_keys(self) -> list[NestedKey]:
-        """What the controller and its rules read of a state."""
+        """Keys of a state that the controller and its rules read."""
         return list(self.controller.network_keys)
 
     def action_keys(self) -> list[NestedKey]:
@@ -138,7 +142,7 @@ class OptionLoss(OffPolicyLoss):
         return [ACTIVE_KEY, LOG_PROB_KEY, AVAILABLE_KEY, self.tensor_keys.gamma]
 
     def values(self, network: nn.Module, tensordict: TensorDictBase) -> Tensor:
-        """What a value network says of the states ``[*]``: ``[*, O]``, or ``[*, 1]``."""
+        """The output of a value network for the states ``[*]``: ``[*, O]``, or ``[*, 1]``."""
         return network(*[tensordict.get(key) for key in self.controller.network_keys])
 
     def target(self, tensordict: TensorDictBase) -> Tensor:

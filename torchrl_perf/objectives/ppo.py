@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -31,16 +31,22 @@ UNSUPPORTED = ("advantage_norm", "delay_actor", "max_importance_ratio")
 REDUCTIONS = ("mean", "sum", "none")
 CRITIC_LOSSES = ("l1", "l2", "smooth_l1")
 MAX_LOG_RATIO = 20.0
-"""Ratios above exp(20), which only an action of no density under the old policy has, count as that."""
+"""Log-ratios are clamped to this; a larger one needs an action of nearly no density under the old policy."""
 
 
 class _DevicePPO:
-    """What the losses below have in common: everything but the objective of the policy."""
+    """The common part of the losses below: everything except the policy's objective."""
 
     UNSUPPORTED = UNSUPPORTED
     """Options of the parent that this loss does not have."""
     entropy_floor: float | None = None
     entropy_floor_coeff: float = 1.0
+
+    # what TorchRL's PPO losses, of which each class below is one, keep for their own ``forward``
+    _has_critic: bool
+    _entropy_coeff_map: dict[NestedKey, float] | None
+    _cached_critic_network_params_detached: TensorDictBase
+    _loss_mask_keys: Callable[[], tuple[NestedKey, ...]]
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class _DevicePPO:
     def _check_arguments(self, given: Mapping[str, Any]) -> None:
         """Refuses what the parent would swallow unread, and what this loss does not have."""
         parent = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__.startswith("torchrl."))
-        known: set[str] = {"critic_coef", "entropy_coef"}  # which the parent refuses with its own words
+        known: set[str] = {"critic_coef", "entropy_coef"}  # the parent refuses these itself
         for kind in type(self).__mro__:
             known |= set(inspect.signature(cast("Any", kind).__init__).parameters)
         if unknown := sorted(set(given) - known):
@@ -75,7 +81,7 @@ class _DevicePPO:
             raise ValueError(f"Expected none of {self.UNSUPPORTED}, received {refused}. Remedy: torchrl's {parent}.")
         for name, values in (("reduction", REDUCTIONS), ("loss_critic_type", CRITIC_LOSSES)):
             if given.get(name) is not None and given[name] not in values:
-                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}.")
+                raise ValueError(f"{name}: expected one of {values}, received {given[name]!r}. Remedy: one of these.")
 
     @property
     def valid_key(self) -> NestedKey | None:
@@ -86,10 +92,10 @@ class _DevicePPO:
     def valid_keys(self) -> list[NestedKey]:
         """All flags that :meth:`valid_rows` looks for."""
         own = [key for key in (self._given_valid_key, self._actor_valid_key) if key is not None]
-        return [*own, *cast("Any", self)._loss_mask_keys()]
+        return [*own, *self._loss_mask_keys()]
 
     def _acting(self, which: str) -> contextlib.AbstractContextManager[Any]:
-        """The network holds its parameters: those of the loss, or its own."""
+        """Context in which the network holds its parameters: those of the loss, or its own."""
         loss = cast("Any", self)
         if not loss.functional:
             return contextlib.nullcontext()
@@ -99,7 +105,7 @@ class _DevicePPO:
     # -- what is read -------------------------------------------------------------------------------------------------
 
     def _advantage(self, tensordict: TensorDictBase) -> Tensor:
-        """``[*, 1]``, as the batch has it; estimated from a batch of transitions that has none."""
+        """``[*, 1]``, from the batch, or estimated from its transitions if it has none."""
         loss = cast("Any", self)
         key = loss.tensor_keys.advantage
         if tensordict.get(key, None) is None:
@@ -108,7 +114,7 @@ class _DevicePPO:
                     f"Expected {key!r} in the batch, received {_names(tensordict)}. Remedy: run GAETransform on the "
                     "[N, T] batch first."
                 )
-            params, target = loss._cached_critic_network_params_detached, loss.target_critic_network_params
+            params, target = self._cached_critic_network_params_detached, loss.target_critic_network_params
             loss.value_estimator(tensordict, params=params, target_params=target)
         advantage = widened(cast("Tensor", tensordict.get(key)))
         if advantage.ndim == 0 or advantage.shape[-1] != 1:
@@ -139,9 +145,8 @@ class _DevicePPO:
             KeyError: if the batch lacks the flag that ``valid_key`` names.
             ValueError: for a flag of another dtype or shape.
         """
-        loss = cast("Any", self)
         given, of_actor = self._given_valid_key, self._actor_valid_key
-        flags = {key: tensordict.get(key, None) for key in loss._loss_mask_keys()}
+        flags = {key: tensordict.get(key, None) for key in self._loss_mask_keys()}
         if given is not None:
             flags[given] = tensordict.get(given, None)
             if flags[given] is None:
@@ -152,7 +157,7 @@ class _DevicePPO:
         elif of_actor is not None:
             flag = tensordict.get(of_actor, None)
             of_nodes = flag is not None and flag.ndim > len(rows) and flag.shape[len(rows) :] != (1,)
-            flags[of_actor] = None if of_nodes else flag  # nodes of one action, which the distribution leaves out
+            flags[of_actor] = None if of_nodes else flag  # the distribution itself leaves out nodes of one action
         valid = None
         for key, flag in flags.items():
             if flag is not None:
@@ -167,10 +172,10 @@ class _DevicePPO:
         loss = cast("Any", self)
         actions = loss.tensor_keys.action
         read = [*loss.actor_network.in_keys, *([actions] if isinstance(actions, str | tuple) else actions)]
-        read += loss.critic_network.in_keys if loss._has_critic else []
+        read += loss.critic_network.in_keys if self._has_critic else []
         fills = dict.fromkeys(read, 0.0)
         if parameters:
-            fills |= dict.fromkeys(loss.actor_network[-1].in_keys, 1.0)  # a scale of 0 is no scale
+            fills |= dict.fromkeys(loss.actor_network[-1].in_keys, 1.0)  # 1, since a scale has to be positive
         for key, fill in fills.items():
             value = tensordict.get(key, None)
             leaves = value.items(True, True) if isinstance(value, TensorDictBase) else [((), value)]
@@ -180,7 +185,7 @@ class _DevicePPO:
                     tensordict.set(path, finite_where_absent(leaf, valid, fill))
 
     def _normalized(self, advantage: Tensor, valid: Tensor | None) -> Tensor:
-        """``[*, 1]``, normalised over the rows that count if that was asked for, 0 in the others."""
+        """``[*, 1]``, normalised over the rows that count if so configured, 0 in the others."""
         loss = cast("Any", self)
         if not loss.normalize_advantage:
             return kept(advantage, valid)
@@ -209,7 +214,7 @@ class _DevicePPO:
         return kept(log_ratio.unsqueeze(-1), valid), dist
 
     def _stored_log_prob(self, tensordict: TensorDictBase, rows: torch.Size) -> Tensor:
-        """``[*]``: what the batch holds, one entry or one for each part."""
+        """``[*]``: from the batch, which holds one entry or one for each part."""
         key = cast("Any", self).tensor_keys.sample_log_prob
         keys = [key] if isinstance(key, str | tuple) else list(key)
         stored = {one: tensordict.get(one, None) for one in keys}
@@ -230,7 +235,7 @@ class _DevicePPO:
         return HybridDistribution.joined(cast("dict[NestedKey, Tensor]", stored), len(rows))
 
     def _stored_dist(self, tensordict: TensorDictBase) -> distributions.Distribution:
-        """The distribution that the stored parameters make; to be asked for before the actor writes new ones."""
+        """The distribution of the stored parameters; call it before the actor overwrites them."""
         actor = cast("Any", self).actor_network
         needed = cast("list[NestedKey]", actor[-1].in_keys)
         if absent := [key for key in needed if tensordict.get(key, None) is None]:
@@ -253,7 +258,7 @@ class _DevicePPO:
         entropy = widened(entropy)
         mean = valid_mean(entropy, valid)
         out.set("entropy", mean.detach())
-        weights = loss._entropy_coeff_map
+        weights = self._entropy_coeff_map
         if weights is not None:
             bonus = -sum(
                 weight * self._reduced(part.unsqueeze(-1), valid) for weight, part in _weighted(weights, parts)
@@ -321,14 +326,14 @@ class _DevicePPO:
         explained = None
         if loss.log_explained_variance:
             explained = explained_variance(target.detach(), value.detach(), valid).squeeze(-1)
-        return (loss.critic_coeff * error if loss._has_critic else error), clip_fraction, explained
+        return (loss.critic_coeff * error if self._has_critic else error), clip_fraction, explained
 
     def _set_out_keys(self, *keys: str) -> None:
         loss = cast("Any", self)
-        optional = {"entropy": loss.entropy_bonus, "loss_entropy": loss.entropy_bonus, "loss_critic": loss._has_critic}
-        optional["value_clip_fraction"] = loss._has_critic and self._clips_value
-        optional["explained_variance"] = loss._has_critic and loss.log_explained_variance
-        loss._out_keys = [key for key in keys if optional.get(key, True)]
+        optional = {"entropy": loss.entropy_bonus, "loss_entropy": loss.entropy_bonus, "loss_critic": self._has_critic}
+        optional["value_clip_fraction"] = self._has_critic and self._clips_value
+        optional["explained_variance"] = self._has_critic and loss.log_explained_variance
+        loss.out_keys = [key for key in keys if optional.get(key, True)]
 
 
 class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
@@ -348,9 +353,9 @@ class DeviceClipPPOLoss(_DevicePPO, ClipPPOLoss):
     each part. ``entropy_coeff`` may be a mapping from TorchRL's names of the parts' entropies, such as
     ``("action", "discrete_entropy")``, to weights.
 
-    **Rows that do not count**, such as agents that are absent: those where ``valid_key`` is False, and where the masks
-    are that TorchRL's losses honour (``loss_mask_key``, such as ``("collector", "mask")``), reach no loss, statistic,
-    normalisation or gradient, whatever stands in them; without any row that counts all of them are 0.
+    **Rows that do not count**, such as absent agents, are those where ``valid_key`` is False, or a mask that TorchRL's
+    losses honour (``loss_mask_key``, such as ``("collector", "mask")``). They affect no loss, statistic, normalisation
+    or gradient, whatever they hold; if no row counts, all of these are 0.
 
     **Without an advantage** in the batch, one is estimated from the transitions in it by the value estimator, as in the
     parent: TorchRL's ``GAE`` by default, or ``make_value_estimator(GAETransform(...))``.
@@ -484,7 +489,7 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
         log_ratio, dist = self._log_ratio(tensordict, advantage, valid)
         kl = kept(widened(divergence(old, dist, self.samples_mc_kl)), valid)
         mean_kl = valid_mean(kl, valid)
-        beta = self.beta.clone()  # it changes below, and the gradient is that of this one
+        beta = self.beta.clone()  # it changes below, and the gradient has to use the present one
         gain = _finite(log_ratio).exp() * advantage
         if self.reduction == "mean":
             objective = beta * mean_kl - valid_mean(gain, valid)
@@ -502,11 +507,11 @@ class DeviceKLPENPPOLoss(_DevicePPO, KLPENPPOLoss):
     def _adapt(self, kl: Tensor, valid: Tensor | None) -> None:
         lower = torch.where(kl < self.dtarg / 1.5, self.decrement, 1.0)
         factor = torch.where(kl > self.dtarg * 1.5, self.increment, lower)
-        # rows that do not count say nothing about the policy
+        # rows that do not count do not affect the adaptation
         self.beta.mul_(factor if valid is None else torch.where(valid.any(), factor, 1.0))
 
     def reset(self) -> None:
-        """``beta`` is what it was at construction."""
+        """Set ``beta`` back to its initial value."""
         self.beta.fill_(self._beta_init)
 
 

@@ -78,9 +78,12 @@ class QuantileDQNLoss(DistributionalLoss):
                 f"{type(network).__name__}. Remedy: QuantileMLP for QR-DQN, ImplicitQuantileMLP for IQN."
             )
         if greedy not in ("mean", "per_quantile"):
-            raise ValueError(f"greedy: expected 'mean' or 'per_quantile', received {greedy!r}.")
+            raise ValueError(f"greedy: expected 'mean' or 'per_quantile', received {greedy!r}. Remedy: one of the two.")
         if greedy == "per_quantile" and double_dqn:
-            raise ValueError("double: expected False with greedy='per_quantile', which takes no argmax, received True.")
+            raise ValueError(
+                "double: expected False with greedy='per_quantile', which takes no argmax, received True. Remedy: "
+                "leave double out."
+            )
         keys: dict[str, Any] = {"in_keys": in_keys, "action_key": action_key, "mask_key": mask_key}
         super().__init__(value_network, gamma=gamma, double_dqn=double_dqn, **keys, **options)
         self.num_taus = checked_counts(num_taus)
@@ -108,7 +111,7 @@ class QuantileDQNLoss(DistributionalLoss):
         else:
             means = widened(of_tensors(self.network).means(*inputs)) if self.double_q else quantiles.mean(-1)
             following = of_action(quantiles, best_action(means, mask))
-        # what the network says of a terminal state is not looked at, NaN or not
+        # values of a terminal state are ignored, NaN or not
         following = following.masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
 
@@ -121,12 +124,14 @@ def checked_counts(num_taus: tuple[int, int]) -> tuple[int, int]:
     """
     predicted, target = num_taus
     if min(predicted, target) < 1:
-        raise ValueError(f"num_taus: expected at least one quantile and one target, received {num_taus}.")
+        raise ValueError(
+            f"num_taus: expected at least one quantile and one target, received {num_taus}. Remedy: 1 or more of both."
+        )
     return predicted, target
 
 
 def _greatest(quantiles: Tensor, mask: Tensor | None) -> Tensor:
-    """``[*, K]`` the greatest over the allowed actions, for each level of its own."""
+    """``[*, K]`` the greatest over the allowed actions, for each level separately."""
     if mask is not None:
         quantiles = quantiles.masked_fill(~allowed(mask, quantiles[..., 0]).unsqueeze(-1), -torch.inf)
     return quantiles.amax(-2)

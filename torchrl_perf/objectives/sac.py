@@ -1,4 +1,4 @@
-"""The losses of soft actor-critic on TensorDicts, in the few large kernels that they need."""
+"""The losses of soft actor-critic on TensorDicts, in few large kernels."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class DeviceSACLoss(OffPolicyLoss):
             ``[*, 1]`` of one critic, which is copied to twins whose values are drawn anew, as TorchRL does; or
             ``[*, K]`` of an ensemble, known by an int attribute ``num_members`` of one of its parts, such as
             :class:`~torchrl_perf.modules.EnsembleQ`; or a list of critics.
-        value_network: None; version 1, with a network of state values, is TorchRL's alone.
+        value_network: None; version 1, with a network of state values, exists only in TorchRL.
         num_qvalue_nets: number of critics; ``"auto"`` is that of an ensemble or a list, and otherwise 2. None takes
             the network as it is, whatever number of values it writes.
         loss_function: of the critics, ``"l2"`` or ``"smooth_l1"``.
@@ -82,8 +82,8 @@ class DeviceSACLoss(OffPolicyLoss):
         priority_key: as ``set_keys(priority=...)``.
         separate_losses: let no gradient of the critics' loss reach parameters that they share with the actor.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, with which ``alpha`` and ``entropy`` are left out.
-        skip_done_states: take 0 for action and log-probability of next states that are done, instead of the actor's,
-            which then looks at zeros there.
+        skip_done_states: use 0 as action and log-probability of next states that are done, which the actor then sees
+            as zeros.
         deactivate_vmap: call twins one after the other.
         use_prioritized_weights: ``"auto"``, True or False.
         scalar_output_mode: with ``reduction="none"``, ``"exclude"`` (the default) or ``"non_tensor"``, by which
@@ -184,7 +184,7 @@ class DeviceSACLoss(OffPolicyLoss):
         if (least is not None and least < 0) or (most is not None and most <= 0) or (least or 0.0) > (most or math.inf):
             raise ValueError(
                 f"min_alpha, max_alpha: expected 0 <= min_alpha <= max_alpha and max_alpha > 0, received {least} and "
-                f"{most}."
+                f"{most}. Remedy: leave both out for no bounds."
             )
         self.fixed_alpha = fixed
         device = next(cast("nn.Module", self.qvalue_network).parameters()).device
@@ -329,7 +329,7 @@ class DeviceSACLoss(OffPolicyLoss):
             td: the batch ``[*]``.
             action: ``[*, D]`` that carries a gradient.
             log_prob: ``[*]`` of it.
-            detached: let no gradient reach the critic's parameters. Freezing them is the cheaper way outside of a
+            detached: let no gradient reach the critic's parameters. Freezing them is cheaper outside of a
                 compiled function, which cannot do that.
         """
         critic = without_gradient(self.critic) if detached else self.critic
@@ -367,7 +367,9 @@ class DeviceSACLoss(OffPolicyLoss):
 def check_loss_function(loss_function: str) -> None:
     """Raises ValueError for an unknown loss of the critics."""
     if loss_function not in LOSS_FUNCTIONS:
-        raise ValueError(f"loss_function: expected one of {LOSS_FUNCTIONS}, received {loss_function!r}.")
+        raise ValueError(
+            f"loss_function: expected one of {LOSS_FUNCTIONS}, received {loss_function!r}. Remedy: one of these."
+        )
 
 
 def _check_version(value_network: Any, delay_actor: bool, delay_value: bool, scalar_output_mode: str | None) -> None:
@@ -383,7 +385,10 @@ def _check_version(value_network: Any, delay_actor: bool, delay_value: bool, sca
             "actor and never reads the copy), received True. Remedy: leave it out."
         )
     if scalar_output_mode not in SCALAR_OUTPUT_MODES:
-        raise ValueError(f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}.")
+        raise ValueError(
+            f"scalar_output_mode: expected one of {SCALAR_OUTPUT_MODES}, received {scalar_output_mode!r}. Remedy: one "
+            "of these."
+        )
 
 
 def sampled_action(actor: Any) -> NestedKey:
@@ -394,8 +399,8 @@ def sampled_action(actor: Any) -> NestedKey:
     """
     if not hasattr(actor, "get_dist"):
         raise ValueError(
-            f"actor: expected a module with get_dist, such as DeviceActor or ProbabilisticActor, received "
-            f"{type(actor).__name__}."
+            "actor: expected a module with get_dist, such as DeviceActor or ProbabilisticActor, received "
+            f"{type(actor).__name__}. Remedy: wrap the network in one of these."
         )
     return cast("list[NestedKey]", actor.dist_sample_keys)[0]
 
@@ -452,7 +457,7 @@ def without_gradient(module: nn.Module) -> Callable[..., Any]:
 
 
 def without_shared(loss: OffPolicyLoss, name: str) -> Callable[..., Any]:
-    """A network as a function whose gradient reaches no parameter that it shares with the actor."""
+    """A network as a function whose gradient does not reach the parameters that it shares with the actor."""
     module, actor = cast("nn.Module", getattr(loss, name)), cast("nn.Module", cast("Any", loss).actor_network)
     shared = {id(param) for param in actor.parameters()}
     params = {name: param.detach() for name, param in module.named_parameters() if id(param) in shared}
@@ -467,7 +472,7 @@ def _called_with(module: nn.Module, params: dict[str, Tensor]) -> Callable[..., 
 
 
 def _beside(flag: Tensor, value: Tensor) -> Tensor:
-    """A flag ``[*]`` as it broadcasts to ``[*, ...]``."""
+    """A flag ``[*]`` in a shape that broadcasts to ``[*, ...]``."""
     return flag.reshape((*flag.shape, *(1,) * (value.ndim - flag.ndim)))
 
 

@@ -1,4 +1,4 @@
-"""The losses of DDPG and TD3 in parts that a compiled update can take apart."""
+"""The losses of DDPG and TD3, in parts that a compiled update can call separately."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -98,7 +98,7 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         return losses if self.reduction == "none" else [*losses, "pred_value"]
 
     def online_critic(self) -> Any:
-        """The critic, whose gradient reaches what it shares with the actor only where losses are not separate."""
+        """The critic; its gradient reaches parameters shared with the actor only if losses are not separate."""
         return without_shared(self, "qvalue_network") if self.separate_losses else self.critic
 
     def act(self, actor: Any, td: TensorDictBase, *, following: bool = False) -> Tensor:
@@ -111,10 +111,10 @@ class DeterministicPolicyLoss(OffPolicyLoss):
         raise NotImplementedError
 
     def policy_value(self, critic: Any, td: TensorDictBase, action: Tensor) -> Tensor:
-        """``[*]`` value of an action of each state, as the actor is to raise it.
+        """``[*]`` value of an action of each state, which the actor maximises.
 
         Args:
-            critic: the critic, or what calls it with other parameters.
+            critic: the critic, or a function that calls it with other parameters.
             td: the batch.
             action: ``[*, D]``.
         """
@@ -125,8 +125,8 @@ class DeterministicPolicyLoss(OffPolicyLoss):
 
         Args:
             td: the batch ``[*]``.
-            detached: let no gradient reach the critic's parameters. Freezing them, or differentiating the actor's
-                alone, is the cheaper way.
+            detached: let no gradient reach the critic's parameters. It is cheaper to freeze them, or to differentiate
+                only the actor's.
         """
         critic = without_gradient(self.critic) if detached else self.critic
         return -self.reduced(self.policy_value(critic, td, self.act(self.actor, td)), td)
@@ -171,7 +171,7 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
     """TD3 (arXiv:1802.09477), and with one critic and ``policy_noise=0`` DDPG (arXiv:1509.02971).
 
     The counterpart of TorchRL's ``TD3Loss``, with its arguments, keys and equations. The least of the K critics makes
-    the target; the first teaches the actor. How often the actor learns is the trainer's to say. Nothing waits for the
+    the target; the actor maximises the first. The trainer decides how often the actor is updated. Nothing waits for the
     host.
 
     Keys read: the networks' ``in_keys``, at the root and under "next", ``action``, ("next", "reward") and ("next",
@@ -251,7 +251,9 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
         self.relative_noise = target_noise is not None
         self.target_noise = policy_noise if target_noise is None else target_noise
         if min(self.target_noise, noise_clip) < 0:
-            raise ValueError(f"noise: expected at least 0, received {self.target_noise} clipped at {noise_clip}.")
+            raise ValueError(
+                f"noise: expected at least 0, received {self.target_noise} clipped at {noise_clip}. Remedy: 0 or more."
+            )
         check_critic(critic, self.action_key)
         self.loss_function, self.noise_clip, self.deactivate_vmap = loss_function, noise_clip, deactivate_vmap
         self.delay_qvalue = delay_qvalue
@@ -329,7 +331,7 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
             reward, terminated = self.outcome(td, td.batch_size)
             discount = bootstrap_discount(self, td, reward, terminated)
             following = self.values(self.target_critic, td, self.next_action(td, noise), following=True).amin(-1)
-            # what the networks say of a terminal state is not looked at, NaN or not
+            # values of a terminal state are ignored, NaN or not
             if self.lmbda is None:
                 target = reward + discount * following.masked_fill(terminated, 0.0)
             else:

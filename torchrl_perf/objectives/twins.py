@@ -75,6 +75,6 @@ class Twins(TensorDictModuleBase):
 
 
 def members_of(network: nn.Module) -> int | None:
-    """How many networks a batched ensemble is, by an int attribute ``num_members`` of a part; None for one network."""
+    """Number of networks of a batched ensemble, by an int attribute ``num_members`` of a part; None for one network."""
     counts = {part.num_members for part in network.modules() if isinstance(getattr(part, "num_members", None), int)}
     return max(counts) if counts else None

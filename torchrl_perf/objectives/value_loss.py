@@ -1,4 +1,4 @@
-"""What the losses of discrete Q-learning share: keys, networks, targets, discounts, reduction."""
+"""The base of the losses of discrete Q-learning: keys, networks, targets, discounts, reduction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ACTION_SPACES = ("categorical", "one-hot", "one_hot")
 
 
 class Rows(NamedTuple):
-    """What a loss says about each row of a batch.
+    """Results of a loss for each row of a batch.
 
     Attributes:
         loss: ``[*]``, with a gradient.
@@ -94,12 +94,12 @@ def of_action(numbers: Tensor, action: Tensor) -> Tensor:
             f"action: expected indices {list(rows)} or one-hot {[*rows, actions]}, received {list(action.shape)}. "
             "Remedy: check action_key, and the batch dims of network and action."
         )
-    # where and sum, not gather: its gradient needs no scatter and becomes part of the kernels around it
+    # where and sum instead of gather: the gradient needs no scatter and fuses into the kernels around it
     return torch.where(taken.unsqueeze(-1), numbers, 0.0).sum(-2)
 
 
 class DistributionalLoss(OffPolicyLoss):
-    """Base of :class:`DeviceC51Loss`, :class:`QuantileDQNLoss` and :class:`DeviceDQNLoss`; they say what a row loses.
+    """Base of :class:`DeviceC51Loss`, :class:`QuantileDQNLoss` and :class:`DeviceDQNLoss`, which define a row's loss.
 
     Args:
         value_network: the online network of (distributional) values: a module of tensors; an :class:`EpsilonGreedy` on
@@ -193,7 +193,7 @@ class DistributionalLoss(OffPolicyLoss):
         return ["loss"] if self.reduction == "none" else ["loss", "pred_value"]
 
     def read_keys(self) -> list[NestedKey]:
-        """What the network reads of a state."""
+        """Keys of a state that the network reads."""
         return self.network_keys
 
     def rows(self, td: TensorDictBase) -> Rows:
@@ -223,11 +223,11 @@ class DistributionalLoss(OffPolicyLoss):
         return TensorDict({"loss": loss, "pred_value": self.mean(rows.value, batch)})
 
     def inputs(self, td: TensorDictBase) -> list[Tensor]:
-        """What the network reads, of states or (with ``td["next"]``) next states."""
+        """The network's inputs from states or, with ``td["next"]``, next states."""
         return [cast("Tensor", entry(td, key)) for key in self.network_keys]
 
     def written(self, network: Any, td: TensorDictBase) -> Tensor:
-        """What a TensorDict module writes of states, or (with ``td["next"]``) next states."""
+        """The output of a TensorDict module for states or, with ``td["next"]``, next states."""
         inputs = td.select(*self.network_keys)
         if is_actor(network):
             return cast("Tensor", entry(network[0](inputs), self.tensor_keys.action_value))
@@ -235,7 +235,7 @@ class DistributionalLoss(OffPolicyLoss):
             return cast("Tensor", entry(network(inputs), self.tensor_keys.action_value))
 
     def check_actions(self, values: Tensor, dim: int) -> Tensor:
-        """Values of actions, as they are.
+        """Returns values of actions unchanged, once their number is checked.
 
         Args:
             values: the network's.
@@ -275,7 +275,7 @@ def former_names(owner: object, value_network: Any, double_dqn: bool, options: d
 
 
 def is_actor(network: Any) -> bool:
-    """Whether it is a network of values and what acts on them, in a sequence."""
+    """Whether a module is a sequence of a network of values and a module that acts on them."""
     return isinstance(network, QValueActor)
 
 
@@ -296,7 +296,7 @@ def _num_actions(space: Any, action_key: NestedKey) -> int | None:
         space = space[action_key]
     if space is None or (isinstance(space, str) and space in ACTION_SPACES):
         return None
-    # several actions in one are kinds of these to TorchRL
+    # in TorchRL the specs of several actions derive from these
     if isinstance(space, Categorical | OneHot) and not isinstance(space, Binary | MultiCategorical | MultiOneHot):
         return int(space.space.n)
     raise ValueError(

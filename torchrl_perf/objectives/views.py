@@ -31,26 +31,15 @@ def buffers_of(network: nn.Module) -> dict[str, Tensor]:
     return dict(network.named_buffers(remove_duplicate=False))
 
 
-def randomness_of(loss: Any, network: nn.Module) -> str:
-    """TorchRL's choice for networks that draw numbers, such as dropout."""
-    chosen = loss._vmap_randomness
+def randomness_of(chosen: str | None, network: nn.Module) -> str:
+    """How members of an ensemble draw numbers: as chosen, else TorchRL's choice for networks with dropout and such."""
     draws = any(isinstance(part, RANDOM_MODULE_LIST) for part in network.modules())
     return chosen or ("different" if draws else "error")
 
 
-def _prefixes(loss: Any) -> list[tuple[str, str]]:
-    """Pairs of our and TorchRL's beginning of a name."""
-    pairs = []
-    for name in loss._names:
-        for full in (name, f"target_{name}"):
-            inner = ".net." if isinstance(loss._modules.get(full), Twins) else "."
-            pairs.append((full + inner, f"{full}_params."))
-    return pairs
-
-
 def torchrl_name(loss: Any, name: str) -> str:
     """TorchRL's name of a parameter or buffer of a loss."""
-    for ours, theirs in _prefixes(loss):
+    for ours, theirs in loss.name_pairs():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name
@@ -70,14 +59,14 @@ def to_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, _metadata: A
 
 def from_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Takes a state of a loss of TorchRL, or of an earlier version of this package."""
-    pairs = [(theirs, ours) for ours, theirs in _prefixes(loss)]
+    pairs = [(theirs, ours) for ours, theirs in loss.name_pairs()]
     for former, name in FORMER_NAMES.items():
         pairs += [(f"{start}{former}.", f"{start}{name}.") for start in ("", "target_")]
     for key in [key for key in state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
         value = state.pop(key)
         if name.endswith(("__batch_size", "__device")):
-            continue  # what TorchRL's state says besides
+            continue  # further entries of TorchRL's state
         if name.startswith("_value_estimator."):
             _load_hyperparameter(loss, name.rpartition(".")[2], value)
             continue
@@ -93,6 +82,6 @@ def from_torchrl_names(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -
 
 
 def _load_hyperparameter(loss: Any, name: str, value: Tensor) -> None:
-    """Takes over the discount of TorchRL's value estimator, which its loss keeps in its state."""
+    """Loads the discount of TorchRL's value estimator from the state of its loss."""
     if name in ("gamma", "lmbda") and getattr(loss, name) is not None:
         setattr(loss, name, checked_gamma(float(value), name))

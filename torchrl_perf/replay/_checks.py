@@ -1,4 +1,4 @@
-"""What is refused, with what was expected, what came and what to do."""
+"""Checks of arguments, batches and states; each error says what was expected, what was received, and the remedy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
 from torchrl_perf.replay.layout import Field, Key, Leaves, describe, readable_key
+from torchrl_perf.runtime.upstream.buffers import sample_unit_of, sampler_of, writer_of
 
 
 def is_whole(number: Any) -> bool:
@@ -22,7 +23,7 @@ def is_whole(number: Any) -> bool:
 
 
 def refuse_options(name: str, given: Mapping[str, Any], known: Mapping[str, tuple[Any, str]]) -> None:
-    """That options of TorchRL's counterpart are left at their defaults where they would be ignored.
+    """Check that options of TorchRL's counterpart are left at their defaults where they would be ignored.
 
     Args:
         name: the class.
@@ -30,13 +31,14 @@ def refuse_options(name: str, given: Mapping[str, Any], known: Mapping[str, tupl
         known: default of each of TorchRL's options (None: any value), and why others have no meaning.
 
     Raises:
-        TypeError: for an option that nobody knows.
+        TypeError: for an unknown option.
         ValueError: for another value than the default, naming the option and the reason.
     """
     for option, value in given.items():
         if option not in known:
             raise TypeError(
-                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}."
+                f"{name}: expected its own options or TorchRL's {sorted(known)}, received {option}={value!r}. Remedy: "
+                "take it out."
             )
         default, reason = known[option]
         if default is not None and value is not None and value != default:
@@ -60,10 +62,10 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int) -> None:
-    """That a buffer's sampler can serve rows like those of a first batch, before they are written.
+    """Check that a buffer's sampler can serve rows like those of a first batch, before they are written.
 
     Args:
-        buffer: of its sampler ``mask_key``, ``end_key`` and ``slice_len`` are looked at, where it has them.
+        buffer: its sampler's ``mask_key``, ``end_key`` and ``slice_len`` are read, if it has them.
         keys: entries of the batch.
         streams: envs N of the batch.
         max_size: rows of the storage.
@@ -73,8 +75,7 @@ def check_sampler(buffer: Any, keys: Iterable[Key], streams: int, max_size: int)
         ValueError: if its slices are longer than what the storage holds of each stream, for TorchRL's slices of a batch
             of several streams, and for slices where the writer keeps rows in no order of time.
     """
-    sampler, writer = getattr(buffer, "_sampler", None), getattr(buffer, "_writer", None)  # asked of a buffer half made
-    unit = getattr(buffer, "_sample_unit", None)
+    sampler, writer, unit = sampler_of(buffer), writer_of(buffer), sample_unit_of(buffer)
     if isinstance(unit, SequenceSampleUnit) and streams > 1:
         raise ValueError(
             f"{type(unit).__name__}: expected rows of one env, one after the other, received a batch of {streams} "
@@ -122,7 +123,7 @@ def _as_key(key: Any) -> Key:
 
 
 def check_dim_extend(dim_extend: int | None) -> None:
-    """That a buffer does not transpose what it hands over.
+    """Check that a buffer does not transpose the batches that it passes on.
 
     Raises:
         ValueError: for ``dim_extend`` above 0.
@@ -136,7 +137,7 @@ def check_dim_extend(dim_extend: int | None) -> None:
 
 
 def check_checkpointer(value: Any, kind: type) -> None:
-    """That a storage is saved by its own checkpointer, which knows how rows are packed.
+    """Check that a storage is saved by its own checkpointer, which knows how rows are packed.
 
     Raises:
         ValueError: for another one.
@@ -170,7 +171,7 @@ def check_options(
     """Options of a storage, as integers.
 
     Raises:
-        ValueError: for one that makes no sense.
+        ValueError: for one out of range.
     """
     if not is_whole(max_size):
         raise ValueError(
@@ -182,15 +183,17 @@ def check_options(
             "least one row for each env."
         )
     if not is_whole(n_step):
-        raise ValueError(f"DeviceStorage: expected n_step >= 1, received {n_step!r}; 1 is the plain one-step target.")
+        raise ValueError(
+            f"DeviceStorage: expected n_step >= 1, received {n_step!r}. Remedy: n_step=1, the plain one-step target."
+        )
     if not 0 <= gamma <= 1:
         raise ValueError(
             f"DeviceStorage: expected gamma in [0, 1], received {gamma}. Remedy: the loss's discount, such as 0.99."
         )
     if not 0 < final_fraction <= 1:
         raise ValueError(
-            f"DeviceStorage: expected final_fraction in (0, 1], received {final_fraction}: the share of rows whose "
-            "true final observation is kept apart, so about the share of rows that end an episode or a batch."
+            f"DeviceStorage: expected final_fraction in (0, 1], received {final_fraction}. Remedy: the share of rows "
+            "that end an episode or a batch, whose true final observations are kept apart; 1.0 is enough for all."
         )
     return int(max_size), num_streams
 
@@ -227,10 +230,10 @@ def check_streams(batch_size: Sequence[int], max_size: int, num_streams: int | N
 
 
 def check_batch(batch_size: Sequence[int], num_streams: int, flat: bool) -> None:
-    """That a later batch is laid out as the first was.
+    """Check that a later batch is laid out as the first was.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     fits = len(batch_size) == 1 if flat else len(batch_size) == 2 and batch_size[0] == num_streams
     if not fits:
@@ -259,10 +262,10 @@ def layout_error(expected: Iterable[Field], received: Iterable[Field]) -> ValueE
 
 
 def check_entries(leaves: Leaves, batch_size: Sequence[int], own: Mapping[Key, Field]) -> None:
-    """That entries to be written in place are stored, each row its own, in their dtype and shape.
+    """Check that entries to be written in place are stored, each row its own, in their dtype and shape.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     for key, leaf in leaves.items():
         field = own.get(key)
@@ -275,7 +278,7 @@ def check_entries(leaves: Leaves, batch_size: Sequence[int], own: Mapping[Key, F
 
 
 def check_streams_known(flat: bool, n_step: int, compact: bool) -> None:
-    """That rows come with their streams where something needs them.
+    """Check that rows come with their streams if something needs these.
 
     Raises:
         ValueError: for flat rows with n-step returns or with ``compact``.
@@ -290,10 +293,10 @@ def check_streams_known(flat: bool, n_step: int, compact: bool) -> None:
 
 
 def check_fields(fields: Sequence[Field]) -> None:
-    """That rows have entries at all.
+    """Check that rows have entries at all.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     if not fields:
         raise ValueError(
@@ -303,34 +306,35 @@ def check_fields(fields: Sequence[Field]) -> None:
 
 
 def check_n_step_fields(fields: Sequence[Field]) -> None:
-    """That rows have what n-step returns are made of, one done flag each, and are not n-step returns themselves.
+    """Check that rows have a reward and one done flag each, and are not n-step returns already.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     known = {field.key: field for field in fields}
     for key in (("next", "reward"), ("next", "done")):
         if key not in known:
             raise ValueError(
-                f"DeviceStorage: n_step > 1 reads {key}, which the batch lacks: {describe(fields)}. Remedy: n_step=1, "
-                "or batches with reward and done under 'next'."
+                f"DeviceStorage: expected {key} in the batch for n_step > 1, received {describe(fields)}. Remedy: "
+                "n_step=1, or batches with reward and done under 'next'."
             )
     clash = [key[0] for key in (("steps_to_next_obs",), ("gamma",)) if key in known]
     if clash:
         raise ValueError(
-            f"DeviceStorage: n_step > 1 writes {clash} into its samples, but the batch has them: its rewards are "
-            "n-step returns already. Remedy: n_step=1, or extend with one-step rows."
+            f"DeviceStorage: expected rows without {clash}, which n_step > 1 writes into its samples, received a "
+            "batch with them, whose rewards are n-step returns already. Remedy: n_step=1, or extend with one-step "
+            "rows."
         )
     done = known["next", "done"]
     if done.dtype != torch.bool or any(size != 1 for size in done.shape):
         raise ValueError(
-            f"DeviceStorage: n_step > 1 needs one bool done flag a row, received {done}. Remedy: an env whose agents "
-            "share their done, or n_step=1."
+            f"DeviceStorage: expected one bool done flag a row for n_step > 1, received {done}. Remedy: an env whose "
+            "agents share their done, or n_step=1."
         )
 
 
 def check_state(state: Any, mark: str | None, name: str) -> None:
-    """That a state is one of a kind of sampler.
+    """Check that a state is from this kind of sampler.
 
     Args:
         state: the state.
@@ -338,7 +342,7 @@ def check_state(state: Any, mark: str | None, name: str) -> None:
         name: the kind.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     if not isinstance(state, Mapping) or (state if mark is None else mark not in state):
         entry = "no entries" if mark is None else f"an entry {mark!r}"
@@ -350,7 +354,7 @@ def check_state(state: Any, mark: str | None, name: str) -> None:
 
 
 def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, ...]], name: str) -> None:
-    """That a state has all entries, each of its type; a tensor must be as the class later checks it.
+    """Check that a state has all entries, each of its type; a tensor must be as the class later checks it.
 
     Args:
         state: the state.
@@ -358,7 +362,7 @@ def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, 
         name: the class that it is for.
 
     Raises:
-        ValueError: otherwise, naming the first entry that is wrong.
+        ValueError: if not, naming the first entry that is wrong.
     """
     if not isinstance(state, Mapping):
         raise state_error(name, f"a dict with {sorted(entries)}", type(state).__name__)
@@ -373,10 +377,10 @@ def check_entries_of_state(state: Any, entries: Mapping[str, type | tuple[type, 
 
 
 def check_least_of_state(state: Mapping[str, Any], least: Mapping[str, int], name: str) -> None:
-    """That numbers of a state, where it has them, are finite and at least so large.
+    """Check that numbers of a state, if it has them, are finite and not below a bound.
 
     Raises:
-        ValueError: otherwise, naming the first that is not.
+        ValueError: if not, naming the first that is not.
     """
     for key, smallest in least.items():
         value = state.get(key)
@@ -385,10 +389,10 @@ def check_least_of_state(state: Mapping[str, Any], least: Mapping[str, int], nam
 
 
 def check_tensor_of_state(value: Any, like: Tensor, key: str, name: str) -> None:
-    """That an entry of a state is a tensor of the shape and dtype of the one that it is copied into.
+    """Check that an entry of a state is a tensor of the shape and dtype of its target.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     if not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype:
         received = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -396,10 +400,10 @@ def check_tensor_of_state(value: Any, like: Tensor, key: str, name: str) -> None
 
 
 def check_tree_state(state: Any, num_slots: int | None, name: str) -> None:
-    """That a state is that of a tree of ``num_slots`` slots (None for any number).
+    """Check that a state is from a tree of ``num_slots`` slots (None for any number).
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     check_entries_of_state(state, {"num_slots": int, "weights": Tensor}, name)
     saved, weights = state["num_slots"], state["weights"]
@@ -430,7 +434,9 @@ def checked_alpha(alpha: float) -> float:
         ValueError: if it is negative or not finite.
     """
     if not 0 <= alpha < float("inf"):
-        raise ValueError(f"DevicePrioritizedSampler: expected alpha >= 0, received {alpha}; 0 draws uniformly.")
+        raise ValueError(
+            f"DevicePrioritizedSampler: expected alpha >= 0, received {alpha}. Remedy: alpha=0.0 draws uniformly."
+        )
     return float(alpha)
 
 
@@ -441,7 +447,9 @@ def checked_beta(beta: float) -> float:
         ValueError: if it is not in [0, 1].
     """
     if not 0 <= beta <= 1:
-        raise ValueError(f"DevicePrioritizedSampler: expected beta in [0, 1], received {beta}; 1 corrects in full.")
+        raise ValueError(
+            f"DevicePrioritizedSampler: expected beta in [0, 1], received {beta}. Remedy: beta=1.0 corrects in full."
+        )
     return float(beta)
 
 

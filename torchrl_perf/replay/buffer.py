@@ -1,4 +1,4 @@
-"""TorchRL's replay buffer with short paths from the caller to the device parts."""
+"""TorchRL's replay buffer with fast paths from the caller to the device parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn.utils import _set_dispatch_td_nn_modules
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -24,13 +23,14 @@ from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+from torchrl_perf.runtime.upstream.tensordicts import entries_of, modules_take_tensordicts
 
 STATE_FILE = "replay.pt"
 
 
 @shows_arguments
 class DeviceReplayBuffer(TensorDictReplayBuffer):
-    """``TensorDictReplayBuffer`` whose ``extend`` and ``sample`` do what the device parts need and nothing else.
+    """``TensorDictReplayBuffer`` whose ``extend`` and ``sample`` do only what the device parts need.
 
     The writer is a :class:`~torchrl_perf.replay.DeviceWriter` by default, TorchRL's round-robin writer where rows are
     consumed. Transforms, a ``collate_fn``, prefetching and sample units take TorchRL's own path. Differences:
@@ -42,7 +42,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
         sampler: any sampler; uniform with replacement by default.
         writer: a ``DeviceWriter`` by default.
-        collate_fn: what is done with the rows of a sample, before transforms.
+        collate_fn: applied to the rows of a sample, before transforms.
         pin_memory: as in TorchRL, for a storage on a CPU.
         prefetch: number of samples that threads prepare; needs ``batch_size``.
         transform: applied to samples, its inverse to what is added.
@@ -115,7 +115,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         if not isinstance(self._writer, DeviceWriter) or self._is_consuming():
             return super().extend(tensordicts.copy(), update_priority=update_priority)
         if len(self._transform):
-            with _set_dispatch_td_nn_modules(True):
+            with modules_take_tensordicts(True):
                 tensordicts = self._transform.inv(tensordicts)
             if tensordicts is None:
                 return torch.zeros(0, dtype=torch.int64, device=self._storage.device)
@@ -149,8 +149,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
 
         Raises:
             RuntimeError: without a batch size.
-            ValueError: from an empty buffer, and for more rows than there are, where they are drawn without replacement
-                and cannot be fewer.
+            ValueError: for an empty buffer, and for more rows than it has, if they are drawn without replacement and
+                a batch cannot be shorter.
         """
         if self._takes_long_path() or include_info is not None:
             return super().sample(batch_size, return_info, include_info)
@@ -167,10 +167,11 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             if self._writer.tracks_generations:
                 info["index_generation"] = self._writer.generations_of(index)
         info["index"] = index
+        entries = entries_of(data)
         for key, value in info.items():
             if isinstance(value, Tensor):
                 if isinstance(key, str) and value.shape[:1] == data.batch_size:
-                    data._tensordict[key] = value
+                    entries[key] = value
                 else:
                     data.set(key, value)
         return (data, info) if return_info else data
@@ -217,7 +218,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         Does nothing where the sampler is not prioritized.
 
         Raises:
-            KeyError: if the priority key or "index" is missing, naming the keys there are.
+            KeyError: if the priority key or "index" is missing, naming the keys present.
         """
         if not self._is_prioritized():
             return
@@ -260,7 +261,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         return self.set_at_(key, value, slice(None))
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> DeviceReplayBuffer:
-        """Writes entries of all rows, in ascending order of slot, in place; all is copied, as with ``clone``."""
+        """Writes entries of all rows, in ascending order of slot, in place; values are copied, as with ``clone``."""
         del clone
         rows = TensorDict({}, [len(self._storage)], device=self._storage.device)
         with self._replay_lock:
@@ -302,8 +303,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             check = getattr(part, "check_state", None)
             if check is not None:
                 check(state)
-        # Parts of others (transforms, TorchRL's samplers and writers) cannot be asked; they are put back if they
-        # refuse.
+        # Parts of other packages (transforms, TorchRL's samplers and writers) have no check beforehand; if one refuses,
+        # all are restored.
         small = [self._transform, *(part for part in (self._sampler, self._writer) if not hasattr(part, "check_state"))]
         before = [part.state_dict() for part in small]
         try:
@@ -318,7 +319,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             rng = None
         super().load_state_dict({**state_dict, "_rng": rng})
         refresh = getattr(self._sampler, "refresh", None)
-        if refresh is not None and isinstance(self._sampler, DeviceRandomSampler):  # what it reads from the rows
+        if refresh is not None and isinstance(self._sampler, DeviceRandomSampler):  # its mask comes from the rows
             refresh(self._storage)
 
     def _name_of(self, part: Any) -> str:
@@ -329,7 +330,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         """A generator's saved state, on the CPU, if it is one for the device of the storage.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         if state is None:
             return None

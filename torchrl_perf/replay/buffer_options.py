@@ -1,4 +1,4 @@
-"""Which of TorchRL's options a buffer of device parts takes, and why it refuses the others."""
+"""Which of TorchRL's options a buffer of device parts accepts, and why it refuses the others."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def check_buffer_options(name: str, options: dict[str, Any], device: torch.devic
 
 
 def is_consuming(options: dict[str, Any]) -> bool:
-    """Whether a buffer takes rows away that were sampled: its writer must know free slots, as TorchRL's do."""
+    """Whether a buffer removes rows once sampled: its writer must know free slots, as TorchRL's do."""
     sampler = options.get("sampler")
     return options.get("consume_after_n_samples") is not None or isinstance(sampler, ConsumingSampler)

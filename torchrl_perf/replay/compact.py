@@ -1,4 +1,4 @@
-"""One copy of each observation: next observations are found by row number, true final ones are kept apart."""
+"""One copy of each observation: next observations are found by row number, true final ones are stored separately."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FrameStore:
         return owner[first:], frame[first:], forgotten
 
     def _head_differs(self, leaves: Leaves, ring: Ring, keeps_old: bool) -> Tensor:
-        """Whether the newest old row of each stream is not continued by the batch, bool ``[1, N]``; False without."""
+        """Whether the batch does not continue each stream's newest row, bool ``[1, N]``; False without such a row."""
         differs = torch.zeros(ring.num_streams, dtype=torch.bool, device=ring.device)
         if keeps_old:
             for key, view in zip(self.keys, self._views, strict=True):
@@ -112,14 +112,14 @@ class FrameStore:
         return differs.unsqueeze(0)
 
     def _row_differs(self, leaves: Leaves) -> Tensor:
-        """Whether the batch's rows, the last left out, are not continued by the next row, bool ``[T - 1, N]``."""
+        """Whether each row of the batch, except the last, is not continued by the next row, bool ``[T - 1, N]``."""
         pairs = ((leaves["next", *key][:, :-1], leaves[key][:, 1:]) for key in self.keys)
         return functools.reduce(torch.logical_or, (_bits_differ(a, b, 2) for a, b in pairs)).t()
 
     def _side_entries(self, differs: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Entries of the side ring for the rows marked in ``differs``, numbered in order of time.
 
-        Unmarked rows, and those that this very batch pushes out again, get the entry that is never read.
+        Unmarked rows, and those that this same batch overwrites again, get the entry that is never read.
 
         Returns:
             Entries int64 ``[T, N]``, and the absolute time of the newest row that lost its entry (0-d, -1 if none).
@@ -130,7 +130,7 @@ class FrameStore:
         serial = self.final_count + numbered - 1
         self.final_count.add_(added)
         oldest = self.final_count - size  # entries with a smaller serial number are lost
-        # The newest of those is about to be overwritten, unless this batch adds none: then nothing more is lost.
+        # The newest of those is about to be overwritten, unless this batch adds none.
         stored = self.final_time.take((oldest - 1).remainder(size))
         lost_before = torch.where((oldest > 0) & (added > 0), stored, -1)
         is_lost = differs & (serial < oldest)
@@ -139,7 +139,7 @@ class FrameStore:
         return entry, torch.maximum(lost_before, lost_now)
 
     def may_forget(self, rows: int) -> bool:
-        """Counts ``rows`` more rows; whether the side ring may have overflowed since the start."""
+        """Counts ``rows`` more rows; returns whether the side ring may have overflowed since the start."""
         self.host_written += rows
         return self.host_written > self.final_rows
 
@@ -194,5 +194,5 @@ def _bits_differ(a: Tensor, b: Tensor, batch_dims: int) -> Tensor:
     if differs.stride(-1) != 1:
         differs = differs.contiguous()
     width = math.gcd(differs.shape[-1], 8) if differs.numel() else 1
-    # Eight flags at a time: a reduction of single bytes is what takes longest on a CPU.
+    # Eight flags at a time: on a CPU a reduction of single bytes would take the most time.
     return differs.view(_BITS[width]).any(-1) if width > 1 else differs.any(-1)

@@ -1,4 +1,4 @@
-"""Slices of storages whose rows are put together when they are read: copies whose writes reach the storage."""
+"""Slices of storages that assemble their rows when read: copies whose writes reach the storage."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchrl_perf.replay.row_memory import RowMemory
+from torchrl_perf.runtime.upstream.tensordicts import entries_of
 
 _HARMLESS = frozenset({"requires_grad_", "share_memory_", "detach_"})
-"""Named as writes in place are, but leave the numbers."""
+"""Functions named like writes in place that do not change the values."""
 
 
 class CopiedTensor(Tensor):
-    """A tensor of :class:`CopiedRows`, and its views: to read as any tensor, refusing writes in place.
+    """A tensor of :class:`CopiedRows`, or a view of one: it reads like any tensor, but refuses writes in place.
 
-    What is computed from it is a plain tensor.
+    Results computed from it are plain tensors.
     """
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuses what writes into one of these (not inside ``torch.compile``), hands on everything else."""
+        """Refuses functions that write into one of these (not inside ``torch.compile``), and calls all others."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return super().__torch_function__(func, types, args, kwargs)
@@ -42,7 +43,7 @@ class CopiedTensor(Tensor):
         return _marked([result], args)[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as a plain tensor."""
+        """Pickled as a plain tensor."""
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
@@ -69,43 +70,46 @@ def _marked(results: Any, args: tuple[Any, ...]) -> Any:
 
 
 class CopiedRows(TensorDict):
-    """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which have no memory of their own in the storage.
+    """Rows ``[B]`` of a storage with ``compact`` or ``n_step``, which are not stored as such.
 
     TorchRL's buffers write with ``storage[:].set_at_(...)``, ``set_`` and ``update_``: these reach the storage here.
     Other writes in place, into the rows, their nested TensorDicts and their tensors, would change the copy alone and
     are refused. What is derived from these rows (``clone``, an index of many rows) is a copy like any other.
+
+    Attributes:
+        origin: the storage and the slots ``[B]`` in it; None for what is derived.
     """
 
-    _origin: tuple[RowMemory, Tensor] | None = None
+    origin: tuple[RowMemory, Tensor] | None = None
 
     @classmethod
     def of(cls, rows: TensorDict, storage: RowMemory, slots: Tensor) -> CopiedRows:
         """Rows that were read from ``slots`` of ``storage``."""
         _mark_leaves(rows)
         copied = cls._new_unsafe(dict(rows.items()), batch_size=rows.batch_size, device=rows.device)
-        copied.__dict__["_origin"] = (storage, slots)
+        copied.__dict__["origin"] = (storage, slots)
         return copied
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, **options: Any) -> CopiedRows:
         """Writes one entry of the rows ``index``, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             storage.put_entry(key, value, slots[index])
         with self._writable():
             return super().set_at_(key, value, index, **options)
 
     def set_(self, key: NestedKey, item: Any, **options: Any) -> CopiedRows:
         """Writes one entry of all rows, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             storage.put_entry(key, item, slots)
         with self._writable():
             return super().set_(key, item, **options)
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, **options: Any) -> CopiedRows:
         """Writes entries of all rows, here and in the storage."""
-        if self._origin is not None:
-            storage, slots = self._origin
+        if self.origin is not None:
+            storage, slots = self.origin
             rows = TensorDict({}, self.batch_size, device=self.device)
             storage.put(slots, rows.update(input_dict_or_td, keys_to_update=options.get("keys_to_update")))
         with self._writable():
@@ -132,21 +136,22 @@ class CopiedRows(TensorDict):
         return super().masked_fill_(*args, **options)
 
     def _writable(self) -> contextlib.AbstractContextManager[Any]:
-        """Where the storage was written, so that the copy may be too."""
-        return contextlib.nullcontext() if self._origin is None else torch._C.DisableTorchFunctionSubclass()
+        """Context for updating the copy after the storage was written."""
+        return contextlib.nullcontext() if self.origin is None else torch._C.DisableTorchFunctionSubclass()
 
     def _refuse(self, name: str) -> None:
-        if self._origin is not None:
+        if self.origin is not None:
             _refuse(name)
 
 
 def _mark_leaves(rows: TensorDict) -> None:
-    """Makes the tensors of rows that were just read refuse writes; ``apply`` would take as long as the read."""
-    for key, value in rows._tensordict.items():
+    """Makes the tensors of freshly read rows refuse writes, without ``apply``, which would take as long as the read."""
+    entries = entries_of(rows)
+    for key, value in entries.items():
         if isinstance(value, TensorDict):
             _mark_leaves(value)
         else:
-            rows._tensordict[key] = value.as_subclass(CopiedTensor)
+            entries[key] = value.as_subclass(CopiedTensor)
 
 
 def _refuse(name: str) -> None:

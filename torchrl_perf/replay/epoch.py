@@ -34,19 +34,19 @@ _FILE = "epoch.pt"
 
 @shows_arguments
 class DeviceSamplerWithoutReplacement(Sampler):
-    """Draws each row once an epoch, in an order shuffled on the device; TorchRL's ``SamplerWithoutReplacement``.
+    """Draws each row once an epoch, in an order shuffled on the device; replaces ``SamplerWithoutReplacement``.
 
     ``for batch in buffer`` is one epoch. An epoch ends early, and another begins, when the number of rows changes.
 
-    *From Python* the order of an epoch is made once and read in slices. The last batch of an epoch has the rows that
-    are left, or is dropped with ``drop_last``; a batch size above the number of rows gives all rows, or is refused with
+    *From Python* the order of an epoch is made once and read in slices. The last batch of an epoch has the remaining
+    rows, or is dropped with ``drop_last``; a batch size above the number of rows gives all rows, or is refused with
     ``drop_last``.
 
     *Inside a captured function* (:func:`torchrl_perf.runtime.capture`), and once ``ring.recorded`` says that the host
-    no longer knows the number of rows, position and order are kept on the device: the order is computed where it is
-    read, O(batch) a draw (swap-or-not shuffle, arXiv:1208.1176). Shapes are static there, so a last batch that is short
-    of rows takes the first ones of the next epoch; with ``drop_last`` it is dropped. ``for batch in buffer`` then
-    counts the rows that the host knew last; ``len(buffer)`` brings it up to date.
+    no longer knows the number of rows, position and order are kept on the device, and the order is computed entry by
+    entry, O(batch) a draw (swap-or-not shuffle, arXiv:1208.1176). Shapes are static there, so a short last batch is
+    filled with the first rows of the next epoch; with ``drop_last`` it is dropped. ``for batch in buffer`` then counts
+    the rows last known to the host; ``len(buffer)`` updates that number.
 
     Random numbers come from the generator of the buffer where it has one, else from the device's default generator.
 
@@ -92,7 +92,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         return index, {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Allocate what a graph will read, before there is one; what was written does not matter."""
+        """Allocate the tensors that a graph will read, before one is recorded; the written rows do not matter."""
         if storage is not None and not self._device_state:
             self._state_on(ring_of(storage, _NAME).cursor.device)
 
@@ -149,14 +149,14 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
     def _permutation(self, device: torch.device) -> Any:
         if self._permute is None:
-            # Hundreds of tiny operations: on CUDA one kernel instead, where eager would be a launch each.
+            # Hundreds of tiny operations: compiled to one kernel on CUDA, where eager would launch each.
             self._permute = compiled(shuffled_index) if device.type == "cuda" else shuffled_index
         return self._permute
 
     def _state_on(self, device: torch.device) -> dict[str, Tensor]:
         if not self._device_state:
             refuse_capture(_NAME)
-            with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+            with torch.inference_mode(False):  # tensors made in inference mode could not be written outside of it
                 zero = torch.zeros((), dtype=torch.int64, device=device)
                 keys = torch.zeros(ROUNDS, dtype=torch.int64, device=device)
                 self._device_state = {"position": zero, "rows": zero.clone(), "keys": keys}
@@ -186,7 +186,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the order of the running epoch and of the position in it: ``load_state_dict`` goes on exactly."""
+        """Copies of the order of the running epoch and of the position in it, from which it continues exactly."""
         return {
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
@@ -218,10 +218,10 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
     @staticmethod
     def check_state(state_dict: Any) -> None:
-        """That a state is one of this sampler.
+        """Check that a state is one of this sampler.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         check_state(state_dict, "drop_last", _NAME)
         kinds: dict[str, Any] = {"drop_last": bool, "shuffle": bool, "ran_out": bool, "position": int}

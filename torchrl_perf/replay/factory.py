@@ -91,10 +91,10 @@ def make_replay_buffer(
 
 
 def _check_batch_size(batch_size: Any, capacity: int, sampler: Any) -> None:
-    """That samples have rows, and that there can be one. More rows than there are can be drawn with replacement.
+    """Check that the batch size is possible. With replacement it may exceed the number of rows.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     if batch_size is None:
         return
@@ -112,7 +112,7 @@ def _check_batch_size(batch_size: Any, capacity: int, sampler: Any) -> None:
 
 
 def _consuming(name: str, options: dict[str, Any]) -> Sampler:
-    """The sampler that TorchRL's buffer replaces by one that takes rows away.
+    """The sampler that TorchRL's buffer replaces by one that removes rows.
 
     Raises:
         ValueError: for another sampler than "random", or with options.
@@ -126,7 +126,7 @@ def _consuming(name: str, options: dict[str, Any]) -> Sampler:
 
 
 def _given_sampler(sampler: Any, options: dict[str, Any]) -> Any:
-    """A sampler object, which takes no options any more.
+    """A sampler object, to which no options can be added.
 
     Raises:
         ValueError: with options.
@@ -146,11 +146,13 @@ def _make_sampler(name: str, options: dict[str, Any], n_step: int) -> Sampler:
         ValueError: for an unknown name, and for options that other samplers take, or none.
     """
     if name not in SAMPLERS:
-        raise ValueError(f"make_replay_buffer: expected a sampler of {tuple(SAMPLERS)}, received {name!r}.")
+        raise ValueError(
+            f"make_replay_buffer: expected a sampler of {tuple(SAMPLERS)}, received {name!r}. Remedy: one of these."
+        )
     if name == "slice" and n_step > 1:
         raise ValueError(
-            f"make_replay_buffer: slices hold consecutive one-step rows, received n_step={n_step}. Remedy: n_step=1 "
-            "and a return over the slice, for example TD(lambda)."
+            "make_replay_buffer: expected n_step=1 with slices, which hold consecutive one-step rows, received "
+            f"n_step={n_step}. Remedy: n_step=1 and a return over the slice, for example TD(lambda)."
         )
     takes = _options_of(name)
     for option, value in options.items():
@@ -173,5 +175,5 @@ def _make_sampler(name: str, options: dict[str, Any], n_step: int) -> Sampler:
 
 
 def _options_of(name: str) -> set[str]:
-    """Options that a factory's user can mean; ``max_capacity``, ``dtype`` and ``device`` are the storage's here."""
+    """Options of a sampler for users; ``max_capacity``, ``dtype`` and ``device`` come from the storage."""
     return set(inspect.signature(SAMPLERS[name]).parameters) - {"max_capacity", "dtype", "device", "options"}

@@ -11,11 +11,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
+
 Key = tuple[str, ...]
 Leaves = dict[Key, Tensor]
 
 OWN_KEYS = frozenset({"index", "index_generation", "priority_weight"})
-"""Root keys that samples carry; they are not stored when a batch brings them."""
+"""Root keys that samples carry; they are not stored if a batch has them."""
 
 ROW_ALIGNMENT = 16
 """Bytes that rows, and fields of at least this size, begin at a multiple of: the widest load of a GPU thread."""
@@ -60,7 +62,7 @@ class RowLayout:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         placed, end = [], 0
-        for field in sorted(fields, key=lambda field: (field.nbytes, field.key)):  # whatever the order they came in
+        for field in sorted(fields, key=lambda field: (field.nbytes, field.key)):  # independent of the given order
             unit = ROW_ALIGNMENT if field.nbytes >= ROW_ALIGNMENT else field.dtype.itemsize
             offset = -(-end // unit) * unit
             placed.append(Field(field.key, field.dtype, field.shape, offset))
@@ -131,19 +133,19 @@ def describe(fields: Iterable[Field]) -> str:
 
 
 def readable_key(key: Key) -> str:
-    """``'observation'`` or ``('next', 'observation')``, as one writes it in a script."""
+    """``'observation'`` or ``('next', 'observation')``, as in a script."""
     return repr(key[0]) if len(key) == 1 else repr(key)
 
 
 def build(leaves: Mapping[Key, Tensor], batch_size: Sequence[int], device: torch.device) -> TensorDict:
-    """A TensorDict of leaves that are known to fit: nothing is checked, nothing is copied."""
+    """A TensorDict of leaves that are known to fit: without checks or copies."""
     tree: dict[str, Any] = {}
     for key, leaf in leaves.items():
         node = tree
         for name in key[:-1]:
             node = node.setdefault(name, {})
         node[key[-1]] = leaf
-    return TensorDict._new_unsafe(tree, batch_size=torch.Size(batch_size), device=device)
+    return unchecked(tree, batch_size=torch.Size(batch_size), device=device)
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Memory of a storage: what is free, checked and announced before it is allocated."""
+"""Memory of a storage: checked and announced before it is allocated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated on ``device`` now: free memory, and what torch's allocator holds unused.
+    """Bytes that can be allocated on ``device`` now: free memory, and unused memory of torch's allocator.
 
-    On a CPU, no more than the container or job of the process may still take.
+    On a CPU, at most what the process's container or job may still use.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -48,16 +48,16 @@ def reserve(needed: int, device: torch.device, what: str, remedy: str) -> None:
     Args:
         needed: bytes that are about to be allocated.
         device: where.
-        what: the thing, as the sentence names it ("DeviceStorage: 1000000 rows").
-        remedy: what takes less, beside another device.
+        what: beginning of the message ("DeviceStorage: 1000000 rows").
+        remedy: how to need less; the message adds "or another device".
 
     Raises:
-        ValueError: with the bytes needed and the bytes there are.
+        ValueError: with the bytes needed and the bytes available.
     """
     free = available_bytes(device)
     if needed > free:
         raise ValueError(
-            f"{what} need {readable(needed)} ({needed} bytes) on {device}, where {readable(free)} ({free} bytes) are "
-            f"free. Remedy: {remedy}, or another device."
+            f"{what}: expected {readable(needed)} ({needed} bytes) free on {device}, received {readable(free)} "
+            f"({free} bytes). Remedy: {remedy}, or another device."
         )
     logger.info("%s take %s on %s (%s free)", what, readable(needed), device, readable(free))

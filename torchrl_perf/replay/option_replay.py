@@ -1,4 +1,4 @@
-"""A ring of the transitions of options, of which a batch holds a number that only the device knows."""
+"""A ring of the transitions of options, whose number in a batch only the device knows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +15,17 @@ from torchrl_perf.replay.ring import slots_among
 
 
 class OptionReplay:
-    """Keeps the newest ``capacity`` rows of what is handed to it with a mask, and samples them uniformly.
+    """Keeps the newest ``capacity`` of the rows whose mask is True, and samples them uniformly.
 
-    How many options end in a batch is known on the device alone. Their rows go to the next free slots of the ring by a
-    running count of the mask, the others to a slot that is never read: static shapes, no host wait, capturable in a
-    CUDA graph. A buffer that stores whole batches would be full of rows without meaning, and samples of them. All
-    entries of a row are packed side by side, so that one gather serves all.
+    Only the device knows how many options end in a batch. Their rows go to the next free slots of the ring by a running
+    count of the mask, the others to a slot that is never read: static shapes, no host wait, capturable in a CUDA graph.
+    A buffer that stores whole batches would fill up with, and sample, meaningless rows. All entries of a row are packed
+    side by side, so that one gather reads all.
 
     Args:
         example: rows ``[*]`` as :class:`~torchrl_perf.transforms.OptionSegments` returns them, for shapes and dtypes.
         capacity: number of transitions to keep.
-        batch_size: of a sample, where :meth:`sample` is not told another one.
+        batch_size: default number of rows of a sample.
 
     Attributes:
         written: transitions written since the start, int64 0-d on the device.
@@ -79,8 +79,8 @@ class OptionReplay:
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Transitions ``[B]`` drawn uniformly with replacement, views of fresh rows, without a host wait.
 
-        "mask" is True; from an empty ring the rows are zeros and it is False, so that a loss which minds the mask gives
-        0 for them.
+        "mask" is True; from an empty ring the rows are zeros and it is False, so that a loss that respects the mask is
+        0.
         """
         count = self.batch_size if batch_size is None else batch_size
         uniform = torch.rand(count, dtype=torch.float64, device=self.device)
@@ -118,7 +118,10 @@ class OptionReplay:
 def _mask_of(rows: TensorDictBase) -> Tensor:
     mask = rows.get("mask", None)
     if mask is None:
-        raise KeyError(f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}.")
+        raise KeyError(
+            f"expected 'mask' in the rows, received {sorted(map(str, rows.keys(True, True)))}. Remedy: rows of a "
+            "policy with options."
+        )
     return mask
 
 

@@ -43,9 +43,9 @@ _REDUCTIONS = ("max", "min", "median", "mean")
 class DevicePrioritizedSampler(PrioritizedSampler):
     """Draws rows with probability ``p ** alpha / sum``. The counterpart of ``PrioritizedSampler``, without host waits.
 
-    *Priorities.* 0 is never drawn. NaN and negative numbers are ignored: the row keeps what it has. Infinity, and
+    *Priorities.* 0 is never drawn. NaN and negative numbers are ignored: the row keeps its priority. Infinity, and
     everything above ``functional.priority_tree.LARGEST_PRIORITY``, counts as that number. New rows get the largest
-    finite priority seen so far, at first 1. Of several priorities for one row in one update the last one stays, as in
+    finite priority seen so far, at first 1. Of several priorities for one row in one update the last one counts, as in
     a loop. If all priorities are 0, rows are drawn uniformly with weight 1.
 
     *Stale updates.* A sample says which generation of its slots it saw (info "index_generation", and the attribute
@@ -55,24 +55,24 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     ``(N P) ** -beta`` divided by its maximum.
 
     *Schedules.* With ``anneal_steps``, :meth:`step` moves alpha to ``alpha_end`` and beta to ``beta_end`` on a line,
-    computed from a counter on the device. Another beta serves from the next draw on, another alpha from the next
-    priority on: the weights of rows stay until their priority is updated. Assigning ``sampler.alpha`` converts all
+    computed from a counter on the device. A new beta takes effect at the next draw, a new alpha only for new
+    priorities: the weights of rows stay until their priority is updated. Assigning ``sampler.alpha`` converts all
     weights.
 
-    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0, except terminal ones. Where the entry
-    is written in place, rows that it leaves out are drawn no more, and those that it lets in count as new.
+    *Masks.* With ``mask_key`` the rows where that entry is False have priority 0, except terminal ones. If the entry is
+    changed in place, rows that become False are no longer drawn, and those that become True count as new.
 
     The tree is made at the first extend or sample. With a compact storage each extend takes time in proportion to the
     capacity, because rows may be forgotten.
 
     Args:
-        max_capacity: rows of the buffer, checked against the storage; None takes what the storage has.
+        max_capacity: rows of the buffer, checked against the storage; None for those of the storage.
         alpha: exponent of the priorities, at least 0; 0.6 by default.
         beta: exponent of the importance weights, in [0, 1]; 0.4 by default.
         eps: added to positive priorities.
-        dtype: of the importance weights; float32 alone.
+        dtype: of the importance weights; only float32.
         reduction: how a buffer reduces the priorities of a row that has several: "max", "min", "median" or "mean".
-        max_priority_within_buffer: False alone: new rows get the largest priority that was seen since the start.
+        max_priority_within_buffer: only False: new rows get the largest priority seen since the start.
         device: None, or that of the storage, where the tree is.
         mask_key: key of a bool entry of the rows.
         alpha_end: alpha after ``anneal_steps``.
@@ -108,12 +108,15 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         if is_annealed != (anneal_steps is not None) or (anneal_steps is not None and anneal_steps < 1):
             raise ValueError(
                 f"{_NAME}: expected anneal_steps >= 1 together with alpha_end or beta_end, received "
-                f"anneal_steps={anneal_steps}, alpha_end={alpha_end}, beta_end={beta_end}."
+                f"anneal_steps={anneal_steps}, alpha_end={alpha_end}, beta_end={beta_end}. Remedy: leave anneal_steps "
+                "out, or give it an end."
             )
         if not 0 <= eps < float("inf"):
-            raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}.")
+            raise ValueError(f"{_NAME}: expected a finite eps >= 0, received {eps}. Remedy: eps=1e-8, for example.")
         if reduction not in _REDUCTIONS:
-            raise ValueError(f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}.")
+            raise ValueError(
+                f"{_NAME}: expected a reduction of {_REDUCTIONS}, received {reduction!r}. Remedy: one of these."
+            )
         if dtype != torch.float32 or max_priority_within_buffer:
             raise ValueError(
                 f"{_NAME}: expected dtype=torch.float32 and max_priority_within_buffer=False, received {dtype} and "
@@ -132,9 +135,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._max_priority_within_buffer = False
         self._device = None if device is None else torch.device(device)
         self._tree: PriorityTree | None = None
-        self._admitted: Tensor | None = (
-            None  # the mask as of the last look; one more slot, for rows that were not written
-        )
+        self._admitted: Tensor | None = None  # the mask when last read; one more slot, for rows that were not written
         self._seen_writes = 0  # writes through views that the tree knows of
         self._storage: Any = None
         self._pending: dict[str, Any] | None = None
@@ -195,12 +196,15 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
     # --- sampling
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def sample(
+        self, storage: Storage, batch_size: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw rows.
 
         Args:
             storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows B, more than are filled if so wished.
+            batch_size: rows B; may exceed the number of filled rows.
+            generator: on the storage's device; by default the buffer's.
 
         Returns:
             Slots ``[B]`` int64, and the info: "priority_weight" ``[B]`` float32, "index_generation" ``[B]`` int64.
@@ -210,12 +214,13 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
             self.refresh(storage)
-        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=self._rng)
+        source = self._rng if generator is None else generator
+        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=source)
         rows = tree.draw_rows(uniform, self._beta_now, ring)
-        # TorchRL's buffers hand the index back to `update_priority`, and know nothing of generations.
+        # TorchRL's buffers pass only the index on to ``update_priority``; it carries the generations.
         ring.vouch(rows.index).generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
         return rows.index, {"priority_weight": rows.weight, "index_generation": rows.generation}
 
@@ -234,22 +239,27 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             priority: as many numbers, or one for all.
             storage: storage of the rows; by default the one of the last sample or extend.
             generation: int64, as many: generations of the rows when they were sampled. By default the attribute
-                ``generation`` of ``index``; without either, rows are taken to be those that are there.
+                ``generation`` of ``index``; without either, the present rows are assumed.
 
         Raises:
             ValueError: if the numbers do not match the slots.
             RuntimeError: if no storage is known.
         """
         if storage is None and self._storage is None:
-            raise RuntimeError(f"{_NAME}: expected a storage, none is known. Remedy: pass storage=, or extend first.")
+            raise RuntimeError(
+                f"{_NAME}: expected a storage, received none yet. Remedy: pass storage=, or extend first."
+            )
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         if generation is None:
             generation = getattr(index, "generation", None)
         slot = torch.as_tensor(index, device=tree.device)
         if slot.is_floating_point() or slot.dtype == torch.bool:
-            raise ValueError(f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}.")
+            raise ValueError(
+                f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}. Remedy: slot.long(), one "
+                "dimension."
+            )
         values = one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
         values = values if values.is_floating_point() else values.to(torch.float32)
         if generation is not None:
@@ -276,7 +286,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         """
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
-        tree = self._attach(storage, ring)
+        tree = self.attach(storage, ring)
         slot = torch.as_tensor(index, device=tree.device).reshape(-1)
         priority = self._largest
         if self._admitted is not None and self.mask_key is not None:
@@ -288,10 +298,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             tree.forget_(ring)
 
     def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
-        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Storages call it.
+        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Called by storages.
 
-        Rows that are left out from now on get the priority 0, those that are let in the largest priority seen so far;
-        the others keep theirs.
+        Rows that become False get the priority 0, those that become True the largest priority seen so far; the others
+        keep theirs.
 
         Args:
             storage: the storage that holds the rows.
@@ -312,7 +322,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._admitted.index_put_((slot,), admitted)
 
     def add(self, index: int | Tensor) -> None:
-        """Do nothing: :meth:`mark_update` learns of new rows."""
+        """Do nothing: :meth:`mark_update` handles new rows."""
 
     def extend(self, index: Tensor) -> None:
         """Do nothing: :meth:`mark_update` learns of new rows."""
@@ -349,10 +359,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         return state
 
     def check_state(self, state_dict: Any) -> None:
-        """That a state is one of this sampler, of its capacity.
+        """Check that a state is one of this sampler, of its capacity.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         check_state(state_dict, "max_priority", _NAME)
         kinds: dict[str, Any] = {"alpha": (list, tuple), "beta": (list, tuple), "eps": float, "count": int}
@@ -397,7 +407,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         admitted = state.get("admitted")
         if self._admitted is not None and admitted is not None:
             self._admitted.copy_(admitted)
-        elif self._admitted is not None:  # of a version that did not save it: what has a weight was let in
+        elif self._admitted is not None:  # older versions did not save it: rows with a weight were admitted
             self._admitted[:-1].copy_(self._tree.weights > 0)
         self._alpha_now.fill_(self._alphas[0])
         self._beta_now.fill_(self._betas[0])
@@ -415,6 +425,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         """TorchRL's hook that makes its trees."""
 
     def _empty(self) -> None:
+        self.clear_()
+
+    def clear_(self) -> None:
+        """Forget all rows and their priorities, as when the buffer is emptied."""
         self._pending = None
         if self._tree is not None:
             self._tree.clear_()
@@ -426,9 +440,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
     def __repr__(self) -> str:
         return f"{_NAME}(alpha={self._alphas[0]}, beta={self._betas[0]}, eps={self._eps}, reduction={self.reduction})"
 
-    # --- inside
-
-    def _attach(self, storage: Any, ring: Ring) -> PriorityTree:
+    def attach(self, storage: Any, ring: Ring) -> PriorityTree:
         """The tree for the storage's slots. Rows that were there before the sampler count as new."""
         self._storage = storage
         device = ring.cursor.device
@@ -436,7 +448,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             return self._tree
         return self._make_tree(storage, ring, device)
 
-    @torch.inference_mode(False)  # else what is made in inference mode could not be written outside of it
+    @torch.inference_mode(False)  # tensors made in inference mode could not be written outside of it
     def _make_tree(self, storage: Any, ring: Ring, device: torch.device) -> PriorityTree:
         refuse_capture(_NAME)
         if self._max_capacity is not None and ring.capacity > self._max_capacity:
@@ -452,7 +464,10 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         if self._pending is not None and self._pending["tree"] is not None:
             slots = self._pending["tree"]["num_slots"]
             if slots != ring.capacity:
-                raise ValueError(f"{_NAME}: expected a storage of {slots} slots as loaded, received {ring.capacity}.")
+                raise ValueError(
+                    f"{_NAME}: expected a storage of {slots} slots as loaded, received {ring.capacity}. Remedy: a "
+                    "storage of the capacity that was saved."
+                )
         self._tree = tree = PriorityTree(ring.capacity, device)
         self._count = torch.tensor(int(self._count), device=device)
         self._largest = torch.ones((), device=device)
@@ -485,9 +500,9 @@ class DevicePrioritizedSampler(PrioritizedSampler):
 
 
 def _in_order(capacity: Any, alpha: Any, beta: Any) -> tuple[int | None, float, float]:
-    """``max_capacity``, ``alpha``, ``beta`` of a call with TorchRL's order, or of one with ``(alpha, beta)`` alone.
+    """``max_capacity``, ``alpha``, ``beta`` from arguments in TorchRL's order, or from only ``(alpha, beta)``.
 
-    A capacity is a whole number above 1, an exponent in front of no third argument any other.
+    A whole number above 1 is a capacity; any other number, without a third argument, an exponent.
 
     Raises:
         ValueError: for a first argument that is neither.

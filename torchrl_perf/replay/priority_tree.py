@@ -1,4 +1,4 @@
-"""The state of a sum tree over the slots of a replay buffer: weights, their sums, and draws in proportion to them."""
+"""The state of a sum tree over the slots of a replay buffer: weights, their sums, and proportional draws."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ _TOP = 64  # a program of the draw kernel sums the top level itself
 
 
 class RingCounters(Protocol):
-    """What a tree reads of a :class:`~torchrl_perf.replay.ring.Ring`."""
+    """The counters of a :class:`~torchrl_perf.replay.ring.Ring` that a tree reads."""
 
     steps: int
     num_streams: int
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 def _level_sizes(num_slots: int, largest_top: int) -> tuple[int, ...]:
     """Sizes of the levels above the leaves; all but the last are multiples of ``FAN_OUT``."""
     sizes = [-(-num_slots // FAN_OUT)]
-    while sizes[-1] > largest_top and len(sizes) < 3:  # as many as the kernels walk down
+    while sizes[-1] > largest_top and len(sizes) < 3:  # the kernels descend at most three levels
         nodes = -(-sizes[-1] // FAN_OUT)
         sizes[-1] = nodes * FAN_OUT
         sizes.append(nodes)
@@ -60,12 +60,12 @@ class PriorityTree:
     CUDA graph. On a CPU one level of sums is kept, about 8.2 bytes a slot in all; on CUDA up to three
     and the running sums of each node's children, 16.4 bytes a slot.
 
-    Weights must be finite; NaN and negative ones are ignored, and an index out of range is too.
+    Weights must be finite; NaN, negative ones and an index out of range are ignored.
 
     Args:
         num_slots: number of slots, 1 to 2**28.
         device: device of the tree.
-        largest_top: nodes that the top level may have; None for the device's choice.
+        largest_top: most nodes of the top level; None for the device's default.
 
     Attributes:
         num_slots: number of slots.
@@ -77,7 +77,9 @@ class PriorityTree:
 
     def __init__(self, num_slots: int, device: torch.device | str = "cpu", *, largest_top: int | None = None) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
-            raise ValueError(f"expected num_slots from 1 to {MAX_SLOTS}, received {num_slots}")
+            raise ValueError(
+                f"expected num_slots from 1 to {MAX_SLOTS}, received {num_slots}. Remedy: a capacity in this range"
+            )
         self.num_slots = num_slots
         self.device = torch.device(device)
         if largest_top is None:
@@ -87,7 +89,7 @@ class PriorityTree:
         self._words = torch.zeros(self._num_nodes * FAN_OUT, dtype=torch.int64, device=device)
         self._sums = torch.zeros(sum(self._levels), dtype=torch.float64, device=device)
         self._minima = torch.full((sum(self._levels),), torch.inf, device=device)
-        # read by the kernels alone
+        # read only by the kernels
         self._running = self._make_running() if self.device.type == "cuda" else ()
         # Views are made once: a slice costs as much host time as a small operation.
         self._leaves = leaf_weights(self._words)
@@ -124,12 +126,12 @@ class PriorityTree:
         return self._leaves[index]
 
     def set_(self, index: Tensor, weight: Tensor, keep: Tensor | None = None) -> None:
-        """Sets weights. Of several for one slot the last that is kept stays, as in a loop over the rows.
+        """Sets weights. Of several for one slot the last that is kept counts, as in a loop over the rows.
 
         Args:
             index: ``[B]`` int64 slots.
             weight: ``[B]`` or 0-d float32, finite, at least 0.
-            keep: ``[B]`` bool; rows that are False leave their slot as it is.
+            keep: ``[B]`` bool; rows that are False leave their slot unchanged.
         """
         self.update_(index, weight, keep=keep)
 
@@ -152,10 +154,10 @@ class PriorityTree:
             priority: ``[B]`` or 0-d, floating point.
             alpha: exponent, 0-d float32; None for 1.
             eps: added to positive priorities.
-            keep: ``[B]`` bool; rows that are False leave their slot as it is.
+            keep: ``[B]`` bool; rows that are False leave their slot unchanged.
             max_priority: 0-d float32, raised to the largest finite priority that is written.
             ring: rows that are no longer valid in it are ignored.
-            generation: ``[B]`` int64; rows whose slot holds another generation by now are ignored. Needs ``ring``.
+            generation: ``[B]`` int64; rows whose slot now holds another generation are ignored. Needs ``ring``.
         """
         if index.shape[0] == 0:
             return
@@ -296,13 +298,13 @@ class PriorityTree:
         weights, num_slots = state.get("weights"), state.get("num_slots")
         if not isinstance(weights, Tensor) or weights.dtype != torch.float32 or not isinstance(num_slots, int):
             raise ValueError(
-                f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}; "
-                "load what state_dict() returned"
+                f"expected weights as a float32 tensor, received {getattr(weights, 'dtype', type(weights).__name__)}. "
+                "Remedy: load what state_dict() returned"
             )
         if num_slots != self.num_slots or weights.ndim != 1 or weights.shape[0] > num_slots:
             raise ValueError(
                 f"expected the weights of {self.num_slots} slots, received those of {num_slots} in a tensor of shape "
-                f"{tuple(weights.shape)}; build the buffer with the capacity and streams of the checkpoint"
+                f"{tuple(weights.shape)}. Remedy: build the buffer with the capacity and streams of the checkpoint"
             )
         self.clear_()
         self._words[: weights.shape[0]].copy_(weights.to(self.device).view(torch.int32))

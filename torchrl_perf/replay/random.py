@@ -52,7 +52,7 @@ class DeviceRandomSampler(Sampler):
 
         Args:
             storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
-            batch_size: rows B, more than are filled if so wished.
+            batch_size: rows B; may exceed the number of filled rows.
 
         Returns:
             Slots, ``[B]`` int64, and an empty info.
@@ -71,7 +71,7 @@ class DeviceRandomSampler(Sampler):
         return ring.vouch(tree.draw_rows(uniform, self._beta, ring).index), {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Learn of new rows; needed for ``mask_key`` alone.
+        """Learn of new rows; needed only for ``mask_key``.
 
         Args:
             index: int64 slots of any shape.
@@ -89,7 +89,7 @@ class DeviceRandomSampler(Sampler):
         ring = ring_of(storage, "DeviceRandomSampler")
         if self._tree is None or self._tree.num_slots != ring.capacity or self._tree.device != ring.cursor.device:
             refuse_capture("DeviceRandomSampler")
-            # What is made in inference mode could not be written outside of it.
+            # Tensors made in inference mode could not be written outside of it.
             with torch.inference_mode(False):
                 self._tree = PriorityTree(ring.capacity, ring.cursor.device)
                 self._beta = torch.zeros((), device=ring.cursor.device)
@@ -103,7 +103,7 @@ class DeviceRandomSampler(Sampler):
         return self._tree
 
     def refresh(self, storage: Storage, slot: Tensor | None = None, keys: Iterable[Key] | None = None) -> None:
-        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Storages call it.
+        """Read the mask from the rows again, in place, so that recorded graphs stay valid. Called by storages.
 
         Args:
             storage: the storage that holds the rows.
@@ -137,10 +137,10 @@ class DeviceRandomSampler(Sampler):
 
     @staticmethod
     def check_state(state_dict: Any) -> None:
-        """That a state is one of this sampler.
+        """Check that a state is one of this sampler.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         check_state(state_dict, None, "DeviceRandomSampler")
 
@@ -163,7 +163,7 @@ def ring_of(storage: Any, name: str) -> Ring:
         TypeError: for a storage without one.
         ValueError: before the first extend.
     """
-    if not hasattr(type(storage), "ring"):  # asked of the class: the instance may not have made it yet
+    if not hasattr(type(storage), "ring"):  # on the class, since the instance may not have a ring yet
         raise TypeError(_wrong_storage(storage, name))
     if not storage.initialized:
         raise ValueError(f"{name}: expected a filled storage, received an empty one. Remedy: extend the buffer first.")
@@ -178,9 +178,9 @@ def _wrong_storage(storage: Any, name: str) -> str:
 
 
 def sampled_ring(storage: Any, batch_size: int, name: str) -> Ring:
-    """The ring of a storage that ``batch_size`` rows are drawn from, as often as need be.
+    """The ring of a storage that ``batch_size`` rows can be drawn from, with replacement.
 
-    Whether there are rows is asked of the mirrors on the host, where those are reliable.
+    Whether it has rows is read from the mirrors on the host, if these are reliable.
 
     Raises:
         ValueError: if no row is filled, or ``batch_size`` is not positive.
@@ -200,12 +200,12 @@ def sampled_ring(storage: Any, batch_size: int, name: str) -> Ring:
 
 
 def wrote_outside(storage: Any) -> int:
-    """How often rows of a storage were written through views, as far as it knows."""
+    """How often rows of a storage were written through views, as far as the storage noticed."""
     return 0 if storage is None else storage.count_outside_writes()
 
 
 def reads(keys: Iterable[Key] | None, mask_key: NestedKey | None, end_key: NestedKey | None = None) -> bool:
-    """Whether entries that were written (None for any) are among those that a sampler keeps something of."""
+    """Whether written entries (None for any) are among those that a sampler's state depends on."""
     if mask_key is None and end_key is None:
         return False
     if keys is None:
@@ -213,7 +213,7 @@ def reads(keys: Iterable[Key] | None, mask_key: NestedKey | None, end_key: Neste
     watched = [key for key in (mask_key, end_key) if key is not None]
     watched = {unravel_key((key,) if isinstance(key, str) else key) for key in watched}
     if mask_key is not None:
-        watched.add(("next", "terminated"))  # terminal rows are admitted in any case
+        watched.add(("next", "terminated"))  # terminal rows are always admitted
     return any(unravel_key(key) in watched for key in keys)
 
 
@@ -221,8 +221,8 @@ def refuse_capture(name: str) -> None:
     """Raise if a CUDA graph is being recorded: memory made there would belong to the graph."""
     if capturing():
         raise RuntimeError(
-            f"{name}: its tree is made at the first extend or sample, which cannot be recorded in a CUDA graph. "
-            "Remedy: extend and sample once before capturing."
+            f"{name}: expected the first extend or sample outside of a CUDA graph, since it makes the tree, received "
+            "it while one records. Remedy: extend and sample once before capturing."
         )
 
 

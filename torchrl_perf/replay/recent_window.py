@@ -21,18 +21,17 @@ _MASK = "mask"
 class RecentWindow:
     """The last L steps of each of N environments as a ring, read in order: oldest first, newest last.
 
-    For policies and models that look at a window of steps (a transformer's context, a filter that encodes the last
-    steps, stacked frames). A step costs one row and no allocation: rows, view and counters are made once and written in
-    place, so that :meth:`append` and :meth:`view` may be compiled or recorded in a CUDA graph. The position is a device
-    number, which is why the view is gathered into memory of its own. (A ring that is written twice has an ordered view
-    without a copy, but where that view begins would be a host number, and a graph would repeat the one that it saw.)
+    For policies and models that read a window of steps (a transformer's context, a filter that encodes the last steps,
+    stacked frames). A step costs one row and no allocation: rows, view and counters are made once and written in place,
+    so that :meth:`append` and :meth:`view` may be compiled or recorded in a CUDA graph. The position is a device
+    number, which is why the view is gathered into separate memory. (A ring that stores each row twice has an ordered
+    view without a copy, but the start of that view would be a host number, which a graph would freeze.)
 
     Steps before the beginning of an environment's episode are 0 in the view, and False in its mask.
 
     Args:
         length: L, steps of the window.
-        example: what a step looks like: a TensorDict ``[N]``, whose keys, shapes, dtypes and device are taken, or a
-            spec ``[N]``.
+        example: a step: a TensorDict ``[N]``, whose keys, shapes, dtypes and device are used, or a spec ``[N]``.
         device: device of the window; None for the example's.
 
     Raises:
@@ -45,7 +44,9 @@ class RecentWindow:
     ) -> None:
         step = example.zero() if isinstance(example, Composite) else example
         if length < 1:
-            raise ValueError(f"RecentWindow: expected a length of at least 1 step, received {length}.")
+            raise ValueError(
+                f"RecentWindow: expected a length of at least 1 step, received {length}. Remedy: length=1 or more."
+            )
         if step.ndim != 1 or step.is_empty() or _MASK in step.keys():
             raise ValueError(
                 f"RecentWindow: expected an example of batch size [N] with entries, none named {_MASK!r}, received "
@@ -59,7 +60,7 @@ class RecentWindow:
         def zeros(rows: int, like: Tensor) -> Tensor:
             return torch.zeros(rows, *like.shape[1:], dtype=like.dtype, device=device)
 
-        # A row for each step of each environment, and behind them one of zeros, which is read where there is no step.
+        # A row for each step of each environment, and after them one of zeros, which stands for missing steps.
         stored = [zeros(length * N + 1, leaf) for leaf in leaves]
         self._rows = [rows[:-1].view(length, *leaf.shape) for rows, leaf in zip(stored, leaves, strict=True)]
         ordered = [zeros(length * N, leaf) for leaf in leaves]
@@ -84,7 +85,7 @@ class RecentWindow:
         """Add the newest step of all environments, in place of the oldest one.
 
         Args:
-            step: ``[N]``, with the example's entries at least; copied and detached.
+            step: ``[N]``, with at least the example's entries; copied and detached.
             reset: bool, ``[N]`` or ``[N, 1]``: environments whose episode begins with this step (TorchRL's "is_init").
 
         Raises:
@@ -95,7 +96,10 @@ class RecentWindow:
             for key, rows in zip(self._keys, self._rows, strict=True):
                 leaf = step.get(key, None)
                 if leaf is None:
-                    raise KeyError(f"RecentWindow: expected {key!r} in the step, received {_names(step)}.")
+                    raise KeyError(
+                        f"RecentWindow: expected {key!r} in the step, received {_names(step)}. Remedy: a policy or "
+                        "env that writes it."
+                    )
                 if leaf.shape != rows.shape[1:] or leaf.dtype != rows.dtype:
                     raise ValueError(
                         f"RecentWindow: expected {key!r} as {rows.dtype}{list(rows.shape[1:])}, received "
@@ -165,9 +169,9 @@ class RecentWindow:
 class BoundedHistory(deque[float]):
     """A ``collections.deque`` with a bound, for numbers that a script keeps (losses, returns, epsilons).
 
-    A full deque drops its oldest entry for each new one in constant time, which is all that a history needs: no
-    trimming by hand, no tolerance. Added here are a mean, slices, and a state for checkpoints. Numbers that are on
-    the device belong into :class:`torchrl_perf.metrics.DeviceMetrics`, which reads them once an interval.
+    A full deque drops its oldest entry for each new one, in constant time. Added here are a mean, slices, and a state
+    for checkpoints. Numbers on the device belong into :class:`torchrl_perf.metrics.DeviceMetrics`, which reads them
+    once an interval.
 
     Args:
         values: first entries.
@@ -179,7 +183,9 @@ class BoundedHistory(deque[float]):
 
     def __init__(self, values: Iterable[float] = (), maxlen: int = 1000) -> None:
         if maxlen < 1:
-            raise ValueError(f"BoundedHistory: expected maxlen of at least 1, received {maxlen}.")
+            raise ValueError(
+                f"BoundedHistory: expected maxlen of at least 1, received {maxlen}. Remedy: maxlen=1 or more."
+            )
         super().__init__(values, maxlen)
 
     def mean(self, last: int | None = None) -> float:

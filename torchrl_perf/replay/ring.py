@@ -24,11 +24,11 @@ class Ring:
         capacity: number of slots, ``steps * num_streams``.
         cursor: int64, 0-d, on the device: time rows written since the start; the next goes to ``cursor % steps``.
         length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
-        host_cursor: mirror of ``cursor`` on the host, advanced by Python calls alone.
+        host_cursor: mirror of ``cursor`` on the host, advanced only by Python calls.
         host_length: mirror of ``length`` on the host, likewise.
-        ordered: whether the rows lie in the order of time. False once rows were written to slots that a writer of
-            TorchRL's chose (``TensorDictMaxValueWriter``, ``ConsumingSampler``); ages and generations then say which
-            slots are filled, and no more.
+        ordered: whether the rows lie in the order of time. False once rows were written to slots chosen by a TorchRL
+            writer (``TensorDictMaxValueWriter``, ``ConsumingSampler``); ages and generations then only tell which slots
+            are filled.
         recorded: True once the mirrors can no longer be trusted, because a write was recorded in a CUDA graph (whose
             replays the host does not see) or because rows were forgotten on the device (see
             :class:`~torchrl_perf.replay.DeviceStorage`, ``compact``). Sizes are then read from the device.
@@ -59,7 +59,7 @@ class Ring:
             offsets = torch.arange(time_rows * self.num_streams, device=self.device)
             if not flat:
                 offsets = offsets.view(time_rows, self.num_streams).t()
-            # What is made inside a graph has no value until the graph is replayed: it must not serve other calls.
+            # A tensor made inside a graph has no value until the graph is replayed, so it must not be cached.
             if not capturing():
                 self._offsets[time_rows, flat] = offsets
         return torch.add(offsets, self.cursor, alpha=self.num_streams).remainder_(self.capacity)
@@ -81,14 +81,14 @@ class Ring:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
         self._counters.add_(time_rows)
         self.length.clamp_(max=self.steps)
-        if capturing():  # nothing is written now, and the replays are not seen from here
+        if capturing():  # nothing is written now, and the host does not see the replays
             self.recorded = True
         else:
             self.host_cursor += time_rows
             self.host_length = min(self.host_length + time_rows, self.steps)
 
     def fill(self, rows: int) -> None:
-        """Say that the slots below ``rows`` hold rows, of no known order in time; for a ring of one stream."""
+        """Record that the slots below ``rows`` hold rows in no known order of time; for a ring of one stream."""
         self.ordered = False
         more = min(rows, self.steps) - self.host_length
         if more > 0:
@@ -99,7 +99,7 @@ class Ring:
         torch.minimum(self.length, self.cursor - 1 - time, out=self.length)
 
     def read(self) -> tuple[int, int]:
-        """``(cursor, length)`` as Python numbers: the mirrors, or a read of the device where those are unreliable."""
+        """``(cursor, length)`` as Python numbers: the mirrors, or a read of the device if those are unreliable."""
         if self.recorded:
             self.host_cursor, self.host_length = int(self.cursor), int(self.length)
         return self.host_cursor, self.host_length
@@ -140,7 +140,7 @@ class Ring:
         return self.vouch(slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams))
 
     def vouch(self, slots: Tensor) -> Tensor:
-        """Mark slots as drawn from this ring, so that reading them checks nothing; returns the same tensor."""
+        """Mark slots as drawn from this ring, so that reading them needs no check; returns the same tensor."""
         slots.drawn_from = self  # pyright: ignore[reportAttributeAccessIssue]  # TorchRL's buffers pass nothing else on
         return slots
 
@@ -171,7 +171,7 @@ class Ring:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restores :meth:`state_dict`, in place: recorded graphs stay valid."""
         self.host_cursor, self.host_length = state["cursor"], state["length"]
-        # Samplers draw in another way once it is set, and go on as they did; a graph of this ring keeps it set.
+        # It switches samplers to another way of drawing, so a resumed run needs it too; a graph of this ring keeps it.
         self.recorded |= bool(state["recorded"])
         self.ordered = bool(state.get("ordered", True))
         self.cursor.fill_(self.host_cursor)
@@ -193,9 +193,9 @@ def capturing() -> bool:
 def slots_of(index: Any, ring: Ring) -> Tensor:
     """Slots that an index means: int (negative: from the end of the valid rows), slice of the valid rows, or slots.
 
-    What the host knows is checked: ints, lists, ranges, arrays and tensors on a CPU. A tensor on another device is
-    taken as it is, since to look at it would be a host wait; of those, negative ones count from the end of a ring that
-    holds its rows from slot 0 on.
+    Indices known to the host are checked: ints, lists, ranges, arrays and tensors on a CPU. A tensor on another device
+    is not, since that would be a host wait; its negative indices count from the end of a ring that holds its rows from
+    slot 0 on.
 
     Returns:
         int64 on the ring's device, 0-d for an int.
@@ -204,7 +204,7 @@ def slots_of(index: Any, ring: Ring) -> Tensor:
         IndexError: for a row that is not filled, where the host knows the index.
         TypeError: for an index of another kind, such as a mask.
     """
-    if isinstance(index, tuple) and len(index) == 1:  # as TorchRL's slice samplers give it
+    if isinstance(index, tuple) and len(index) == 1:  # from TorchRL's slice samplers
         index = index[0]
     if isinstance(index, slice):
         valid = ring.valid_slots()
@@ -222,7 +222,7 @@ def slots_of(index: Any, ring: Ring) -> Tensor:
             "and sample return them."
         )
     if slots.is_cuda and ring.may_forget and not capturing():
-        slots = slots.to("cpu")  # the one wait: TorchRL's samplers count on rows 0 to len - 1, which may be gone
+        slots = slots.to("cpu")  # the only wait: TorchRL's samplers assume rows 0 to len - 1, which may be gone
     if slots.is_cuda:
         return torch.where(slots < 0, slots + ring.length * ring.num_streams, slots).to(torch.int64)
     return _checked(slots.to(torch.int64), ring).to(ring.device)
@@ -234,8 +234,8 @@ def _checked(slots: Tensor, ring: Ring) -> Tensor:
     Raises:
         IndexError: for one that is not filled.
     """
-    # The memory as it is, not an operation of torch: an audit would count a wait that there is not, since tensors on a
-    # GPU are not looked at.
+    # Through NumPy rather than a torch operation, which an audit would count as a wait; tensors on a GPU do not come
+    # here.
     numbers = np.from_dlpack(slots)
     if not numbers.size or capturing():  # while a graph is recorded the counters cannot be read
         return slots

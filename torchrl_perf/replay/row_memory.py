@@ -1,4 +1,4 @@
-"""The memory of a storage: the layout of its rows, where they lie, and how they are written, without a host wait."""
+"""The memory of a storage: the layout of its rows and their writes, without a host wait."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
 from torchrl_perf.replay.windows import NStepWindow
+from torchrl_perf.runtime.upstream.buffers import sampler_of
 
 
 class RowMemory(TensorStorage):
@@ -26,7 +27,7 @@ class RowMemory(TensorStorage):
     Args:
         max_size: number of rows.
         device: where the rows live.
-        num_streams: N, or None where the first batch says.
+        num_streams: N, or None for that of the first batch.
         compact: whether observations are stored once.
         n_step: rows of the windows that are read.
         gamma: discount of the windows.
@@ -37,7 +38,7 @@ class RowMemory(TensorStorage):
         initialized: whether the layout is known and the memory allocated.
     """
 
-    _ring: Ring | None = None  # made with the first batch; TorchRL asks for `_len` before
+    _ring: Ring | None = None  # made with the first batch; TorchRL reads ``_len`` before
 
     def __init__(
         self,
@@ -57,17 +58,17 @@ class RowMemory(TensorStorage):
 
     def _forget_layout(self) -> None:
         self.initialized, self.flat = False, False
-        # batch dims of one row, where a writer of TorchRL's stores [B, *row_shape]
+        # batch dims of one row, if a TorchRL writer stores [B, *row_shape]
         self.row_shape: tuple[int, ...] = ()
         self._ring = None
         self.fields: dict[Key, Field] = {}
         self.rows: PackedRows = None  # type: ignore[assignment]  # made with the layout
         self._views: dict[Key, Tensor] = {}  # live, [capacity, *shape], of all that is stored
         self.frames: FrameStore | None = None
-        self._memories: list[Tensor] = []  # all that rows lie in
+        self._memories: list[Tensor] = []  # the tensors that hold the rows
         self._window: NStepWindow | None = None
 
-    # --- what it is made of
+    # --- parts
 
     @property
     def ring(self) -> Ring:
@@ -77,7 +78,9 @@ class RowMemory(TensorStorage):
             RuntimeError: before the first batch, which says how many streams there are.
         """
         if self._ring is None:
-            raise RuntimeError("DeviceStorage: the ring is made by the first extend, which has not come yet.")
+            raise RuntimeError(
+                "DeviceStorage: expected the first extend, which makes the ring, received none yet. Remedy: extend."
+            )
         return self._ring
 
     @property
@@ -88,6 +91,11 @@ class RowMemory(TensorStorage):
         frames = self.frames
         extra = 0 if frames is None else frames.frames.nbytes + frames.final_time.nbytes + 8
         return self.rows.nbytes + extra
+
+    @property
+    def attached(self) -> list[Any]:
+        """The buffers that read from here, in the order in which they came."""
+        return self._attached_entities
 
     def field(self, key: NestedKey) -> Tensor:
         """Live strided view ``[steps, N, *shape]`` of a stored entry, in its dtype.
@@ -100,20 +108,20 @@ class RowMemory(TensorStorage):
         if view is None or name == NEXT_FRAME:
             stored = ", ".join(sorted(readable_key(known) for known in self._views if known != NEXT_FRAME))
             raise KeyError(
-                f"DeviceStorage: no entry {readable_key(name)} is stored; there are {stored}. With compact=True next "
-                "observations are not stored: read rows with storage.get(index)."
+                f"DeviceStorage: expected one of {stored}, received {readable_key(name)}. Remedy: with compact=True "
+                "next observations are not stored: read rows with storage.get(index)."
             )
         return view.unflatten(0, (self.ring.steps, self.ring.num_streams))
 
     def allocate(self, fields: list[Field], batch_size: tuple[int, ...]) -> None:
-        """Takes the layout of the first batch, checks that it fits and allocates."""
+        """Takes the layout of the first batch, checks that the memory suffices and allocates it."""
         if capturing():
             raise RuntimeError(
-                "DeviceStorage: the first extend allocates the rows and cannot be recorded in a CUDA graph. Remedy: "
-                "extend once before capturing."
+                "DeviceStorage: expected the first extend outside of a CUDA graph, since it allocates the rows, "
+                "received it while one records. Remedy: extend once before capturing."
             )
         streams, flat = checks.check_streams(batch_size, self.max_size, self.num_streams), len(batch_size) == 1
-        # In inference mode these would be inference tensors, which nobody may write outside of it.
+        # In inference mode these would be inference tensors, which cannot be written outside of it.
         with torch.inference_mode(False):
             ring = Ring(self.max_size // streams, streams, self.device)
         single, framed = self.divide(fields)
@@ -140,20 +148,20 @@ class RowMemory(TensorStorage):
         self.initialized = True
 
     def final_rows(self, streams: int) -> int:
-        """Rows of the side ring: at least one for each stream, so that a time row at which all end is kept."""
+        """Rows of the side ring: at least one for each stream, enough for a time row in which all episodes end."""
         capacity = self.max_size // streams * streams
         return max(streams, math.ceil(self.final_fraction * capacity)) if self.compact else 0
 
     def divide(self, fields: list[Field]) -> tuple[list[list[Field]], list[Field]]:
-        """Fields by buffer: those of the rows (root and next apart where n-step reads them apart), and the frames."""
+        """Fields by buffer: the rows (root and next separately if n-step reads them at other slots), and the frames."""
         checks.check_fields(fields)
         framed: list[Field] = []
         if self.compact:
             keys = observation_keys({field.key: field for field in fields})
             if not keys:
                 raise ValueError(
-                    "DeviceStorage: compact=True stores entries once that are at the root and under 'next', but the "
-                    f"batch has none: {describe(fields)}. Remedy: compact=False."
+                    "DeviceStorage: expected an entry both at the root and under 'next' for compact=True, which "
+                    f"stores it once, received {describe(fields)}. Remedy: compact=False."
                 )
             framed = [field for field in fields if field.key in keys]
             dropped = {*keys, *(("next", *key) for key in keys)}
@@ -168,7 +176,7 @@ class RowMemory(TensorStorage):
     # --- writing
 
     def write(self, data: TensorDictBase) -> Tensor:
-        """Adds a batch behind the newest rows. No host wait; may be recorded in a CUDA graph after a first call.
+        """Adds a batch after the newest rows. No host wait; may be recorded in a CUDA graph after a first call.
 
         Args:
             data: ``[N, T]`` or ``[B]``; root keys of samples ("index", ...) are left out.
@@ -200,7 +208,7 @@ class RowMemory(TensorStorage):
         if not self.initialized:
             streams = checks.check_streams(batch_size, self.max_size, self.num_streams)
             checks.check_streams_known(dims == 1, self.n_step, self.compact)
-            for buffer in self._attached_entities:
+            for buffer in self.attached:
                 checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
             self.allocate(fields_of(leaves, dims), batch_size)
             self.row_shape = row_shape
@@ -280,8 +288,8 @@ class RowMemory(TensorStorage):
             for key, leaf in leaves.items():
                 self._views[key].index_put_((slots,), leaf.to(self.device))
         self.count_own_write()
-        for buffer in self._attached_entities:
-            refresh = getattr(getattr(buffer, "_sampler", None), "refresh", None)
+        for buffer in self.attached:
+            refresh = getattr(sampler_of(buffer), "refresh", None)
             if refresh is not None:
                 refresh(self, slots, leaves.keys())
 
@@ -290,10 +298,10 @@ class RowMemory(TensorStorage):
     def count_outside_writes(self) -> int:
         """How often somebody wrote into the rows through a view (``buffer[:]``, :meth:`field`), as far as was noticed.
 
-        Views share torch's count of writes in place with the rows, and the host knows it: samplers that keep something
-        of the rows ask here before each draw, without a host wait. Not seen are writes that torch does not count:
-        through ``tensor.data``, NumPy, a kernel of one's own, or the replay of a CUDA graph; after those call the
-        sampler's ``refresh(storage)``.
+        Views share torch's count of in-place writes with the rows, and the host knows it: samplers whose state depends
+        on the rows ask here before each draw, without a host wait. Writes that torch does not count are missed: through
+        ``tensor.data``, NumPy, a custom kernel, or the replay of a CUDA graph; after those call the sampler's
+        ``refresh(storage)``.
         """
         version = self._version()
         if version != self._known_version:
@@ -303,12 +311,12 @@ class RowMemory(TensorStorage):
         return self._outside_writes
 
     def count_own_write(self) -> None:
-        """A write of the storage's own: its rows are others, but nobody has written through a view."""
+        """Record a write by the storage itself, which is not one through a view."""
         self._revision += 1
         self._known_version = self._version()
 
     def _version(self) -> int:
-        """What torch counts up with each write into the rows through any view of them; the host knows it."""
+        """Torch's version counter of the rows, which rises with each in-place write; the host knows it."""
         if torch.compiler.is_compiling():
             return self._known_version
         version = 0
@@ -332,5 +340,5 @@ class RowMemory(TensorStorage):
         self._revision += 1
 
     def _empty(self) -> None:
-        """What TorchRL calls."""
+        """Forgets all rows, by TorchRL's name."""
         self.clear()

@@ -1,4 +1,4 @@
-"""Packed rows of a ring: the buffers, their live views, and what is written to and read from them."""
+"""Packed rows of a ring: the buffers, their live views, reads and writes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PackedRows:
     """One or two buffers of packed rows, addressed by slot.
 
     Args:
-        parts: fields of the first buffer, and of the second where some fields are read at other slots than the rest.
+        parts: fields of the first buffer, and of a second one if some fields are read at other slots than the rest.
         ring: counters of the rows.
         flat: whether batches come without the dimension of the streams.
-        memory: uint8 ``[capacity, row_bytes]`` to use, where there is one part; allocated by default.
+        memory: uint8 ``[capacity, row_bytes]`` to use if there is one part; allocated by default.
 
     Attributes:
         views: live view ``[capacity, *shape]`` of each field.
@@ -62,7 +62,7 @@ class PackedRows:
             self._write_runs(leaves, index.shape[-1], skipped)
 
     def _write_on_device(self, leaves: Leaves, skipped: int) -> None:
-        """One launch a buffer, placed by the cursor on the device: a recorded write goes on with each replay."""
+        """One launch per buffer, at the cursor on the device, so that each replay of a recorded write advances."""
         cursor = self.ring.cursor + skipped if skipped else self.ring.cursor
         for layout, rows in self.parts:
             fields = [field for field in layout.fields if field.key in leaves and field.nbytes]
@@ -76,7 +76,7 @@ class PackedRows:
         return leaf.contiguous() if self.flat else leaf.transpose(0, 1).contiguous().flatten(0, 1)
 
     def _write_runs(self, leaves: Leaves, time_rows: int, skipped: int) -> None:
-        """Copies of one or two runs: on a CPU, where nothing is recorded, the host knows the place."""
+        """Copies of one or two runs: on a CPU, where nothing is recorded, the host knows the slots."""
         first = (self.ring.host_cursor + skipped) % self.ring.steps
         fits = min(time_rows, self.ring.steps - first)
         runs = [(first, 0, fits), (0, fits, time_rows - fits)][: 1 if fits == time_rows else 2]

@@ -61,14 +61,14 @@ class DeviceSliceSampler(Sampler):
     episodes at each draw. Here a sum tree holds the rows that a slice may start at and is kept up to date by writes, so
     a draw costs O(batch) at any capacity and may be recorded in a CUDA graph, as may a write.
 
-    *Within an episode* (the default) a slice holds no episode end except in its last row, and each window of the stored
-    rows that is so is drawn with the same probability. As long as there is none, slices are drawn as below.
+    *Within an episode* (the default) a slice holds no episode end except in its last row, and each such window of the
+    stored rows is drawn with the same probability. As long as there is none, slices are drawn as below.
 
     *Not within an episode*, each window of the stored rows is drawn with the same probability, whatever it crosses.
 
     A sample is flat, ``[S * slice_len]``, slice after slice: ``batch.view(-1, slice_len)`` gives ``[S, slice_len]``.
-    Values, advantages and targets then need no further care, since the last row of a slice is marked as truncated where
-    its episode goes on: it bootstraps from its next observation, and nothing reaches from one slice to the next.
+    Values, advantages and targets then need no further care: the last row of a slice is marked as truncated if its
+    episode goes on, so that it bootstraps from its next observation, and nothing crosses from one slice to the next.
 
     Info that goes into the sample:
         ``("next", "done")``: bool, as stored, and True at the last row of a slice.
@@ -83,7 +83,7 @@ class DeviceSliceSampler(Sampler):
 
     Args:
         slice_len: rows L of a slice.
-        num_slices: S, where it shall be checked; by default ``batch_size / slice_len``.
+        num_slices: S, to be checked; by default ``batch_size / slice_len``.
         within_episode: whether a slice must not cross an episode end.
         alpha: exponent of priorities; None for uniform draws.
         beta: exponent of the importance weights, in [0, 1].
@@ -129,7 +129,8 @@ class DeviceSliceSampler(Sampler):
             )
         if slice_len < 1 or (num_slices is not None and num_slices < 1):
             raise ValueError(
-                f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}."
+                f"{_NAME}: expected slice_len and num_slices of at least 1, received {slice_len} and {num_slices}. "
+                "Remedy: 1 or more of both."
             )
         self.slice_len, self.num_slices, self.within_episode = slice_len, num_slices, within_episode
         self.mask_key = None if mask_key is None else unravel_key(mask_key)
@@ -141,7 +142,7 @@ class DeviceSliceSampler(Sampler):
         self._has_tree = within_episode or alpha is not None
         self._tree: PriorityTree | None = None
         self._run: Tensor | None = None
-        self._starts: Tensor | None = None  # where slices by priority may start, as of the last look
+        self._starts: Tensor | None = None  # where slices by priority may start, when last computed
         self._is_stale = False
         self._seen_writes = 0  # writes through views that the starts know of
         self._pending: dict[str, Any] | None = None
@@ -177,7 +178,7 @@ class DeviceSliceSampler(Sampler):
         start, info = self._draw_starts(storage, ring, S)
         order = torch.arange(L, device=start.device)
         rows = torch.add(start.unsqueeze(1), order, alpha=ring.num_streams).remainder_(ring.capacity)
-        # Where no slice of valid rows is left, rows are drawn in front of the oldest or behind the newest one too.
+        # If no slice of valid rows is left, slices may also extend before the oldest or beyond the newest row.
         age = ring.age(start).unsqueeze(1) - order
         self._mark(storage, rows, (age >= 0) & (age < ring.length), info)
         index = ring.vouch(rows.view(-1))
@@ -210,8 +211,7 @@ class DeviceSliceSampler(Sampler):
         if self._priorities is None:
             start = tree.draw(uniform)
         else:
-            self._priorities._rng = self._rng
-            start, info = self._priorities.sample(storage, count)
+            start, info = self._priorities.sample(storage, count, generator=self._rng)
         return torch.where(tree.total > 0, start, anywhere), info
 
     def _mark(self, storage: Any, rows: Tensor, exists: Tensor, info: dict[Any, Any]) -> None:
@@ -226,7 +226,7 @@ class DeviceSliceSampler(Sampler):
         info[_MASK] = mask.view(-1)
 
         if self.truncated_key is not None:
-            # Nothing may reach over the last row of a slice, nor over the last row before one that the mask leaves out.
+            # Nothing may cross the last row of a slice, nor the last row before one that the mask leaves out.
             is_cut = torch.ones_like(mask)
             is_cut[:, :-1] = mask[:, :-1] & ~mask[:, 1:]
             is_cut = is_cut.view(S, L, *(1 for _ in done.shape[2:]))
@@ -255,8 +255,8 @@ class DeviceSliceSampler(Sampler):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learn of new rows. Buffers call it after each write, with the slots of a whole batch.
 
-        A row that is written ends the window of ``slice_len`` rows behind it, which may be drawn from now on if the
-        episode is that long; the row itself, and whatever its slot held, may not be the start of one yet.
+        A new row completes the window of the ``slice_len`` rows up to it, which may be drawn from now on if the episode
+        is that long; the row itself, in place of the slot's old row, cannot start a slice yet.
 
         Args:
             index: slots of the newest rows, ``[N, T]`` or ``[B]`` of one stream.
@@ -290,7 +290,7 @@ class DeviceSliceSampler(Sampler):
             self._catch_up(storage)
 
     def _catch_up(self, storage: Any) -> None:
-        """Learn all starts anew if rows were written in place since the last look."""
+        """Recompute all starts if rows were written in place since the last time."""
         writes = wrote_outside(storage)
         if self._run is None or (not self._is_stale and writes == self._seen_writes):
             return
@@ -299,7 +299,7 @@ class DeviceSliceSampler(Sampler):
         self._learn(storage, ring_of(storage, _NAME).steps, keep=True)
 
     def _learn(self, storage: Any, time_rows: int, keep: bool = False) -> None:
-        """Set the weights of all starts that the newest ``time_rows`` time rows can have changed.
+        """Set the weights of all starts that the newest ``time_rows`` time rows may have changed.
 
         With ``keep`` slices that could be drawn before keep their priorities.
         """
@@ -337,7 +337,7 @@ class DeviceSliceSampler(Sampler):
             self.tree.forget_(ring)
 
     def _attach(self, storage: Any) -> bool:
-        """Make the state for a storage; whether all its rows were learned just now."""
+        """Make the state for a storage; returns whether the starts of all its rows were just computed."""
         ring = ring_of(storage, _NAME)
         if not ring.ordered:
             raise ValueError(
@@ -362,13 +362,13 @@ class DeviceSliceSampler(Sampler):
         self._ring = ring
         if not self._has_tree:
             return False
-        with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+        with torch.inference_mode(False):  # tensors made in inference mode could not be written outside of it
             self._run = torch.zeros(ring.num_streams, dtype=torch.int64, device=ring.device)
             self._tree = PriorityTree(ring.capacity, ring.device) if self._priorities is None else None
             if self._priorities is not None:
                 self._starts = torch.zeros(ring.capacity, dtype=torch.bool, device=ring.device)
         if self._priorities is not None:
-            self._priorities._attach(storage, ring)
+            self._priorities.attach(storage, ring)
         self._is_stale, self._seen_writes = False, wrote_outside(storage)
         if self._pending is not None:
             self._restore(self._pending)
@@ -418,7 +418,7 @@ class DeviceSliceSampler(Sampler):
         start = index.reshape(count, length)[:, 0]
         priority = priority.detach().reshape(count, -1).amax(1).to(torch.float32)
         if self.tree is not None:
-            # A slice that was drawn for want of a valid one must not become one; NaN leaves a row as it is.
+            # An invalid slice, drawn because there was no valid one, must not become valid; NaN leaves a row unchanged.
             priority = torch.where(self.tree.weight_of(start) > 0, priority, torch.nan)
         if generation is not None:
             generation = generation.reshape(count, length)[:, 0]
@@ -435,7 +435,7 @@ class DeviceSliceSampler(Sampler):
         if self._tree is not None:
             self._tree.clear_()
         if self._priorities is not None:
-            self._priorities._empty()
+            self._priorities.clear_()
 
     def state_dict(self) -> dict[str, Any]:
         """A copy: which rows a slice may start at, how long each stream has run, the priorities' state."""
@@ -473,10 +473,10 @@ class DeviceSliceSampler(Sampler):
             self._restore(state_dict)
 
     def check_state(self, state_dict: Any) -> None:
-        """That a state is one of this sampler, of its capacity.
+        """Check that a state is one of this sampler, of its capacity.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         check_entries_of_state(state_dict, {}, _NAME)
         kinds = (state_dict.get("slice_len"), state_dict.get("priorities") is not None)  # none, of another sampler
@@ -514,7 +514,7 @@ class DeviceSliceSampler(Sampler):
         starts = state.get("starts")
         if self._starts is not None and starts is not None:
             self._starts.copy_(starts)
-        elif self._starts is not None and self.tree is not None:  # of a version that did not save them
+        elif self._starts is not None and self.tree is not None:  # older versions did not save them
             self._starts.copy_(self.tree.weights > 0)
         self._run.copy_(state["run"])
         self._is_stale, self._seen_writes = False, wrote_outside(self._storage)

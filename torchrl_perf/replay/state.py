@@ -1,4 +1,4 @@
-"""State of a storage: the valid rows, the counters, and what the rows look like."""
+"""State of a storage: the valid rows, the counters, and the layout of the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def storage_state(storage: RowMemory) -> dict[str, Any]:
 
 
 def _layout(storage: RowMemory) -> dict[str, Any]:
-    """What two storages must have in common for rows to mean the same in both."""
+    """Properties that must be equal in two storages for rows to mean the same in both."""
     fields = [[list(field.key), str(field.dtype), list(field.shape)] for field in storage.fields.values()]
     streams = storage.ring.num_streams
     known = {
@@ -64,15 +64,15 @@ def _options(storage: RowMemory, streams: int) -> dict[str, Any]:
 
 
 def check_storage_state(storage: RowMemory, state: Any) -> None:
-    """That a state fits the storage in every entry: what is loaded after this cannot fail half-way.
+    """Check that a state fits the storage in every entry, so that loading it cannot fail half-way.
 
     Raises:
-        ValueError: otherwise, naming the entry; the storage is unchanged.
+        ValueError: if not, naming the entry; the storage is unchanged.
     """
     check_entries_of_state(state, {"max_size": int, "initialized": bool}, _NAME)
     check_least_of_state(state, {"max_size": 1}, _NAME)
     if not state["initialized"]:
-        # taken before the first extend, which rounds the size down to whole time rows
+        # the size before the first extend, which rounds it down to whole time rows
         size = state["max_size"] - (state["max_size"] % storage.ring.num_streams if storage.initialized else 0)
         if size != storage.max_size:
             _refuse("max_size", storage.max_size, state["max_size"])
@@ -94,7 +94,7 @@ def check_storage_state(storage: RowMemory, state: Any) -> None:
 
 
 def _check_rows(storage: RowMemory, state: Mapping[str, Any]) -> None:
-    """That counters are possible and that the rows have their number and size."""
+    """Check that counters are possible and that the rows have their number and size."""
     counters, saved = state["ring"], state["layout"]
     kinds = dict.fromkeys(("steps", "num_streams", "cursor", "length"), int)
     if "ordered" in counters:  # older versions did not save it
@@ -115,10 +115,10 @@ def _check_rows(storage: RowMemory, state: Mapping[str, Any]) -> None:
 
 
 def check_frames_state(state: Any, rows: int, size: int, streams: int, final_rows: int) -> None:
-    """That a state is one of the frames of a storage with ``rows`` rows, ``size`` bytes a frame.
+    """Check that a state is one of the frames of a storage with ``rows`` rows, ``size`` bytes a frame.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if not.
     """
     name = f"{_NAME} (frames)"
     check_entries_of_state(state, {"final_count": int, "host_written": int}, name)
@@ -199,6 +199,8 @@ class DeviceStorageCheckpointer(StorageCheckpointerBase):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("DeviceStorage: expected no hooks, rows are saved packed. Remedy: transform rb[:].")
+        raise NotImplementedError(
+            "DeviceStorage: expected no hooks, since rows are saved packed, received some. Remedy: transform rb[:]."
+        )
 
     register_load_hook = register_save_hook

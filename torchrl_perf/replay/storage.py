@@ -18,6 +18,7 @@ from torchrl_perf.replay.ring import slots_of
 from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
 from torchrl_perf.replay.torchrl_writers import set_rows
+from torchrl_perf.runtime.upstream.buffers import dim_extend_of
 
 LAZY_TENSOR_STORAGE: dict[str, tuple[Any, str]] = {
     "ndim": (1, "rows have slots, and a batch [N, T] is N streams of time rows by itself"),
@@ -35,22 +36,22 @@ class DeviceStorage(RowMemory):
     """Ring of rows on the device for TorchRL's replay buffers: no host wait in writes and reads, capturable.
 
     The layout is taken from the first batch. A batch ``[N, T]`` (envs, time) adds T time rows of N streams; a batch
-    ``[B]`` adds B rows of which no order is known. Later batches must agree. All entries of a row are packed into
-    bytes side by side, so that one gather serves all; what :meth:`get` returns are views into the gathered rows.
+    ``[B]`` adds B rows without a known order. Later batches must have the same layout. All entries of a row are packed
+    into bytes side by side, so that one gather reads all; :meth:`get` returns views into the gathered rows.
     Tensors are copied, detached, in their dtype. A batch longer than the ring leaves its newest rows.
 
     Args:
         max_size: number of rows; rounded down to a multiple of N.
         device: where the rows live.
-        num_streams: N, where it shall be checked; by default the first batch says.
+        num_streams: N, to be checked; by default that of the first batch.
         compact: store entries that occur at the root and under "next" (observations; not reward and done flags) once.
             The next observation of a row is the following row's of its stream where both are equal bit for bit, else
             it is kept in a side ring. About half the memory: rows of 2 x 376 + 18 floats take 0.57 of the bytes.
         n_step: rows of the n-step windows that :meth:`get` makes; 1 for plain rows. Needs ``[N, T]`` batches.
         gamma: discount of the n-step windows.
-        final_fraction: size of the side ring as a fraction of ``max_size`` (at least N rows). Where more rows end
-            an episode or a batch than that, the oldest rows are forgotten (``ring.length`` shrinks): fewer rows, never
-            wrong ones. Without ``compact`` there is no side ring, and nothing for it to size.
+        final_fraction: size of the side ring as a fraction of ``max_size`` (at least N rows). If more rows than that
+            end an episode or a batch, the oldest rows are forgotten (``ring.length`` shrinks): fewer rows, never wrong
+            ones. Only with ``compact``; without it there is no side ring.
         **options: of ``LazyTensorStorage``, at their defaults.
 
     Attributes:
@@ -82,11 +83,11 @@ class DeviceStorage(RowMemory):
         super().__init__(max_size, checks.check_device(device), num_streams, compact, n_step, gamma, final_fraction)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes rows where a writer of TorchRL's wants them; see :mod:`torchrl_perf.replay.torchrl_writers`.
+        """Writes rows to the slots of a TorchRL writer; see :mod:`torchrl_perf.replay.torchrl_writers`.
 
         Args:
             cursor: slots: an int, a list, a range, a slice of the valid rows, or an int64 tensor.
-            data: as many rows; some of the stored entries alone are written in place.
+            data: as many rows; if they have only some of the stored entries, these are written in place.
             set_cursor: True for rows that come after those stored, False for rows that take the place of others.
 
         Raises:
@@ -108,7 +109,7 @@ class DeviceStorage(RowMemory):
         Args:
             index: int64 tensor of any shape (slots; no host wait), a list, range or array of slots, a slot as an int
                 (negative: from the end of the valid rows), or a slice of the valid rows in ascending order of slot.
-                Slots on a GPU are not looked at: a row that is not filled reads as what its memory holds. A key gives
+                Slots on a GPU are not checked: a row that is not filled reads as whatever its memory holds. A key gives
                 that entry of all rows.
 
         Returns:
@@ -174,19 +175,19 @@ class DeviceStorage(RowMemory):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, in place where memory is allocated: recorded graphs stay valid.
 
-        ``DeviceReplayBuffer`` looks at the state of every part before it loads the first one. TorchRL's own buffers
-        load part after part: a state whose sampler or writer is refused there has been loaded into the storage.
+        ``DeviceReplayBuffer`` checks the state of every part before it loads the first one. TorchRL's own buffers load
+        part after part: if the sampler or writer refuses its state, the storage has already loaded.
 
         Raises:
             ValueError: for the state of another capacity, number of streams or layout; nothing is changed then.
         """
         load_storage_state(self, state_dict)
 
-    # --- what TorchRL reads of a storage
+    # --- attributes that TorchRL reads
 
     @property
     def checkpointer(self) -> Any:
-        """What ``dumps`` and ``loads`` of TorchRL's buffers use: :class:`DeviceStorageCheckpointer`, and no other."""
+        """Used by ``dumps`` and ``loads`` of TorchRL's buffers: always a :class:`DeviceStorageCheckpointer`."""
         return self._checkpointer
 
     @checkpointer.setter
@@ -200,17 +201,17 @@ class DeviceStorage(RowMemory):
 
     @_len.setter
     def _len(self, value: int) -> None:
-        """The ring counts; a writer of TorchRL's that filled slots of its choice says so here."""
+        """Number of rows, counted by the ring; a TorchRL writer that filled slots of its choice sets it."""
         if self._ring is not None and value > len(self):
             self._ring.fill(value)
 
     def attach(self, buffer: Any) -> None:
-        """Learns of a buffer that reads from here.
+        """Registers a buffer that reads from this storage.
 
         Raises:
             ValueError: for a buffer with ``dim_extend`` above 0.
         """
-        checks.check_dim_extend(getattr(buffer, "_dim_extend", None))
+        checks.check_dim_extend(dim_extend_of(buffer))
         super().attach(buffer)
 
     @property
@@ -235,8 +236,8 @@ class DeviceStorage(RowMemory):
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             raise RuntimeError(
-                "DeviceStorage: the rows belong to one process, expected no start of another with the storage in its "
-                "arguments. Remedy: collect in other processes, extend and sample in this one."
+                "DeviceStorage: expected to stay in one process, received the start of another with the storage in "
+                "its arguments. Remedy: collect in other processes, extend and sample in this one."
             )
         options = {name: getattr(self, name) for name in OPTIONS}
         options["num_streams"] = self.num_streams

@@ -1,8 +1,8 @@
-"""What TorchRL's writers do to a storage: rows at slots of the writer's choice, where ours appends to a ring.
+"""Writes of TorchRL's writers to a storage: at slots of the writer's choice, while ours appends to a ring.
 
-A round-robin writer's slots are those that come next in the ring: its rows are appended, in the order of time. Slots in
-any other order (``TensorDictMaxValueWriter``, the free slots of a ``ConsumingSampler``) leave no order in time, which
-the ring is told: slices and windows of steps are refused from then on.
+The slots of a round-robin writer come next in the ring, so its rows are appended in the order of time. Slots in any
+other order (``TensorDictMaxValueWriter``, the free slots of a ``ConsumingSampler``) destroy the order of time. The ring
+records that, and slices and windows of steps are refused from then on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictMaxV
 
 from torchrl_perf.replay.layout import OWN_KEYS, Leaves, leaves_of
 from torchrl_perf.replay.row_memory import RowMemory
+from torchrl_perf.runtime.upstream.buffers import next_slot_of, take_back, writer_of
 
 _WRITERS = (RoundRobinWriter, TensorDictMaxValueWriter)
 
@@ -40,18 +41,17 @@ def set_rows(storage: RowMemory, cursor: Any, data: Any, *, set_cursor: bool) ->
         return storage.put(cursor, data)
     rows = data.unsqueeze(0) if isinstance(cursor, (int, np.integer)) or getattr(cursor, "ndim", 1) == 0 else data
     leaves = leaves_of(rows, OWN_KEYS)
-    writers = [getattr(buffer, "_writer", None) for buffer in storage._attached_entities]
+    writers = [writer_of(buffer) for buffer in storage.attached]
     by_user = all(not isinstance(writer, _WRITERS) for writer in writers)
     if by_user and storage.initialized and (not storage.flat or leaves.keys() != storage.fields.keys()):
-        return storage.put(cursor, data)  # rows that are there, some of their entries perhaps
+        return storage.put(cursor, data)  # existing rows, perhaps only some of their entries
     writer = writers[0] if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) else None
     next_slot = 0 if not storage.initialized else storage.ring.read()[0] % storage.max_size
     try:
         return _write(storage, cursor, leaves, tuple(rows.batch_size), next_slot, set_cursor=set_cursor, writer=writer)
     except (IndexError, ValueError):
-        if set_cursor and writer is not None and writer._cursor == (next_slot + len(rows)) % storage.max_size:
-            writer._cursor = next_slot  # it has counted rows already that were not written
-            writer._write_count -= len(rows)
+        if set_cursor and writer is not None and next_slot_of(writer) == (next_slot + len(rows)) % storage.max_size:
+            take_back(writer, len(rows), next_slot)  # it has counted rows already that were not written
         raise
 
 
@@ -59,7 +59,7 @@ def _write(
     storage: RowMemory, cursor: Any, leaves: Leaves, shape: tuple[int, ...], next_slot: int, *,
     set_cursor: bool, writer: RoundRobinWriter | None,
 ) -> None:  # fmt: skip
-    """Writes whole rows ``[B, *row_shape]``: behind the newest ones where they are next, else where they belong."""
+    """Writes whole rows ``[B, *row_shape]``: appended if their slots come next, else at their slots."""
     count, row_shape = shape[0], shape[1:]
     slots = _known_slots(cursor, count, next_slot, storage.max_size, writer)
     if len(slots) != count:
@@ -78,7 +78,7 @@ def _scatter(
     storage: RowMemory, slots: np.ndarray, leaves: Leaves, row_shape: tuple[int, ...], length: int, set_cursor: bool
 ) -> None:
     """Writes rows to slots that are filled, or that follow them without a gap."""
-    last = {int(slot): row for row, slot in enumerate(slots)}  # of several rows for one slot the last stays
+    last = {int(slot): row for row, slot in enumerate(slots)}  # the last of several rows for one slot wins
     new = sorted(slot for slot in last if slot >= length)
     if (
         new != list(range(length, length + len(new)))
@@ -112,14 +112,14 @@ def _as_rows(data: Any) -> TensorDictBase:
 
 
 def _known_slots(cursor: Any, count: int, next_slot: int, size: int, writer: RoundRobinWriter | None) -> np.ndarray:
-    """Slots as numbers of the host.
+    """Slots as numbers on the host.
 
-    Those on a GPU are read, which waits, unless they are the next ones of the one round-robin writer that there is: it
-    counts on the host, and is ``count`` rows ahead of the ring while it writes. (TorchRL tells the storage nothing else
-    of who writes.)
+    Slots on a GPU are read, which waits, unless they are the next ones of the only attached round-robin writer: it
+    counts on the host, and is ``count`` rows ahead of the ring while it writes. (TorchRL does not tell the storage
+    which writer writes.)
     """
     if isinstance(cursor, Tensor) and cursor.is_cuda:
-        if writer is not None and cursor.ndim and count % size and writer._cursor == (next_slot + count) % size:
+        if writer is not None and cursor.ndim and count % size and next_slot_of(writer) == (next_slot + count) % size:
             return (next_slot + np.arange(count)) % size
         cursor = cursor.to("cpu")
     return np.asarray(cursor).reshape(-1).astype(np.int64)
@@ -131,6 +131,7 @@ def _require_plain(storage: RowMemory) -> None:
         if storage.compact or storage.n_step > 1:
             option = "compact=True" if storage.compact else f"n_step={storage.n_step}"
         raise ValueError(
-            f"DeviceStorage: {option} needs the order of time in each env, which writers of TorchRL's do not hand "
-            "over. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one env: td.unsqueeze(0))."
+            f"DeviceStorage: expected the order of time in each env for {option}, received rows of a TorchRL writer, "
+            "which does not pass it on. Nothing was written. Remedy: writer=DeviceWriter() and batches [N, T] (one "
+            "env: td.unsqueeze(0))."
         )

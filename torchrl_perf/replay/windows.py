@@ -12,7 +12,7 @@ from torchrl_perf.replay.ring import Ring
 
 
 class NStepWindow:
-    """Windows of at most ``n`` rows that end at an episode's end or at the newest row, never across the cursor.
+    """Windows of at most ``n`` rows that end at an episode's end or at the newest row and never cross the cursor.
 
     n-step returns: Sutton and Barto, section 7.1; as used for Q-learning in Rainbow, arXiv 1710.02298.
 

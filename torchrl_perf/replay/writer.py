@@ -1,4 +1,4 @@
-"""The writer: hands batches to the storage and tells every attached sampler which rows are new."""
+"""The writer: passes batches to the storage and tells every attached sampler which rows are new."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 class DeviceWriter(Writer):
     """Writes behind the newest rows of a :class:`~torchrl_perf.replay.DeviceStorage`, without a host wait.
 
-    It has no cursor of its own: that of the storage's ring counts, on the device, so that a write that was recorded in
-    a CUDA graph goes on with each replay. Samplers learn of new rows by ``mark_update``.
+    It has no cursor of its own: the storage's ring counts on the device, so that a write recorded in a CUDA graph
+    advances with each replay. Samplers learn of new rows by ``mark_update``.
 
     Args:
-        compilable: TorchRL's; counters are plain numbers in any case, and are not shared with other processes.
+        compilable: TorchRL's; counters are always plain numbers, and are not shared with other processes.
         track_generations: whether samples carry "index_generation", how often their slot was written before. It is
             computed from the cursor, at no cost in memory.
     """
@@ -69,7 +69,7 @@ class DeviceWriter(Writer):
         index = self._storage.write(data)
         if not capturing():
             self._write_count += index.numel()
-        for buffer in self._storage._attached_entities:
+        for buffer in self._storage.attached:
             buffer.mark_update(index)
         return index
 
@@ -87,10 +87,10 @@ class DeviceWriter(Writer):
 
     @staticmethod
     def check_state(state_dict: Any) -> None:
-        """That a state is one of this writer.
+        """Check that a state is one of this writer.
 
         Raises:
-            ValueError: otherwise.
+            ValueError: if not.
         """
         check_entries_of_state(state_dict, {"write_count": int}, "DeviceWriter")
         check_least_of_state(state_dict, {"write_count": 0}, "DeviceWriter")

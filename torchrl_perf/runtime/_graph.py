@@ -17,8 +17,8 @@ from torchrl_perf.runtime.waits.audit import sync_debug_mode
 def _side_stream(index: int) -> torch.cuda.Stream:
     """Return the one stream on which warm-up and capture run.
 
-    One for both, because an AccumulateGrad node keeps the stream that it was made on: a node left over from the warm-up
-    would pull another stream into the capture, and one from the default stream would break it.
+    One stream for both, because an AccumulateGrad node keeps the stream on which it was made: a node left over from the
+    warm-up would pull another stream into the capture, and one from the default stream would break it.
     """
     return torch.cuda.Stream(device=index)
 
@@ -51,7 +51,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def warming_up(device: torch.device) -> Iterator[None]:
-    """Run warm-up calls: on the side stream, without the optimisers' remark that nothing is being captured yet."""
+    """Run warm-up calls: on the side stream, without the optimisers' warning that nothing is being captured yet."""
     with on_side_stream(device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*constructed with capturable=True")
         yield
@@ -62,8 +62,8 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Record what ``fn`` does into a CUDA graph without running it, and leave CUDA usable if that fails.
 
-    The sync debug mode stops a host wait before the driver sees it: a wait that reaches the driver invalidates the
-    capture and leaves allocator and random state half switched.
+    The sync debug mode raises before a host wait reaches the driver, where it would invalidate the capture and leave
+    the allocator and the random state half switched.
 
     Args:
         fn: function without arguments, warm: nothing left to compile, allocate lazily or tune.

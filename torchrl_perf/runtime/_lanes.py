@@ -1,4 +1,4 @@
-"""What a copy between host and device needs of CUDA: page-locked memory, streams, events. On a CPU: none of it."""
+"""Page-locked memory, streams and events for copies between host and device; on a CPU plain stand-ins."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,7 +38,7 @@ class Lane:
             return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def event(self) -> Any:
-        """Something to record behind a copy; its ``synchronize()`` makes the host wait for that copy alone."""
+        """An event to record after a copy; its ``synchronize()`` makes the host wait for that copy alone."""
         return torch.cuda.Event() if self.is_cuda else _Arrived()
 
     def current(self) -> Any:
@@ -63,12 +63,12 @@ class Lane:
             target.copy_(source, non_blocking=self.is_cuda)
 
     def record(self, arrived: Any, stream: Any) -> None:
-        """Put an event behind what a stream has been given."""
+        """Record an event on a stream, after the work enqueued so far."""
         if self.is_cuda:
             arrived.record(stream)
 
     def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Tell the allocator that ``stream`` uses a tensor too: its memory is not given away before that ends."""
+        """Tell the allocator that ``stream`` uses a tensor too, so that its memory is not reused before that ends."""
         if self.is_cuda:
             tensor.record_stream(stream)
 
@@ -77,7 +77,7 @@ class Lane:
         return nullcontext() if self.side is None or stream is not self.side else torch.cuda.stream(stream)
 
     def refuse_capture(self, name: str) -> None:
-        """Raise inside a CUDA graph capture: a graph would repeat the copy with blocks that have been handed on.
+        """Raise inside a CUDA graph capture: a graph would repeat the copy with blocks that are reused meanwhile.
 
         Raises:
             RuntimeError: if the current stream is being captured.

@@ -41,7 +41,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def signature(value: Any, path: str = "") -> dict[str, object]:
-    """Return what must not change from call to call: path to (shape, dtype, device), or to a constant's own value."""
+    """Return what must not change from call to call: path to (shape, dtype, device), or to the value of a constant."""
     return {path: _kind(leaf) for path, leaf in leaves(value, path)}
 
 

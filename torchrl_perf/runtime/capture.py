@@ -27,7 +27,7 @@ class CaptureError(RuntimeError):
 
 def is_capturing() -> bool:
     """Return whether the caller runs inside a captured function (warm-up included) or any CUDA graph capture."""
-    # is_initialized, because the question alone must not make a CUDA context (or fail in a build without CUDA).
+    # is_initialized first, because asking must not make a CUDA context (or fail in a build without CUDA).
     return _RUNNING.get() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
@@ -102,7 +102,7 @@ class Captured:
     def inputs(self) -> dict[str, Tensor]:
         """Static inputs by path, ``args[0]`` for a tensor and ``args[0]['key']`` in a TensorDict, once it is recorded.
 
-        What is written there in place needs no copy: pass the tensor itself to the next call.
+        To save the copy, write into them in place and pass the tensors themselves to the next call.
         """
         return self._inputs
 
@@ -155,7 +155,7 @@ class Captured:
         torch.cuda.empty_cache()
 
     def restart(self) -> None:
-        """``release``, and warm up again: for a function that runs other code from here on, which has to compile."""
+        """``release``, and warm up again: for a function whose code paths change, which has to compile them."""
         self.release()
         self._warm = 0
 
@@ -190,8 +190,9 @@ class Captured:
         for (path, leaf), version in zip(inputs, versions, strict=True):
             if leaf._version != version:
                 raise CaptureError(
-                    f"expected {_name(self._fn)} to leave its arguments alone, but it writes to {path} in place; a "
-                    "graph works on its own copy of them: return the result, or let the function close over the tensor"
+                    f"expected {_name(self._fn)} to leave its arguments alone, received one that writes to {path} in "
+                    "place, while a graph works on its own copy. Remedy: return the result, or let the function "
+                    "close over the tensor"
                 )
         return result
 
@@ -203,12 +204,16 @@ class Captured:
             if not isinstance(arg, Tensor) and not is_tensor_collection(arg):
                 raise CaptureError(
                     f"expected tensors and TensorDicts as arguments, received {type(arg).__name__} at position "
-                    f"{position}; put a changing number in a 0-d tensor on {self.device}, bind a constant with partial"
+                    f"{position}. Remedy: put a changing number in a 0-d tensor on {self.device}, bind a constant "
+                    "with partial"
                 )
         received = signature(args, "args")
         if self._expected_in is not None and self._warm > 0:
             if words := difference(self._expected_in, received):
-                raise CaptureError(f"inputs of {_name(self._fn)} changed: {words}; capture it anew for other inputs")
+                raise CaptureError(
+                    f"expected inputs of {_name(self._fn)} as they were recorded, received others: {words}. Remedy: "
+                    "capture it anew for other inputs"
+                )
             return
         for path, leaf in leaves(args, "args"):
             if not isinstance(leaf, Tensor) or leaf.device != self.device:
@@ -218,21 +223,21 @@ class Captured:
                 )
             if leaf.requires_grad:
                 raise CaptureError(
-                    f"expected {path} to need no gradient, received requires_grad=True; call backward inside the "
-                    "function, or pass the tensor detached"
+                    f"expected {path} to need no gradient, received requires_grad=True. Remedy: call backward inside "
+                    "the function, or pass the tensor detached"
                 )
         self._expected_in = received
 
     def _check_outputs(self, result: Any) -> None:
         if self.device.type != "cuda" and self._warm > self._warmup:
-            return  # nothing is frozen on a CPU; a few calls show the mistake
+            return  # nothing is frozen on a CPU; checking a few calls is enough to show the mistake
         received = signature(result)
         if self._expected_out is None:
             self._expected_out = received
         elif words := difference(self._expected_out, received):
             raise CaptureError(
-                f"the result of {_name(self._fn)} changes shape or value between calls: {words}; a graph repeats what "
-                "it recorded: return tensors of fixed shape"
+                f"expected the result of {_name(self._fn)} to keep its shape and value from call to call, received a "
+                f"change: {words}. Remedy: return tensors of fixed shape, since a graph repeats what it recorded"
             )
 
     def _load(self, args: tuple[Any, ...]) -> None:
@@ -278,7 +283,7 @@ def _resolve(device: torch.device | str | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise CaptureError(f'expected device "cpu" or "cuda", received "{device}"')
+        raise CaptureError(f'expected device "cpu" or "cuda", received "{device}". Remedy: one of the two')
     if device.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -309,12 +314,12 @@ def capture(
     What a graph can and cannot repeat:
 
     * **Inputs** are positional tensors and TensorDicts whose shapes, dtypes, devices and keys never change. Each call
-      copies them into static inputs (skipped for what is there already, see ``Captured.inputs``). ``fn`` must not write
-      to them; keys that it adds to a TensorDict are in what it returns alone.
+      copies them into static inputs (except for those inputs themselves, see ``Captured.inputs``). ``fn`` must not
+      write to them; keys that it adds to a TensorDict appear only in its result.
     * **Outputs** are static: the same objects on each call, overwritten by the next one. Clone what must last. They
       are detached; call ``backward`` inside ``fn``. Numbers that ``fn`` returns must be constants.
     * **State** that ``fn`` closes over is read and written in place, at one address. A tensor that ``fn`` replaces
-      (``self.x = self.x + 1``) is frozen as recorded; write ``self.x.add_(1)``. Python code runs while recording alone.
+      (``self.x = self.x + 1``) is frozen as recorded; write ``self.x.add_(1)``. Python code runs only while recording.
     * **Random numbers** are fresh on each replay for the default CUDA generator and for ``generators``.
     * **Optimisers** need ``capturable=True`` and a learning rate in a tensor if it changes.
     * **Streams**: warm-up and recording run on one side stream that waits for the current one and is waited for; a
@@ -327,7 +332,7 @@ def capture(
         compile: True compiles ``fn`` as one graph, a dict gives options of ``torchrl_perf.runtime.compile.compiled``.
         device: device of the function; None is CUDA where it is available, else the CPU.
         pool: memory pool to share, as ``other.pool``. Sharing saves memory, but graphs of one pool must replay in the
-            order in which they were recorded, and a replay may overwrite the outputs of the others. None: a pool alone.
+            order in which they were recorded, and a replay may overwrite the outputs of the others. None: its own pool.
         generators: CUDA generators besides the default one that ``fn`` draws from.
         audit: False skips the audit of call 1.
 
@@ -340,7 +345,9 @@ def capture(
     """
     least = 2 if compile is not False and audit else 1
     if warmup < least:
-        raise CaptureError(f"expected warmup >= {least}, received {warmup}; call 1 runs eagerly if it is audited")
+        raise CaptureError(
+            f"expected warmup >= {least}, received {warmup}. Remedy: warmup={least}; an audited call 1 runs eagerly"
+        )
     return Captured(
         fn,
         warmup=warmup,

@@ -1,4 +1,4 @@
-"""What the container or job of this process may take of the machine: cores and memory, by its control group."""
+"""Cores and memory that the container or job of this process may use, by its control group."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,9 +25,9 @@ def cpu_quota() -> float | None:
 
 
 def memory_left() -> int | None:
-    """Bytes that the group and those above it may still take, by version 2 or 1; None without a limit.
+    """Bytes that the group and those above it may still use, by version 2 or 1; None without a limit.
 
-    What the kernel keeps of files and can drop at any time counts as free.
+    File pages that the kernel can drop at any time count as free.
     """
     files = ("memory.max", "memory.current", "inactive_file")
     left = [_left(folder, *files) for folder in _folders("")]
@@ -61,6 +61,6 @@ def _folders(controller: str) -> Iterator[Path]:
     base = ROOT / controller if controller else ROOT
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if controller in controllers.split(","):
-            # in a container the path may be that of the host, of which only the root is visible here
+            # in a container the path may be the host's, of which only the root is visible here
             folder = base / path.strip().lstrip("/")
             yield from (each for each in (folder, *folder.parents) if each == base or base in each.parents)

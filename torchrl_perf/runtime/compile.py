@@ -31,8 +31,8 @@ of the next step. Fused loops are in the wrong order; each loop on its own is no
 def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **options: Any) -> Callable[..., Any]:
     """Compile a function as one graph with static shapes.
 
-    ``fullgraph=True`` because a graph break is a host round trip that nobody asked for; ``dynamic=False`` because the
-    shapes of the package are static and a dynamic kernel is slower. ``mode="reduce-overhead"`` is refused: its implicit
+    ``fullgraph=True`` because a graph break is an unwanted host round trip; ``dynamic=False`` because the shapes of the
+    package are static and a dynamic kernel is slower. ``mode="reduce-overhead"`` is refused: its implicit
     CUDA graphs copy inputs and outputs on each call, cannot be nested in ``torchrl_perf.runtime.capture``, and made
     loops slower on torch 2.10 and later. Put ``capture`` around the compiled function instead.
 
@@ -51,8 +51,8 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
     mode = options.pop("mode", None)
     if mode in ("reduce-overhead", "max-autotune"):
         raise ValueError(
-            f'expected a mode without implicit CUDA graphs, received mode="{mode}"; use "max-autotune-no-cudagraphs" '
-            "or none, and torchrl_perf.runtime.capture for the graph"
+            f'expected a mode without implicit CUDA graphs, received mode="{mode}". Remedy: '
+            '"max-autotune-no-cudagraphs" or none, and torchrl_perf.runtime.capture for the graph'
         )
     settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, **options}
     if settings.get("backend", "inductor") == "inductor":
@@ -62,28 +62,28 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
 
 
 def _safe_options(device: torch.device | None) -> dict[str, Any]:
-    """What keeps the reads and writes of a function in order, at the cost of some speed."""
+    """Options that keep the reads and writes of a function in order, at the cost of some speed."""
     on_cpu = device.type == "cpu" if device is not None else not torch.cuda.is_available()
     return {"max_fusion_size": 1} if on_cpu and FUSES_PAST_WRITES else {}
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:
-    """Options of Inductor that a mode of ``torch.compile`` stands for."""
+    """Inductor's options for a mode of ``torch.compile``."""
     if mode is None or mode == "default":
         return {}
     known = torch._inductor.list_mode_options()
     if mode not in known:
         raise ValueError(
-            f"expected a mode among {('default', *known)}, received {mode!r}; leave it out for the default"
+            f"expected a mode among {('default', *known)}, received {mode!r}. Remedy: leave it out for the default"
         )
     return known[mode]
 
 
 def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function or method, with a code object of its own.
+    """Copy a function or method, with a separate code object.
 
-    Dynamo keeps what it has compiled with the code object, for all objects of a class together: the ninth trainer of a
-    process would exceed the limit of recompilations, and each call would try the guards of the others first.
+    Dynamo stores compiled code with the code object, for all instances of a class together: the ninth trainer of a
+    process would exceed the limit of recompilations, and each call would first check the guards of the others.
     """
     if isinstance(fn, types.MethodType):
         return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
@@ -94,14 +94,14 @@ def _with_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     functools.update_wrapper(copy, fn)
-    del copy.__wrapped__  # it would lead back to the shared code
+    del copy.__wrapped__  # Dynamo would follow it to the shared code
     return copy
 
 
 def _entered_plainly(fn: Callable[..., Any]) -> types.FunctionType:
     """A plain function around a decorated one.
 
-    Dynamo enters code of torch itself, such as that of ``torch.no_grad()``, by a function of its own, which all share.
+    Dynamo enters torch's own wrappers, such as that of ``torch.no_grad()``, through one function that all share.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

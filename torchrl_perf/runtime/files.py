@@ -34,7 +34,7 @@ class CheckpointError(ValueError):
 
 
 def save_checkpoint(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Writes ``state`` whole or not at all: a write that fails, or a machine that does, leaves the old file.
+    """Writes ``state`` whole or not at all: if the write or the machine fails, the old file remains.
 
     Args:
         state: tensors and plain values in dicts, lists and tuples.
@@ -62,7 +62,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else "no such folder"
         raise FileNotFoundError(
-            f"checkpoint: expected a file at {path}, found {beside}. Remedy: pass a file of the run's checkpoints."
+            f"checkpoint: expected a file at {path}, received {beside}. Remedy: pass a file of the run's checkpoints."
         )
     if not zipfile.is_zipfile(path):  # what torch.save writes
         raise CheckpointError(
@@ -78,12 +78,12 @@ def load_checkpoint(path: str | os.PathLike[str], device: torch.device | str = "
             f"checkpoint: expected tensors and plain values at {path}, received something that would execute code or "
             f"that is damaged, and executed none of it ({first}). Remedy: only files that this package has saved."
         ) from None
-    except Exception as error:  # what damaged bytes raise when they are read as a pickle is as various as they are
+    except Exception as error:  # unpickling damaged bytes may raise anything
         if isinstance(error, torch.OutOfMemoryError | MemoryError | OSError):
             raise
         raise CheckpointError(
-            f"checkpoint: expected a file of torch.save at {path}, which cannot be read: {type(error).__name__}, "
-            f"{error}. Remedy: an earlier checkpoint."
+            f"checkpoint: expected a file of torch.save at {path}, received one that cannot be read: "
+            f"{type(error).__name__}, {error}. Remedy: an earlier checkpoint."
         ) from error
 
 
@@ -102,13 +102,13 @@ def write_text(path: str | os.PathLike[str], text: str, *, lasting: bool = True)
 
 
 def remove_partial_files(folder: str | os.PathLike[str]) -> None:
-    """Removes what writes that were killed have left in a folder; a folder that does not exist has none."""
+    """Removes the partial files of interrupted writes from a folder, if it exists."""
     for partial in Path(folder).glob(f"*{PARTIAL}"):
         partial.unlink(missing_ok=True)
 
 
 class FolderLock:
-    """Keeps a second process from writing into the folder of a run; the lock ends with the process, however it ends.
+    """Keeps a second process from writing into the folder of a run; the lock ends with the process in any case.
 
     Where the file system or the platform has no locks, it does nothing.
 
@@ -130,7 +130,7 @@ class FolderLock:
             import fcntl
         except ImportError:
             return True
-        # a record lock rather than flock: processes forked off, such as workers of envs, do not keep it alive
+        # a record lock rather than flock: forked processes, such as workers of envs, do not keep it alive
         file = self.path.open("ab")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ class FolderLock:
         return True
 
     def holder(self) -> int | None:
-        """Number of the process that has the lock; None where nobody has it, or the system does not say who."""
+        """Number of the process that has the lock; None if there is none, or the system does not tell."""
         try:
             import fcntl
 
@@ -156,9 +156,14 @@ class FolderLock:
         return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
     def take_over(self, other: "FolderLock") -> None:
-        """Holds what another one has taken, in place of its own."""
+        """Takes over the lock that another object holds, releasing its own."""
         self.release()
-        self.path, self._file, other._file = other.path, other._file, None
+        self.path, self._file = other.path, other.hand_over()
+
+    def hand_over(self) -> IO[bytes] | None:
+        """The file that holds the lock, None where nobody does; it is no longer this object's to release."""
+        file, self._file = self._file, None
+        return file
 
     def release(self) -> None:
         """Gives the lock back; more calls do nothing."""
@@ -197,27 +202,27 @@ def _raise_disk_error(error: RuntimeError, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename in a folder last; platforms that cannot open folders do not need it."""
+    """Makes a rename in a folder durable; platforms that cannot open folders do not need it."""
     if os.name != "posix":
         return
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what network file systems say that cannot do it
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # from network file systems without it
             raise
     finally:
         os.close(number)
 
 
 def _check_sums(path: Path) -> None:
-    """Compare the sums that the file holds of its entries; torch does not."""
+    """Verify the file's checksums of its entries, which torch does not."""
     try:
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
     except OSError:
         raise
-    except Exception as error:  # as various as damage is
+    except Exception as error:  # damaged files may raise anything
         damaged = f"its table ({error})"
     if damaged is not None:
         raise CheckpointError(

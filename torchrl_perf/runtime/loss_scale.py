@@ -27,8 +27,8 @@ class LossScale:
     Attributes:
         scale: float32 0-d, at least 1.
         steps: steps since the last change, int32 0-d.
-        overflow: bool 0-d: the last gradients were not finite, and a smaller scale may help. At scale 1 it does not,
-            and the gradients are bad themselves.
+        overflow: bool 0-d: the last gradients were not finite, and a smaller scale may help. At scale 1 it is False:
+            the gradients themselves are bad.
         finite: bool 0-d, whether the last gradients were finite.
     """
 

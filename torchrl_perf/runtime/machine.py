@@ -1,4 +1,4 @@
-"""The machine card: what a figure needs beside it to mean anything."""
+"""The machine card: the hardware and software that a figure was measured with."""
 
 import datetime
 import importlib.metadata
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "torchrl", "tensordict", "triton", "gymnasium", "numpy", "j
 def machine_card() -> dict[str, Any]:
     """Describe the machine, the software and the command, ready for ``json.dumps``.
 
-    Never raises and imports none of the packages it names: what cannot be found out is None.
+    Never raises and imports none of the packages it names; unknown entries are None.
 
     Returns:
         command, commit, dirty (uncommitted changes), date (UTC, ISO 8601), gpu, gpus (number), gpu_memory_gib,
@@ -34,7 +34,7 @@ def machine_card() -> dict[str, Any]:
     """
     return {
         "command": " ".join(redact_command(sys.argv)) or None,
-        # a machine that got a copy without its history is told by the environment, as CI systems do
+        # for a copy without git history, CI systems give the commit in the environment
         "commit": _or_none(_commit),
         "dirty": _or_none(_dirty),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -56,7 +56,7 @@ def _commit() -> str | None:
 
 
 def _or_none(probe: Callable[[], Any]) -> Any:
-    """Return what a probe finds, or None if it fails in any way: a card with a gap beats no card."""
+    """Return the result of a probe, or None if it fails in any way: a card with a gap is better than none."""
     with suppress(Exception):
         return probe()
     return None

@@ -20,7 +20,7 @@ __all__ = ["LeakCheck", "LeakReport", "MemoryGuard", "MemoryReading", "MemoryRul
 
 MIB = 2**20
 MemoryRule = Literal["unused", "allocated", "never"]
-SMALL_OBJECT_BYTES = 64  # mean of what Python's own allocator hands out, for objects up to 512 bytes
+SMALL_OBJECT_BYTES = 64  # mean size of the blocks of Python's own allocator, for objects up to 512 bytes
 STATM = Path("/proc/self/statm")
 
 
@@ -75,9 +75,9 @@ def rss_bytes() -> int | None:
 
 
 def heap_bytes() -> int | None:
-    """Bytes in use on the heap of the process: of the C library exactly, and about those of small Python objects.
+    """Bytes in use on the heap of the process: exact for the C library, estimated for small Python objects.
 
-    Unlike :func:`rss_bytes` it does not depend on what the allocators keep for later, so that a loop without a leak
+    Unlike :func:`rss_bytes` it does not depend on the allocators' reserves, so that a loop without a leak
     reads the same number after each iteration, and after ``gc.collect`` to a few kB: cycles that wait for the garbage
     collector count. Tensors on a CPU are counted, pages of files and of CUDA are not. None where the C library has no
     ``mallinfo2`` (glibc since 2.33 has).
@@ -115,23 +115,23 @@ def _mallinfo2() -> Callable[[], Any] | None:
 class MemoryGuard:
     """Gives cached memory back when a rule asks for it, runs Python's garbage collector now and then, and counts.
 
-    Neither ever happens at each iteration. Giving cached blocks back (``torch.cuda.empty_cache``) waits for the device
-    and makes the next allocations slow; it helps other processes and libraries with allocators of their own, and
-    defragments. It is not what keeps a run from running out of memory: PyTorch's allocator does the same itself before
-    it gives up. Memory that belongs to CUDA graphs is reserved too and stays.
+    Neither happens at each iteration. Giving cached blocks back (``torch.cuda.empty_cache``) waits for the device and
+    slows the next allocations; it helps other processes and libraries with their own allocators, and defragments. It
+    does not save a run from running out of memory: PyTorch's allocator does the same before it gives up. Memory that
+    belongs to CUDA graphs is reserved too and stays.
 
     * ``"unused"``: more than ``threshold`` of the device is reserved, and more than ``unused_share`` of the device is
-      reserved without being in use. Again only once that much *more* is unused than the last cleanup left behind: what
-      a cleanup cannot free, the pools of graphs above all, does not call for another one.
+      reserved without being in use. The next cleanup needs that much *more* unused memory than the last one left, so
+      that memory which cannot be freed, mainly the pools of graphs, does not trigger it again.
     * ``"allocated"``: more than ``threshold`` of the device is in use by tensors.
     * ``"never"``.
 
     Readings are taken every ``check_interval`` iterations, and at least ``cooldown`` iterations lie between two
     cleanups.
 
-    The first garbage collection walks all objects that there are, and then freezes those that are left
-    (``gc.freeze``), since the modules and compiled code of a run live as long as it does; later ones look at what is
-    new, for microseconds. :meth:`close` thaws them.
+    The first garbage collection walks all objects, and then freezes those that remain (``gc.freeze``), since the
+    modules and compiled code of a run live as long as it does; later collections visit only new objects, in
+    microseconds. :meth:`close` unfreezes them.
 
     Args:
         device: device of the run. On a CPU there is no cache to give back.
@@ -166,12 +166,15 @@ class MemoryGuard:
         check_interval: int = 100,
     ) -> None:
         if rule not in get_args(MemoryRule):
-            raise ValueError(f"rule: expected one of {get_args(MemoryRule)}, received {rule!r}.")
+            raise ValueError(f"rule: expected one of {get_args(MemoryRule)}, received {rule!r}. Remedy: one of these.")
         if not 0 < threshold < 1:
-            raise ValueError(f"threshold: expected a share between 0 and 1, received {threshold}.")
+            raise ValueError(
+                f"threshold: expected a share between 0 and 1, received {threshold}. Remedy: a number such as 0.8."
+            )
         if gc_interval < 0 or check_interval < 1:
             raise ValueError(
-                f"expected gc_interval >= 0 and check_interval >= 1, received {gc_interval} and {check_interval}."
+                f"expected gc_interval >= 0 and check_interval >= 1, received {gc_interval} and {check_interval}. "
+                "Remedy: gc_interval=0 to leave the collector to Python."
             )
         self.device = torch.device(device)
         self.rule, self.threshold = rule, threshold
@@ -208,7 +211,7 @@ class MemoryGuard:
         if self.rule == "allocated":
             return reading.allocated > self.threshold * reading.total
         unused = reading.reserved - reading.allocated
-        # where less is unused than a cleanup left, a later cleanup may find it free
+        # if less is unused than a cleanup left, that memory may be free at a later cleanup
         self._left_unused = min(self._left_unused, unused)
         grown = unused - self._left_unused
         return reading.reserved > self.threshold * reading.total and grown > self.unused_share * reading.total
@@ -216,7 +219,7 @@ class MemoryGuard:
     def _collect_garbage(self) -> None:
         gc.collect()
         self.gc_runs += 1
-        if not self._froze and not gc.get_freeze_count():  # else somebody has frozen objects, and thaws them
+        if not self._froze and not gc.get_freeze_count():  # else other code has frozen objects, and unfreezes them
             gc.freeze()
             self._froze = True
 
@@ -241,7 +244,7 @@ class MemoryGuard:
         return row | {"memory/cleanups": self.cleanups, "memory/gc_runs": self.gc_runs}
 
     def close(self) -> None:
-        """Thaws the objects that the first garbage collection froze."""
+        """Unfreezes the objects that the first garbage collection froze."""
         if self._froze:
             gc.unfreeze()
             self._froze = False
@@ -269,19 +272,19 @@ class LeakReport:
 
     @property
     def flat(self) -> bool:
-        """Whether the whole interval lies within the tolerance: shown not to leak, and not merely not shown to."""
+        """Whether the whole interval lies within the tolerance: evidence of no leak, not just no evidence of one."""
         return -self.tolerance <= self.low and self.high <= self.tolerance
 
 
 class LeakCheck:
     """Tells a leak from noise: the slope of memory over iterations, with a confidence interval.
 
-    The first quarter of the iterations is left out, in which caches fill. The rest is cut into blocks, of which the
-    medians count. The slope is that of Theil and Sen, the median of the slopes between all pairs of blocks, and its
-    interval is Sen's (1968), from the variance of Kendall's statistic. Both look at the order of the readings, so that
-    a single step (a buffer that is made late) or an outlier is no leak. Readings that follow each other are alike,
-    which would make the interval too narrow: blocks are longer than that likeness as a rule, and where their medians
-    still go together the variance is enlarged as by Hamed and Rao (1998).
+    The first quarter of the iterations, in which caches fill, is left out. The rest is cut into blocks, whose medians
+    are used. The slope is that of Theil and Sen, the median of the slopes between all pairs of blocks, and its interval
+    is Sen's (1968), from the variance of Kendall's statistic. Both use the order of the readings, so that a single step
+    (a buffer that is made late) or an outlier is no leak. Consecutive readings are correlated, which would make the
+    interval too narrow: blocks are usually longer than the correlation, and if their medians are still correlated the
+    variance is enlarged as by Hamed and Rao (1998).
 
     Memory of the check itself is bounded: neighbours are merged when there are ``maximum`` samples.
 
@@ -302,15 +305,16 @@ class LeakCheck:
     def __init__(self, *, warmup: float = 0.25, tolerance: float = 0.1, maximum: int = 512) -> None:
         if not 0 <= warmup < 1 or maximum < 32 or maximum % 2:
             raise ValueError(
-                f"expected warmup in [0, 1) and an even maximum of at least 32, received {warmup} and {maximum}."
+                f"expected warmup in [0, 1) and an even maximum of at least 32, received {warmup} and {maximum}. "
+                "Remedy: warmup=0.2 and maximum=1024, for example."
             )
         self.warmup, self.tolerance, self.maximum = warmup, tolerance, maximum
         self.count = 0
-        # made at once: a check that grows would find itself
+        # allocated at once: a check that grows would detect itself
         self._iterations, self._mib = array("d", bytes(8 * maximum)), array("d", bytes(8 * maximum))
         self._filled = 0
         self._merged = 1  # samples in one point
-        self._pending = 0  # of them, in the point that is being filled
+        self._pending = 0  # samples in the point that is being filled
 
     def record(self, iteration: int, mib: float) -> None:
         """Adds a reading.
@@ -375,7 +379,7 @@ def theil_sen(points: Sequence[tuple[float, float]], z: float = 1.96) -> tuple[f
 
 
 def _autocorrelation(values: Sequence[float]) -> float:
-    """Factor on the variance of Kendall's statistic for values that go together with their neighbours, at least 1."""
+    """Factor on the variance of Kendall's statistic for autocorrelated values, at least 1."""
     n = len(values)
     # of equal values the mean rank
     ranks = [sum((other < value) + 0.5 * (other == value) for other in values) - n / 2 for value in values]
@@ -385,6 +389,6 @@ def _autocorrelation(values: Sequence[float]) -> float:
     factor = 1.0
     for lag in range(1, n // 3):
         rho = math.fsum(a * b for a, b in zip(ranks, ranks[lag:], strict=False)) / total
-        if abs(rho) > 1.96 / math.sqrt(n):  # others are noise
+        if abs(rho) > 1.96 / math.sqrt(n):  # smaller ones are noise
             factor += 2 / (n * (n - 1) * (n - 2)) * (n - lag) * (n - lag - 1) * (n - lag - 2) * rho
     return max(1.0, factor)

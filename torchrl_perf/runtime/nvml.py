@@ -1,7 +1,7 @@
-"""Readings of an NVIDIA GPU through NVML: once, on a thread of their own, or not at all where there is no NVML.
+"""Readings of an NVIDIA GPU through NVML: once, or in a separate thread; none if there is no NVML.
 
-NVML's Python binding (``pynvml``, of the package nvidia-ml-py) is imported at first use. Nothing here raises where it,
-a driver or a GPU is missing, and a reading that a card does not have (utilisation of a MIG slice, for one) is left out.
+NVML's Python binding (``pynvml``, of the package nvidia-ml-py) is imported at first use. Nothing here raises if it, a
+driver or a GPU is missing, and readings that a card does not have (utilisation of a MIG slice, for one) are left out.
 NVML asks the driver, so a reading neither waits for the device's work nor touches a stream.
 """
 
@@ -20,7 +20,7 @@ JOIN_SECONDS = 2.0
 
 
 def visible_id(index: int, environ: Mapping[str, str] | None = None) -> str | None:
-    """What the driver knows CUDA device ``index`` by: a number, or the UUID that CUDA_VISIBLE_DEVICES names it by.
+    """The driver's name of CUDA device ``index``: a number, or the UUID in CUDA_VISIBLE_DEVICES.
 
     Numbers are those of the PCI bus, which CUDA shares where all cards are alike or CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
@@ -36,7 +36,7 @@ def visible_id(index: int, environ: Mapping[str, str] | None = None) -> str | No
         return str(index)
     ids: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
-        # CUDA itself ignores the first entry that it does not understand and all behind it.
+        # CUDA itself ignores the first entry that it does not understand and all after it.
         if not (entry.isdecimal() or entry.startswith(UUID_KINDS)) or entry in ids:
             break
         ids.append(entry)
@@ -93,7 +93,7 @@ class GpuReader:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Read what does not change from second to second.
+        """Read the constant properties of the GPU.
 
         Returns:
             name, uuid, driver, cuda_driver (the newest CUDA that the driver runs, such as ``"12.8"``), power_limit_w,
@@ -113,7 +113,7 @@ class GpuReader:
         )
 
     def close(self) -> None:
-        """Let go of NVML; more calls do nothing."""
+        """Shut NVML down; further calls do nothing."""
         nvml, self._nvml, self._handle = self._nvml, None, None
         if nvml is not None:
             with suppress(Exception):
@@ -167,7 +167,10 @@ class GpuSampler:
 
     def __init__(self, device: Any, interval: float = 1.0, *, nvml: Any = None) -> None:
         if not interval > 0:
-            raise ValueError(f"interval: expected a positive number of seconds, received {interval}.")
+            raise ValueError(
+                f"interval: expected a positive number of seconds, received {interval}. Remedy: interval=1.0, for "
+                "example."
+            )
         self.interval = interval
         self._reader = GpuReader(device, nvml=nvml)
         self._lock = threading.Lock()
@@ -199,12 +202,12 @@ class GpuSampler:
         return means
 
     def close(self) -> None:
-        """End the thread and let go of NVML; more calls do nothing."""
+        """End the thread and shut NVML down; further calls do nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
             if self._thread.is_alive():
-                return  # the driver hangs: NVML stays open under the thread, which ends with the process
+                return  # the driver hangs: NVML stays open for the thread, which ends with the process
         self._reader.close()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Going on after an out-of-memory error: the same gradient from smaller parts of the batch."""
+"""Continuing after an out-of-memory error: the same gradient from smaller parts of the batch."""
 
 import gc
 import warnings
@@ -22,7 +22,7 @@ _WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 class OutOfMemoryWarning(UserWarning):
-    """Said once for each size of the micro-batches that an update goes on with."""
+    """Issued once for each size of the micro-batches that an update continues with."""
 
 
 class Part(NamedTuple):
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     share: float
     """``b / B``: its weight in a mean over rows."""
     weight: float | Tensor
-    """Its weight in a mean over rows with importance weights, 0-d, 0 where it has none of it; ``share`` without any."""
+    """Its share of the importance weights in a weighted mean, 0-d; ``share`` without weights."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -49,14 +49,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def refused(what: str, remedy: str) -> Iterator[None]:
-    """Within it, an error for want of memory says what wanted it and what to do.
+    """Context in which an out-of-memory error says what needed the memory and what to do.
 
     Args:
-        what: the thing ("collect: 4096 envs of 128 steps").
-        remedy: what helps ("fewer num_envs").
+        what: beginning of the message ("collect: 4096 envs of 128 steps").
+        remedy: for the message ("fewer num_envs").
 
     Raises:
-        torch.OutOfMemoryError: from the one that came.
+        torch.OutOfMemoryError: from the original one.
     """
     try:
         yield
@@ -113,9 +113,9 @@ def parts_of(batch: B, parts: int, weights: Tensor | None = None) -> list[Part]:
 
 
 class MicroBatches:
-    """Runs updates, and after an out-of-memory error goes on in 2, 4, 8, ... micro-batches, for good.
+    """Runs updates, and after an out-of-memory error continues in 2, 4, 8, ... micro-batches, for good.
 
-    The gradient is that of the whole batch, to rounding; what is lost is speed. In a loop of one's own::
+    The gradient is that of the whole batch, up to rounding; only speed is lost. In your own loop::
 
         micro = MicroBatches("cuda")
         for batch in loader:
@@ -126,8 +126,8 @@ class MicroBatches:
     intermediate results are freed, the random state is the one before it, so that the next attempt draws the same
     numbers, and ``undo`` puts back what it wrote.
 
-    In a CUDA graph memory is allocated while warming up, which is treated like any call, and while recording, where
-    nothing has been computed yet: :meth:`call` has the function warmed up and recorded anew. Replays allocate nothing.
+    In a CUDA graph memory is allocated while warming up, which is treated like any call, and while recording, when
+    nothing has been computed yet: :meth:`call` then warms up and records the function again. Replays allocate nothing.
 
     Args:
         device: device of the update.
@@ -143,7 +143,7 @@ class MicroBatches:
         self.enabled = enabled
         self.count = torch.ones((), device=self.device)
         self._parts = 1
-        self._outdated = False  # whether what was captured has another number
+        self._outdated = False  # whether captured functions use another number
         self._unrecorded = 0  # rows of the update in which a recording ran out of memory
 
     @property
@@ -153,7 +153,7 @@ class MicroBatches:
 
     @property
     def recording(self) -> bool:
-        """Whether a CUDA graph is being recorded: what is called then is not computed."""
+        """Whether a CUDA graph is being recorded, so that calls compute nothing."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     @parts.setter
@@ -164,11 +164,11 @@ class MicroBatches:
         self.count.fill_(value)
 
     def state_dict(self) -> dict[str, int]:
-        """The number of micro-batches: a resumed run need not run out of memory first, and goes on bit for bit."""
+        """The number of micro-batches, so that a resumed run continues bit for bit without another error."""
         return {"parts": self._parts}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Restores :meth:`state_dict`; a function that was captured with another number is recorded anew."""
+        """Restores :meth:`state_dict`; a function that was captured with another number is recorded again."""
         self._outdated = self._outdated or state_dict["parts"] != self._parts
         self.parts = state_dict["parts"]
 
@@ -180,7 +180,7 @@ class MicroBatches:
         *,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Gradients of a mean loss in ``.grad`` of the parameters, in place of what was there.
+        """Gradients of a mean loss, which replace ``.grad`` of the parameters.
 
         Args:
             loss_fn: the mean loss, 0-d, of the rows it is given.
@@ -251,7 +251,7 @@ class MicroBatches:
                 if self._parts != before:
                     self._announce(rows, reason)  # pyright: ignore[reportPossiblyUnboundVariable]
                 return result
-            # Here, not above: the error held the frames of the attempt, and they its intermediate results.
+            # Here, not above: the error kept the frames of the attempt alive, and these its intermediate results.
             _set_random_state(random, self.device)
             if undo is not None:
                 undo()
@@ -259,7 +259,7 @@ class MicroBatches:
             self.parts = 2 * parts
 
     def call(self, fn: Callable[..., T], *args: Any) -> T:
-        """Calls a function; where it is a captured one whose recording runs out of memory in :meth:`run`, splits.
+        """Calls a function; if it is captured and its recording runs out of memory in :meth:`run`, splits the batch.
 
         Args:
             fn: what ``capture`` returned, or any function.
@@ -289,7 +289,7 @@ class MicroBatches:
 
     def _make_room(self) -> None:
         if self.device.type == "cuda":
-            gc.collect()  # graphs of autograd that hang in cycles
+            gc.collect()  # autograd graphs in reference cycles
             torch.cuda.empty_cache()
 
     def _announce(self, rows: int, reason: str) -> None:
@@ -307,7 +307,7 @@ class MicroBatches:
 def _without_nothing(
     loss: Tensor, weight: Tensor, params: Sequence[nn.Parameter], before: Sequence[Tensor | None]
 ) -> Tensor:
-    """Adds up gradients and gives the loss, both 0 for a part of weight 0, whose own mean is 0 / 0.
+    """Adds up gradients and returns the loss, both 0 for a part of weight 0, whose own mean is 0 / 0.
 
     Decided on the device: a product with 0 would keep the NaN, in the loss as in the gradients.
     """

@@ -24,7 +24,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
-    """Within it, matrix products and convolutions take 16-bit operands for ``"bf16"`` and ``"fp16"``.
+    """Context in which matrix products and convolutions take 16-bit operands for ``"bf16"`` and ``"fp16"``.
 
     ``torch.autocast`` without its cache of converted weights: a weight that is first used under ``torch.no_grad``, as
     by targets, would be kept there without a gradient and silently stop learning.
@@ -42,9 +42,9 @@ def autocast(precision: str, device: torch.device | str) -> contextlib.AbstractC
 
 @dataclass(frozen=True)
 class Acceleration:
-    """The switches that make the same loop faster, each with a way to apply it; nothing is changed before that.
+    """Settings that make the same loop faster, each with a method that applies it; nothing changes before that.
 
-    Everything at once in a script of your own::
+    All together in your own script::
 
         fast = Acceleration("bf16")
         net = fast.module(net)
@@ -77,7 +77,9 @@ class Acceleration:
         choices = {"precision": PRECISIONS, "compile_mode": get_args(CompileMode), "optimizer": get_args(OptimizerKind)}
         for name, expected in choices.items():
             if getattr(self, name) not in expected:
-                raise ValueError(f"{name}: expected one of {expected}, received {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name}: expected one of {expected}, received {getattr(self, name)!r}. Remedy: one of these."
+                )
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -85,11 +87,11 @@ class Acceleration:
         return _AUTOCAST.get(self.precision)
 
     def active(self, device: torch.device | str) -> contextlib.AbstractContextManager[None]:
-        """Within it, float32 products on CUDA take TF32, or do not for ``"ieee"``; see :func:`float32_products`.
+        """Context in which float32 products on CUDA use TF32, or not for ``"ieee"``; see :func:`float32_products`.
 
-        Wrap what runs, compiles or captures the loop: a compiled function is compiled anew where the setting differs,
-        and a graph replays the products that it recorded. The products of an env that steps within it are affected
-        too. On a CPU it changes nothing.
+        Put the code that runs, compiles or captures the loop inside: a compiled function is recompiled if the setting
+        differs, and a graph replays the products that it recorded. It also affects the products of an env that steps
+        inside. On a CPU it changes nothing.
 
         Args:
             device: device of the loop.
@@ -100,17 +102,17 @@ class Acceleration:
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """:func:`autocast` of this precision, around the forward pass of networks.
 
-        What comes out of the last layer is 16 bits wide: convert it with ``.float()`` before losses and targets, or
-        let :meth:`module` do both.
+        The output of the last layer has 16 bits: convert it with ``.float()`` before losses and targets, or let
+        :meth:`module` do both.
         """
         return autocast(self.precision, device)
 
     def module(self, net: nn.Module) -> nn.Module:
         """Makes a network run in this precision, with float32 outputs, and in this memory format; returns it.
 
-        The network itself is changed, its parameters, state and class are not: only the way it is called, copies of it
-        included. Networks with a ``precision`` of their own, such as ``FusedMLP``, are left alone. Images become
-        channels-last at the input.
+        The network is changed in place, but only its ``forward``, which copies keep; parameters, state and class stay.
+        Networks with their own ``precision``, such as ``FusedMLP``, are left alone. Images become channels-last at the
+        input.
         """
         if self.channels_last:
             net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -146,7 +148,7 @@ class Acceleration:
 
         Args:
             params: parameters, on one device.
-            cls: class of the optimiser; what it has no argument for is left out.
+            cls: class of the optimiser; settings that it has no argument for are left out.
             **options: its other arguments.
         """
         params = list(params)
@@ -194,18 +196,18 @@ def widened(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def float32_products(tf32: bool) -> Iterator[None]:
-    """Within it, float32 products on CUDA take TF32 or not, in both of PyTorch's APIs; afterwards as before.
+    """Context in which float32 products on CUDA use TF32 or not, in both of PyTorch's APIs; restored afterwards.
 
     PyTorch has the flags twice: ``allow_tf32`` and ``set_float32_matmul_precision``, and since 2.9 ``fp32_precision``
-    of matrix products, convolutions and recurrent layers, each of which may inherit from its parent. Where a script
-    has set the two against each other, reading one raises, in a compiler too. Within this context they agree, and the
-    values that were set before come back, those that disagree and those that were inherited included. They are the
-    process's: threads see them too.
+    of matrix products, convolutions and recurrent layers, each of which may inherit from its parent. If a script has
+    set the two to contradict each other, reading one raises, in a compiler too. Within this context they agree;
+    afterwards the previous values are restored, contradictory and inherited ones included. They belong to the process:
+    threads see them too.
 
-    Where everything is as asked for already, nothing is touched, neither here nor at the end.
+    If everything is already as requested, nothing is touched, neither here nor at the end.
 
     Args:
-        tf32: whether to take TF32.
+        tf32: whether to use TF32.
     """
     with _quiet():
         restore = [change(tf32) for change in (_change_matmul, _change_cudnn)]
@@ -232,7 +234,7 @@ _QUIET_SINCE: list[bool] = []
 
 
 def _nothing() -> None:
-    """What there is to undo where nothing was changed."""
+    """Undoes nothing, because nothing was changed."""
 
 
 def _agreed(*reads: Callable[[], bool]) -> bool:
@@ -286,7 +288,7 @@ def _change_cudnn(tf32: bool) -> Callable[[], None]:
 def _inherited(node: Any, parent: Any, parents_own: str | None = None) -> str:
     """The value that was set at a node of the newer API: ``"none"`` where it follows its parent.
 
-    A node answers with its parent's value where it has none of its own, so the parent is moved for a moment to tell.
+    A node without its own value returns its parent's, so the parent is changed for a moment to tell the two apart.
 
     Args:
         node: has ``fp32_precision``.

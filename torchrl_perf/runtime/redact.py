@@ -1,4 +1,4 @@
-"""Credentials out of what is stored with a run: configurations, command lines, messages."""
+"""Removes credentials from what is stored with a run: configurations, command lines, messages."""
 
 import os
 import re
@@ -13,11 +13,11 @@ from torch import Tensor
 __all__ = ["REDACTED", "is_secret_name", "redact", "redact_command"]
 
 REDACTED = "[redacted]"
-"""What stands in the place of a credential."""
+"""The text that replaces a credential."""
 
 _SHORTEST_ENV_SECRET = 6  # a shorter value, such as "1", would be found everywhere
 
-_WORKING_FOLDERS = ("PWD", "OLDPWD")  # of the shell: here the word is no short form of password
+_WORKING_FOLDERS = ("PWD", "OLDPWD")  # of the shell: here PWD does not mean password
 
 _SECRET_WORDS = {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"} | {
     "authorization",
@@ -31,7 +31,7 @@ _SECRET_PAIRS = frozenset((("api", "key"), ("access", "key"), ("private", "key")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][\w.-]*)([\"']?\s*[=:]\s*)((?:bearer\s+|basic\s+)?[^\s,;&]+)", re.IGNORECASE)
-# Prefixes that those who issue keys give them, so that they can be told from other text.
+# Prefixes by which issuers mark their keys, so that they can be recognised in text.
 _KNOWN_KEYS = re.compile(
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abp]-|sk-|wandb_v\d_)[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
 )
@@ -45,7 +45,7 @@ def is_secret_name(name: str) -> bool:
 
     Returns:
         True for names with a word such as password, secret or credential, with api, access or private before key, and
-        for those that end in token; ``max_tokens`` and ``token_dim`` are none.
+        for those that end in token, but not for ``max_tokens`` and ``token_dim``.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
@@ -119,7 +119,7 @@ def _redact(value: Any, secrets: list[str]) -> Any:
 
 
 def _hidden(value: Any) -> Any:
-    """What is shown of a value under a secret name: only that there is none, or a switch."""
+    """The replacement of a value under a secret name; only None, True and False are shown."""
     return value if value is None or isinstance(value, bool) or value == "" else REDACTED
 
 

@@ -1,4 +1,4 @@
-"""Seeds of many streams from one seed, none of which another seed gives too, and blocks with numbers of their own."""
+"""Seeds of many streams from one seed, which no other seed gives, and blocks of code with their own random numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import torch
 __all__ = ["block_seed", "check_seed", "independent_seed", "seeded", "stream_seeds"]
 
 WORD = 2**31
-"""Numbers below it fit what envs written in C or on ``numpy.random.seed`` take."""
+"""Bound of the numbers that envs written in C or on ``numpy.random.seed`` accept."""
 
 
 def check_seed(name: str, seed: Any) -> int | None:
@@ -35,7 +35,7 @@ def check_seed(name: str, seed: Any) -> int | None:
 
 
 def stream_seeds(seed: int, count: int, *, start: int = 0, first: int = 0, total: int | None = None) -> list[int]:
-    """``count`` seeds that belong to ``seed`` alone: two seeds have none in common, however many each one gives.
+    """``count`` seeds that belong to ``seed`` alone: two seeds share none, however many each one gives.
 
     The number of stream i is ``i * i + seed`` for ``i > seed`` and ``seed * seed + seed + i`` otherwise (Szudzik's
     pairing, a bijection of pairs and numbers). It stays below 2**31, which is what some envs take, for seeds and
@@ -44,10 +44,10 @@ def stream_seeds(seed: int, count: int, *, start: int = 0, first: int = 0, total
     Args:
         seed: of the run, from 0 on.
         count: how many seeds.
-        start: number of the start: 0 for a new run, another one for each point that it is resumed from. Those of later
-            starts are drawn from a hash where they would not fit 31 bits and those of the first start do; that two of
-            them meet is then as unlikely as for any two random words.
-        first: number of the first stream, where others have those before it.
+        start: number of the start: 0 for a new run, another one for each point that it is resumed from. If seeds of a
+            later start would exceed 31 bits while those of the first start do not, they come from a hash, so that two
+            of them coincide only as rarely as random words.
+        first: number of the first stream, if other callers use those before it.
         total: streams of a start; by default ``first + count``.
     """
     total = first + count if total is None else total
@@ -67,7 +67,7 @@ def stream_seeds(seed: int, count: int, *, start: int = 0, first: int = 0, total
 
 
 def block_seed(seed: int, count: int, *, start: int = 0, number: int = 0) -> int:
-    """The first of ``count`` consecutive seeds, for envs that take one number and count on from it themselves.
+    """The first of ``count`` consecutive seeds, for envs that take one number and count up from it themselves.
 
     Blocks of two seeds do not overlap for equal ``count``.
 
@@ -82,7 +82,7 @@ def block_seed(seed: int, count: int, *, start: int = 0, number: int = 0) -> int
 
 
 def independent_seed(seed: int, *purpose: int) -> int:
-    """A 128-bit number for a generator of numpy that has another purpose than the envs' own.
+    """A 128-bit seed for a numpy generator with another purpose than the envs.
 
     Args:
         seed: of the run.
@@ -94,10 +94,10 @@ def independent_seed(seed: int, *purpose: int) -> int:
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device | None = None) -> Iterator[None]:
-    """Run a block on random numbers of its own; torch's generators go on after it as if it had drawn none.
+    """Run a block on separate random numbers; torch's generators continue afterwards as if it had drawn none.
 
     Args:
-        seed: of the numbers within the block; None goes on from the present state.
+        seed: of the numbers within the block; None continues from the present state.
         device: whose generator the block draws from, beside the CPU's.
     """
     with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):

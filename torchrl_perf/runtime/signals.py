@@ -12,9 +12,8 @@ GRACE_SECONDS = 0.5
 class StopRequest:
     """Turns Ctrl-C and SIGTERM into a flag for the length of a ``with`` block; a second one interrupts at once.
 
-    A scheduler often signals the process and its group, or a launcher passes on what it gets: what comes within half a
-    second of the first counts as the same request. Outside the main thread, where Python delivers no signals, it does
-    nothing.
+    A scheduler often signals the process and its group, or a launcher forwards the signal: signals within half a second
+    of the first count as the same request. Outside the main thread, where Python delivers no signals, it does nothing.
 
     Attributes:
         signum: number of the first signal that came, or None.

@@ -1,4 +1,4 @@
-"""Standard output and error of a process that trains: nothing that becomes of them ends a run."""
+"""Standard output and error of a process that trains: their failure never ends a run."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ __all__ = ["keep_standard_files", "say"]
 
 
 def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> bool:
-    """Write a line at once; a stream that is closed, full or gone is left alone from then on.
+    """Write a line at once; a stream that is closed, full or gone is not used again.
 
     Args:
         text: what to write.
@@ -34,8 +34,8 @@ def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> bool:
 def keep_standard_files() -> None:
     """Open the null device in the place of standard files that the process was started without.
 
-    The next file that is opened, such as a checkpoint, would have their number, and what a library prints would go
-    into it.
+    Otherwise the next file that is opened, such as a checkpoint, would get their number, and receive what libraries
+    print.
     """
     for number in range(3):
         try:
@@ -45,7 +45,7 @@ def keep_standard_files() -> None:
 
 
 def _leave(stream: TextIO) -> None:
-    """What a stream still holds would fail again when the process ends, and change its exit code."""
+    """Discard the buffer of a stream, which would fail again when the process ends and change its exit code."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

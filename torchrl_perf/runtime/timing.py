@@ -101,8 +101,8 @@ def time_cuda(
 ) -> Timing:
     """Time a function call by call: CUDA events, or the wall clock on a CPU.
 
-    The calls are queued without a wait between them, so a call shorter than its launch shows its launch. A function
-    that works on less memory than the cache holds is timed in the cache: rotate its buffers from call to call.
+    The calls are queued without a wait between them, so that for a call shorter than its launch the launch is measured.
+    A function whose memory fits into the cache is timed in the cache: rotate its buffers from call to call.
 
     Args:
         fn: function without arguments.
@@ -117,7 +117,7 @@ def time_cuda(
         ValueError: if ``repeats`` is less than 1.
     """
     if repeats < 1:
-        raise ValueError(f"expected repeats >= 1, received {repeats}")
+        raise ValueError(f"expected repeats >= 1, received {repeats}. Remedy: repeats=1 or more")
     for _ in range(warmup):
         fn()
     synchronize(device)

@@ -1,9 +1,8 @@
-"""Copies between host and device that nobody waits for by accident: the one home of asynchronous copies.
+"""Copies between host and device without accidental waits: all asynchronous copies of the package are made here.
 
-A copy overlaps with other work only if its host side is page-locked; it is safe only if three things hold until its end
-is known: the host side is neither read nor written, the device side is not reused, and both stay allocated. Each class
-here owns its page-locked blocks, lets them take turns and has an event behind each copy; on a CPU the same code copies
-plainly.
+A copy overlaps with other work only if its host side is page-locked. It is safe only if, until it has ended, the host
+side is neither read nor written, the device side is not reused, and both stay allocated. Each class here owns its
+page-locked blocks, uses them in turn and records an event after each copy; on a CPU the same code makes plain copies.
 
 * ``Upload``: arrays or host tensors of any shape to the device.
 * ``Download``: one device tensor, again and again, to the host, read later.
@@ -30,7 +29,7 @@ Field = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass
 class _Flight:
-    """One page-locked block, and the copy that it takes part in."""
+    """One page-locked block, and the copy from or to it."""
 
     host: Tensor
     arrived: Any
@@ -47,8 +46,8 @@ class Download:
     Args:
         like: tensor of the shape, dtype and device of all sources.
         slots: copies that may be under way at once.
-        side_stream: let the copy run beside what the current stream is given next, from a snapshot on the device; worth
-            it from about a megabyte on.
+        side_stream: let the copy run beside later work of the current stream, from a snapshot on the device; worth it
+            from about a megabyte on.
 
     Raises:
         ValueError: for fewer than one slot.
@@ -66,7 +65,7 @@ class Download:
 
     @property
     def pending(self) -> int:
-        """Number of copies that have been started and not been waited for."""
+        """Number of copies that were started but not waited for."""
         return self._started - self._read
 
     def start(self, source: Tensor) -> None:
@@ -103,7 +102,7 @@ class Download:
             RuntimeError: if no copy has been started.
         """
         if not self.pending:
-            raise RuntimeError("Download.wait: expected a copy under way, found none. Remedy: call start first.")
+            raise RuntimeError("Download.wait: expected a copy under way, received none. Remedy: call start first.")
         flight = self._flights[self._read % len(self._flights)]
         flight.arrived.synchronize()
         flight.owner = None
@@ -118,8 +117,8 @@ class Download:
             )
         if self.pending == len(self._flights):
             raise RuntimeError(
-                f"Download.start: expected a free slot, all {self.pending} are in flight. Remedy: wait() for the "
-                "oldest one first, or construct it with more slots."
+                f"Download.start: expected a free slot, received a start with all {self.pending} in flight. Remedy: "
+                "wait() for the oldest one first, or construct it with more slots."
             )
         self._lane.refuse_capture("Download.start")
 
@@ -250,9 +249,9 @@ class Upload:
 class PackedRecord:
     """Fields side by side in one block of bytes, twice: in page-locked host memory and on the device.
 
-    One copy moves all of them, behind the work of the current stream. The host side has ``slots`` blocks that take
-    turns, so that the next record can be written while the copy of the last one still runs; each block has an event
-    behind its copy, which :meth:`write` and :meth:`wait` wait for. On a CPU the same code copies plainly.
+    One copy moves all of them, after the work of the current stream. The host side has ``slots`` blocks that take
+    turns, so that the next record can be written while the copy of the last one still runs; :meth:`write` and
+    :meth:`wait` wait for the event after a block's copy. On a CPU the same code makes plain copies.
 
     Args:
         fields: shape and dtype of each field.

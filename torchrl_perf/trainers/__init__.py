@@ -22,9 +22,9 @@ from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.on_policy.minibatches import minibatches
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
+from torchrl_perf.trainers.pqn import PQN_PRESETS, PQNConfig, PQNTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -43,6 +43,7 @@ __all__ = [
     "DQN_PRESETS",
     "HYBRID_PPO_PRESETS",
     "IQN_PRESETS",
+    "PQN_PRESETS",
     "PRESETS",
     "QR_DQN_PRESETS",
     "RAINBOW_PRESETS",
@@ -61,7 +62,6 @@ __all__ = [
     "DeviceLogHook",
     "DeviceParts",
     "DeviceReplayHook",
-    "GroupAdam",
     "GuardedAdam",
     "GuardedStepper",
     "HybridPPOConfig",
@@ -76,6 +76,8 @@ __all__ = [
     "OnPolicyTrainer",
     "PPOConfig",
     "PPOTrainer",
+    "PQNConfig",
+    "PQNTrainer",
     "QRDQNConfig",
     "RainbowConfig",
     "RainbowTrainer",

@@ -61,6 +61,14 @@ class RunConfig:
     """Env steps over which what is annealed over the run reaches its end; None is total_steps."""
     gamma: float = 0.99
     """Discount factor."""
+    adam_beta1: float = 0.9
+    """Decay of Adam's mean of the gradients (arXiv:1412.6980)."""
+    adam_beta2: float = 0.999
+    """Decay of its mean of their squares."""
+    adam_eps: float = 1e-5
+    """Added to the root of that mean, so that no step is divided by 0."""
+    weight_decay: float = 0.0
+    """Share of each parameter, times the step size, that a step takes away, as AdamW does (arXiv:1711.05101)."""
     seed: int = 0
     """Seed of networks, envs and sampling."""
     device: str = "auto"
@@ -126,6 +134,8 @@ class RunConfig:
         checks.each(("keep_checkpoints", "schedule_steps"), is_count, "a positive integer")
         checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("gamma",), is_share, "a number in [0, 1]")
+        checks.each(("adam_beta1", "adam_beta2"), lambda value: 0 <= value < 1, "a number in [0, 1)")
+        checks.each(("adam_eps", "weight_decay"), lambda value: value >= 0, "a number of at least 0")
         if checks.sound("schedule_steps") and self.schedule_steps is not None and not self.anneals_over_run:
             checks.add(
                 "schedule_steps",
@@ -233,7 +243,7 @@ class RunConfig:
         for name, default in cls.defaults(values.get("env")).items():
             object.__setattr__(config, name, values.get(name, default))
         checks = Checks(config, bad)
-        config._check(checks)
+        cls._check(config, checks)
         return checks.problems()
 
     @property

@@ -22,7 +22,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected 'auto', 'cpu', 'cuda' or 'cuda:<index>', received {name!r}.")
+        raise ValueError(
+            f"device: expected 'auto', 'cpu', 'cuda' or 'cuda:<index>', received {name!r}. Remedy: one of them."
+        )
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(

@@ -9,7 +9,8 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
 from torchrl_perf.modules.mlp import FusedMLP
-from torchrl_perf.trainers.ppo import PPO, PPOConfig, PPOTrainer
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
+from torchrl_perf.trainers.ppo import PPO, PPOConfig
 from torchrl_perf.trainers.spaces import observation_inputs
 
 
@@ -55,10 +56,23 @@ class HybridPPO(PPO):
         return make_hybrid_actor(env, self.config)
 
 
-class HybridPPOTrainer(PPOTrainer):
-    """:class:`PPOTrainer` for actions with discrete and continuous parts; the actor is :func:`make_hybrid_actor`."""
+class HybridPPOTrainer(OnPolicyTrainer):
+    """PPO for actions with discrete and continuous parts; the actor is :func:`make_hybrid_actor`.
+
+    Arguments, attributes and errors are those of :class:`~torchrl_perf.trainers.ppo.PPOTrainer`.
+    """
 
     algorithm_class: ClassVar[type[PPO]] = HybridPPO  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(
+        self,
+        config: HybridPPOConfig,
+        *,
+        env: EnvBase | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, env=env, actor=actor, critic=critic)
 
 
 def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:

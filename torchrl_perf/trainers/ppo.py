@@ -333,5 +333,3 @@ class PPOTrainer(OnPolicyTrainer):
         critic: nn.Module | None = None,
     ) -> None:
         super().__init__(config, env=env, actor=actor, critic=critic)
-        self.actor, self.critic = self.algorithm.actor, self.algorithm.critic
-        self.gae, self.value_size = self.algorithm.gae, self.algorithm.value_size

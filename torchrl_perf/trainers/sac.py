@@ -3,7 +3,7 @@
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -31,7 +31,7 @@ from torchrl_perf.trainers.off_policy.actor_critic import (
 from torchrl_perf.trainers.off_policy.algorithm import Setup
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SACPasses(Passes):
         actor_optimizer: of the actor and, where it is learnt, the temperature.
     """
 
-    def __init__(self, loss: DeviceSACLoss, critic_optimizer: GroupAdam, actor_optimizer: GroupAdam) -> None:
+    def __init__(self, loss: DeviceSACLoss, critic_optimizer: GuardedAdam, actor_optimizer: GuardedAdam) -> None:
         self.loss = loss
         self._critic_optimizer, self._actor_optimizer = critic_optimizer, actor_optimizer
         self._reparametrizes_noise = draws_squashed_normal(cast("nn.Module", loss.actor))
@@ -212,7 +212,7 @@ class SAC(ActorCritic):
         """The equations of soft actor-critic."""
         return SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
 
-    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
+    def actor_groups(self) -> list[dict[str, Any]]:
         """Actor and, where it is learnt, temperature."""
         return [*super().actor_groups(), *temperature_groups(self.loss, self.config)]
 
@@ -278,10 +278,11 @@ def temperature_of(loss: DeviceSACLoss) -> list[nn.Parameter]:
     return [cast("nn.Parameter", loss.log_alpha)] if loss.learns_alpha else []
 
 
-def temperature_groups(loss: DeviceSACLoss, config: SACConfig) -> list[tuple[list[nn.Parameter], float]]:
+def temperature_groups(loss: DeviceSACLoss, config: SACConfig) -> list[dict[str, Any]]:
     """The temperature as a group of an optimiser, or nothing where it is not learnt."""
     params = temperature_of(loss)
-    return [(params, config.temperature_learning_rate)] if params else []
+    # of its logarithm no size is better than another
+    return [{"params": params, "lr": config.temperature_learning_rate, "weight_decay": 0.0}] if params else []
 
 
 def keep_temperature(loss: DeviceSACLoss, config: SACConfig) -> None:

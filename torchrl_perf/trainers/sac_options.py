@@ -313,10 +313,11 @@ class SACOptions(ActorCritic):
         """The equations of soft actor-critic, and of the choice of options."""
         return OptionPasses(SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer), self)
 
-    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
+    def actor_groups(self) -> list[dict[str, Any]]:
         """Actor, temperature where it is learnt, and the policy over options with its values."""
         temperature = temperature_groups(self.loss, self.config)
-        return [*super().actor_groups(), *temperature, (self.option_params, self.config.option_learning_rate)]
+        options = {"params": self.option_params, "lr": self.config.option_learning_rate}
+        return [*super().actor_groups(), *temperature, options]
 
     @property
     def option_params(self) -> list[nn.Parameter]:

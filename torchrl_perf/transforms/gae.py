@@ -21,11 +21,12 @@ from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.rows.missing import stand_in, steps_without_successor
 from torchrl_perf.functional.rows.valid import fitted_rows
 from torchrl_perf.runtime.self_capture import self_capturing
+from torchrl_perf.runtime.upstream.transforms import holder_of
 
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""
 NOT_IN_AN_ENV = (
-    "GAETransform needs a whole [*batch, T] batch, and an environment passes one step at a time: call it on the "
+    "GAETransform: expected a whole [*batch, T] batch, received one step from an environment. Remedy: call it on the "
     "collected batch, or give it to a replay buffer, a trainer or a loss"
 )
 LEAST_STD = 1e-4  # of ``average_gae``, as in TorchRL's GAE
@@ -35,7 +36,7 @@ LEAST_STD = 1e-4  # of ``average_gae``, as in TorchRL's GAE
 class GAEKeys:
     """Keys of :class:`GAETransform`. Reward and flags are read, and V(s') is written, under ``"next"``.
 
-    ``sample_log_prob`` is not read; losses pass it on to whatever estimator they have.
+    ``sample_log_prob`` is not read; losses pass it to any estimator.
     """
 
     advantage: NestedKey = "advantage"
@@ -49,7 +50,7 @@ class GAEKeys:
 
 
 class _Signals(NamedTuple):
-    """What the estimate reads beside the values, each as the batch has it."""
+    """Inputs of the estimate beside the values, unchanged from the batch."""
 
     gamma: Tensor
     reward: Tensor
@@ -66,15 +67,15 @@ class _Parameters(NamedTuple):
     following: TensorDictBase | None
 
 
-# Two bases of TorchRL: a replay buffer asks for a Transform, make_value_estimator of a loss for a ValueEstimatorBase.
+# Two bases of TorchRL: replay buffers require a Transform, make_value_estimator of a loss a ValueEstimatorBase.
 class GAETransform(ValueEstimatorBase, Transform):
-    """GAE (arXiv:1506.02438) of a ``[*batch, T]`` batch without host waits, in any of four places.
+    """GAE (arXiv:1506.02438) of a ``[*batch, T]`` batch without host waits, usable in four places.
 
     - Called on a batch: ``batch = gae(batch)`` writes into the batch and returns it. ``params`` and ``target_params``
-      are parameters of the value network for V(s) and V(s'), ``time_dim`` overrides that of the constructor; by
-      keywords it takes tensors, as TorchRL's ``GAE`` does.
-    - In a replay buffer, ``ReplayBuffer(..., transform=gae)``: runs when a batch is extended, on the batch as it is
-      before it is flattened; sampling passes through it untouched.
+      are parameters of the value network for V(s) and V(s'), ``time_dim`` overrides that of the constructor. With
+      keywords it accepts tensors, as TorchRL's ``GAE`` does.
+    - In a replay buffer, ``ReplayBuffer(..., transform=gae)``: runs when a batch is extended, before it is flattened;
+      samples pass unchanged.
     - As ``gae=`` of TorchRL's ``PPOTrainer``.
     - As the value estimator of a loss, TorchRL's or ours: ``loss.make_value_estimator(gae)``.
 
@@ -85,15 +86,15 @@ class GAETransform(ValueEstimatorBase, Transform):
 
     **A final observation that is missing** is NaN in TorchRL's convention (``_torchrl_native_autoreset``: envs that
     reset themselves). As in TorchRL's ``GAE``, the step's own observation stands in for it: a truncated step
-    bootstraps from V(s_t), a terminated one from nothing. It does so where an episode ends and at the last step of the
-    batch; a NaN anywhere else stays and is seen in the advantages. (V(s_t) is chosen where V(s') is NaN, which costs
-    nothing; a recurrent network, and ``differentiable``, need the observation itself to be replaced.)
+    bootstraps from V(s_t), and a terminated one does not bootstrap. This applies where an episode ends and at the last
+    step of the batch; a NaN anywhere else shows in the advantages. (V(s_t) is used where V(s') is NaN, which costs
+    nothing; for a recurrent network, and with ``differentiable``, the observation itself is replaced.)
 
     Reads (at index t):
         the value network's ``in_keys`` and ``("next", key)`` for each (a key that "next" lacks, such as a goal, is
         taken from the root; "next" has to have one of them)
         ``("next", "reward")``: ``[*batch, T, *F]`` or without the dimensions that agents add; F may be C components of
-            the reward, each with a value and an advantage of its own, see :class:`ComponentAdvantage`
+            the reward, each with its own value and advantage, see :class:`ComponentAdvantage`
         ``("next", "done")``: bool, likewise
         ``("next", "terminated")``: bool, likewise; where it is missing, ``done & ~("next", "truncated")``
         ``"steps_to_next_obs"``: where present, the discount is ``gamma ** steps`` (n-step rewards)
@@ -116,19 +117,20 @@ class GAETransform(ValueEstimatorBase, Transform):
         keys: names other than the defaults, as in :meth:`set_keys`.
         valid_key: bool ``[*batch, T]`` or with more dims, True for the rows that ``average_gae`` counts; rows of
             padding by ``("collector", "mask")`` never count.
-        auto_reset_env: the last "next" observation of an episode is not its own: bootstrap truncated steps from V(s_t).
+        auto_reset_env: the last "next" observation of an episode is the next episode's: truncated steps bootstrap from
+            V(s_t).
         differentiable: let gradients pass from advantages and targets to rewards and observations; V(s') and the
             parameters of the network get none, as in TorchRL.
         skip_existing: take values that the batch has instead of computing them; None: as
             ``tensordict.nn.skip_existing()`` says.
         device: of the buffers; by default that of the network, and then of the rewards.
-        value_chunk_size: TorchRL's way to say ``chunk_size``, in elements of the dim ``value_chunk_dim``.
-        num_chunks: likewise, the number of calls.
-        num_chunk: the same.
+        value_chunk_size: TorchRL's form of ``chunk_size``, in elements of the dim ``value_chunk_dim``.
+        num_chunks: TorchRL's other form, the number of calls.
+        num_chunk: as ``num_chunks``.
         value_chunk_dim: dim of the batch that those two count along.
         vectorized: TorchRL's choice between two programs of the same result; here there is one, always vectorised.
         deactivate_vmap: likewise; no vmap is used.
-        shifted: False. TorchRL's shifted call gives up rows for what is one network call here anyway.
+        shifted: False. TorchRL's shifted call drops rows to save a network call; here there is only one anyway.
         shifted_budget: 1.
         group_key: None. Groups are found by ``unique``, a host wait.
         advantage_key: None, as in TorchRL: ``set_keys(advantage=...)``.
@@ -188,7 +190,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         if device is None:
             parameters = () if value_network is None else value_network.parameters()
             device = next((parameter.device for parameter in parameters), None)
-        # float64, so that 0.99 means the same here as in a script; the estimate casts it to what it computes in.
+        # float64, so that 0.99 is exactly the number of the script; the estimate casts it to its compute dtype.
         self.register_buffer("gamma", torch.as_tensor(gamma, dtype=torch.float64, device=device).clone())
         self.register_buffer("lmbda", torch.as_tensor(lmbda, dtype=torch.float64, device=device).clone())
         self.average_gae = average_gae
@@ -208,13 +210,13 @@ class GAETransform(ValueEstimatorBase, Transform):
         current = asdict(self._tensor_keys or GAEKeys())
         unknown = sorted(set(keys) - set(current))
         if unknown:
-            raise KeyError(f"expected keys among {sorted(current)}, received {unknown}")
+            raise KeyError(f"expected keys among {sorted(current)}, received {unknown}. Remedy: keys among these")
         renamed = {name: _unravelled(key) for name, key in keys.items()}
         network, value = self.value_network, renamed.get("value")
         if value is not None and value not in getattr(network, "out_keys", [value]):
             raise KeyError(
                 f"value: expected one of {cast('Any', network).out_keys}, which the value network writes, received "
-                f"{value!r} instead of {current['value']!r}"
+                f"{value!r} instead of {current['value']!r}. Remedy: out_keys of the network, or this key"
             )
         self._tensor_keys = GAEKeys(**(current | renamed))
 
@@ -261,14 +263,14 @@ class GAETransform(ValueEstimatorBase, Transform):
             tensordict: ``[*batch, T]``.
             params: of the value network, for V(s).
             target_params: of the value network, for V(s').
-            next_value: V(s') instead of what the network says.
+            next_value: V(s') in place of the network's.
             time_dim: dimension of time.
         """
         parameters = _of(params, target_params)
         return self._solve(tensordict, parameters, time_dim, next_value)[3]
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        # What a replay buffer calls when it is extended, and an environment before each step.
+        # Called by a replay buffer when it is extended, and by an environment before each step.
         if isinstance(self._owner(), EnvBase):
             return self._call(tensordict)
         return self._estimate(tensordict, _Parameters(None, None), None)
@@ -285,8 +287,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         owner: Transform | EnvBase | None = None
         holder: Any = self
         while isinstance(holder, Transform):
-            reference = holder.__dict__["_container"]
-            holder = None if reference is None else reference()
+            holder = holder_of(holder)
             owner = owner if holder is None else holder
         return owner
 
@@ -343,7 +344,9 @@ class GAETransform(ValueEstimatorBase, Transform):
             return valid
         own = td.get(self.valid_key, None)
         if own is None:
-            raise KeyError(f"expected {self.valid_key!r}, the valid_key, in the batch, received {_available(td)}")
+            raise KeyError(
+                f"expected {self.valid_key!r} in the batch, received {_available(td)}. Remedy: keep it there"
+            )
         own = own.squeeze(-1) if own.ndim > td.batch_dims else own
         if valid is None:
             return own
@@ -358,14 +361,15 @@ class GAETransform(ValueEstimatorBase, Transform):
             dim = td.batch_dims - 1
         if dim is None or not -td.batch_dims <= dim < td.batch_dims:
             raise ValueError(
-                'expected a [*batch, T] batch, with a batch dimension named "time" or at least two of them, received '
-                f"batch size {list(td.batch_size)}, names {td.names}, time_dim={dim}: a flattened batch mixes "
-                "trajectories; estimate advantages before flattening it, or name the dimension of a single trajectory"
+                'expected a [*batch, T] batch, with a batch dimension named "time" or at least two of them, '
+                f"received batch size {list(td.batch_size)}, names {td.names}, time_dim={dim}. Remedy: a flattened "
+                "batch mixes trajectories; estimate advantages before flattening it, or name the dimension of a "
+                "single trajectory"
             )
         return dim % td.batch_dims
 
     def _chunk(self, td: TensorDictBase) -> int | None:
-        """Most rows of one network call, however that was asked for."""
+        """Most rows of one network call, from whichever argument sets it."""
         if self.value_chunk_size is None and self.num_chunks is None:
             return self.chunk_size
         dim = self._resolve_value_chunk_dim(td.batch_dims)
@@ -380,10 +384,11 @@ class GAETransform(ValueEstimatorBase, Transform):
         value, next_value = td.get(key, None), td.get(("next", key), None)
         if network is None:
             if value is None or next_value is None:
-                raise KeyError(f"expected {key!r} and {('next', key)!r}, without a value network, in {_available(td)}")
+                pair = [key, ("next", key)]
+                raise KeyError(f"expected {pair}, received {_available(td)}. Remedy: pass a value_network")
             return value, next_value
         if key not in network.out_keys:
-            raise KeyError(f"expected a value network that writes {key!r}, received {network.out_keys}; see set_keys")
+            raise KeyError(f"expected a network that writes {key!r}, received {network.out_keys}. Remedy: set_keys")
         skips = skip_existing() if self.skip_existing is None else self.skip_existing
         if skips and value is not None and next_value is not None:
             return value, next_value
@@ -457,8 +462,8 @@ class GAETransform(ValueEstimatorBase, Transform):
         """V(s) and V(s') of a recurrent network, one call on each sequence."""
         if dim != td.batch_dims - 1:
             raise ValueError(
-                f"expected time to be the last batch dimension for a recurrent value network, received dimension {dim} "
-                f"of batch size {list(td.batch_size)}; transpose the batch"
+                "expected time to be the last batch dimension for a recurrent value network, received dimension "
+                f"{dim} of batch size {list(td.batch_size)}. Remedy: transpose the batch"
             )
         root = td.select(*network.in_keys, strict=False)
         following = td.get("next").select(*network.in_keys, strict=False)
@@ -506,7 +511,7 @@ def _check_numbers(chunk_size: int | None, other: int | None, **numbers: float |
         )
     for name, number in numbers.items():
         if not isinstance(number, Tensor) and not 0 <= number <= 1:
-            raise ValueError(f"expected {name} between 0 and 1, received {number}")
+            raise ValueError(f"expected {name} between 0 and 1, received {number}. Remedy: a number such as 0.99")
 
 
 def _is_recurrent(network: TensorDictModuleBase) -> bool:
@@ -521,32 +526,33 @@ def _available(td: TensorDictBase) -> list[Any]:
 def _read_next(td: TensorDictBase, key: NestedKey) -> Tensor:
     tensor = td.get(("next", key), None)
     if tensor is None:
-        raise KeyError(f"expected {('next', key)!r} in the batch, received {_available(td)}; name it with set_keys")
+        raise KeyError(f"expected {('next', key)!r} in the batch, received {_available(td)}. Remedy: set_keys names it")
     return tensor
 
 
 def _read_pairs(
     td: TensorDictBase, keys: list[NestedKey], ended: Tensor | None
 ) -> dict[NestedKey, tuple[Tensor, Tensor]]:
-    """What the network reads of the steps, and of the next ones, with a stand-in where ``ended`` says so."""
+    """The network's inputs of the steps and of the next ones; missing ones are replaced where ``ended`` is True."""
     pairs = {}
     for key in keys:
         root, following = td.get(key, None), td.get(("next", key), None)
         if root is None:
-            raise KeyError(f"expected {key!r}, an input of the value network, in the batch, received {_available(td)}")
+            raise KeyError(f"expected {key!r} for the value network, received {_available(td)}. Remedy: keep it there")
         if following is not None and ended is not None:
             following = stand_in(following, root, ended, td.batch_dims)
         pairs[key] = root, root if following is None else following
     if keys and all(root is following for root, following in pairs.values()):
         raise KeyError(
             f"expected one of {[('next', key) for key in keys]}, inputs of the value network at the next step, in the "
-            f"batch, received {_available(td)}; without them the value of the next step would be that of this one"
+            f"batch, received {_available(td)}. Remedy: keep them in the batch; without them the next step's value "
+            "would be this one's"
         )
     return pairs
 
 
 def _of(params: TensorDictBase | None, target_params: TensorDictBase | None) -> _Parameters:
-    """Parameters for both values, without a gradient; those of V(s) serve V(s') where they are the only ones.
+    """Parameters for both values, without a gradient; without ``target_params``, V(s') uses those of V(s).
 
     Raises:
         ValueError: for target parameters alone.
@@ -580,7 +586,7 @@ def _unravelled(key: Any) -> Any:
 
 
 def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor:
-    """The terminated flag; where it is missing, what is done and not truncated."""
+    """The terminated flag; if it is missing, done and not truncated."""
     terminated = td.get(("next", key), None)
     if terminated is not None:
         return terminated
@@ -588,14 +594,14 @@ def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor
     truncated = td.get(("next", sibling), None)
     if truncated is None:
         raise KeyError(
-            f"expected {('next', key)!r} or {('next', sibling)!r} in the batch, received {_available(td)}: done alone "
-            "does not tell a terminated step, which has no future value, from a truncated one, which has"
+            f"expected {('next', key)!r} or {('next', sibling)!r} in the batch, received {_available(td)}. Remedy: "
+            "write one; done alone does not tell a terminated step, without future value, from a truncated one"
         )
     return done & ~truncated
 
 
 def _fitted(steps: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """Steps that broadcast against the reward, of which agents or components may have more numbers."""
+    """Steps in a shape that broadcasts to the reward, which may have further dims of agents or components."""
     if steps.numel() == reward.numel():
         return steps.view_as(reward)
     return steps.reshape(*reward.shape[:batch_dims], *[1] * (reward.ndim - batch_dims))
@@ -607,7 +613,4 @@ def _write(td: TensorDictBase, key: NestedKey, tensor: Tensor) -> None:
     elif key in td.keys(include_nested=True):
         td.set_(key, tensor)
     else:
-        raise RuntimeError(
-            f"expected {key!r} to exist in a locked batch, received {_available(td)}; unlock the batch or "
-            "allocate the key"
-        )
+        raise RuntimeError(f"expected {key!r} in a locked batch, received {_available(td)}. Remedy: unlock or allocate")

@@ -7,10 +7,10 @@ from torchrl_perf.functional.rows.missing import missing_rows, stand_in_rows
 
 
 def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor) -> TensorDictBase:
-    """Writes a step's own entries into what follows it, where that is missing (NaN) and the step ended an episode.
+    """Replaces next entries that are missing (NaN) by the step's own, where the step ended an episode.
 
     Args:
-        following: ``[*batch, T]``, the entries under "next"; written.
+        following: ``[*batch, T]``, the entries under "next"; written to.
         root: the same shape; entries that it lacks (rewards) are left alone.
         ended: bool ``[*batch, T, *F]``, of :func:`~torchrl_perf.functional.rows.missing.steps_without_successor`.
 
@@ -25,9 +25,9 @@ def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor)
 
 
 def end_where_missing(batch: TensorDictBase) -> TensorDictBase:
-    """Transitions without final observations that are missing: such a step is terminated, and keeps its own state.
+    """Makes steps whose final observation is missing terminated, with their own observation as the next one.
 
-    So nothing is bootstrapped from it, by any loss and after any number of steps, and nothing that is stored is NaN.
+    So no loss bootstraps from it, after any number of steps, and no stored observation is NaN.
 
     Args:
         batch: ``[*batch]``, with "done" and "terminated" ``[*batch, 1]`` under "next".

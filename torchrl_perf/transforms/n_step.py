@@ -10,6 +10,7 @@ from torchrl.envs import Transform
 
 from torchrl_perf.functional.n_step import n_step_targets
 from torchrl_perf.functional.rows.missing import steps_without_successor
+from torchrl_perf.runtime.upstream.transforms import holder_of
 from torchrl_perf.transforms.missing import fill_missing
 
 
@@ -17,15 +18,15 @@ class NStepTransform(Transform):
     """Turns a batch of steps into n-step transitions (Sutton and Barto, Reinforcement Learning, 2nd ed., 7.1).
 
     The counterpart of TorchRL's ``MultiStepTransform``, without its state: each batch is transformed by itself, nothing
-    is held back, and the flags of "next" are those of the window's last step. (TorchRL leaves them those of the first,
-    so that a window which ends in a terminal state still bootstraps.) A window ends with the first done step, and with
-    the batch: the last ``n_steps - 1`` steps of a batch get shorter windows, which ``steps_to_next_obs`` tells a loss.
+    is held back, and the flags of "next" are those of the window's last step. (TorchRL keeps those of the first step,
+    so that a window which ends in a terminal state still bootstraps.) A window ends with the first done step, or with
+    the batch: the last ``n_steps - 1`` steps of a batch get shorter windows, whose length is in ``steps_to_next_obs``.
 
     A :class:`torchrl_perf.replay.DeviceStorage` with ``n_step > 1`` does the same when it is sampled, across batches,
     and stores each step once; use the transform for other storages.
 
-    In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass it untouched. Called by itself, or as
-    ``postproc`` of a collector, it returns the transformed batch. The batch that it is given is never written.
+    In a replay buffer it runs when ``[*batch, T]`` is extended, and samples pass unchanged. Called by itself, or as
+    ``postproc`` of a collector, it returns the transformed batch. The given batch is never written to.
 
     A final observation that is missing is NaN as a whole in TorchRL's convention for envs that reset themselves. As in
     :class:`GAETransform` and TorchRL's ``GAE``, the observation of the window's last step stands in for it where that
@@ -43,7 +44,7 @@ class NStepTransform(Transform):
         ``"gamma"``: ``[*batch, T, 1]`` float32, ``gamma ** steps_to_next_obs``
 
     Args:
-        n_steps: longest window, at least 1; may be set later, as TorchRL's.
+        n_steps: longest window, at least 1; may be set later, as in TorchRL.
         gamma: discount in [0, 1], a number or a 0-d tensor.
         reward_keys: rewards to sum, as named under "next"; None for ``["reward"]``.
         done_key: the flag, as named under "next", that ends a window; None for ``"done"``.
@@ -76,24 +77,26 @@ class NStepTransform(Transform):
                     "of its last step, and a batch of streams has no padding), or torchrl's MultiStepTransform."
                 )
         if n_steps < 1:
-            raise ValueError(f"expected n_steps of at least 1, received {n_steps}; 1 keeps single steps")
+            raise ValueError(
+                f"expected n_steps of at least 1, received {n_steps}. Remedy: n_steps=1 keeps single steps"
+            )
         if not 0 <= gamma <= 1:
-            raise ValueError(f"expected gamma between 0 and 1, received {gamma}")
+            raise ValueError(f"expected gamma between 0 and 1, received {gamma}. Remedy: a number such as 0.99")
         self.n_steps = n_steps
         self.gamma = float(gamma)
         self.reward_keys = [unravel_key(key) for key in (reward_keys or ["reward"])]
         self.done_key = unravel_key("done" if done_key is None else done_key)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the n-step transitions of a batch; what a replay buffer samples is returned as it is."""
+        """Return the n-step transitions of a batch; samples of a replay buffer are returned unchanged."""
         # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
-        is_sampled = not self.training and self.__dict__["_container"] is not None
+        is_sampled = not self.training and holder_of(self) is not None
         return tensordict if is_sampled else self._inv_call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "NStepTransform needs a whole [*batch, T] batch, and an environment passes one step at a time: give it to "
-            "a replay buffer or call it on a collected batch"
+            "NStepTransform: expected a whole [*batch, T] batch, received one step from an environment. Remedy: give "
+            "it to a replay buffer or call it on a collected batch"
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -130,16 +133,20 @@ class NStepTransform(Transform):
         names = tensordict.names if tensordict.ndim == 1 else ["time"]
         if tensordict.ndim == 0 or names[-1] != "time":
             raise ValueError(
-                f"expected a [*batch, T] batch, time last, received batch size {list(tensordict.shape)}: flat rows "
-                'have no time order; extend [N, T] batches, or name the dimension "time" if they are of one stream'
+                f"expected a [*batch, T] batch, time last, received batch size {list(tensordict.shape)}. Remedy: flat "
+                'rows have no time order: extend [N, T] batches, or name the dimension "time" if they are of one '
+                "stream"
             )
         if "next" not in tensordict.keys():
-            raise KeyError(f"expected 'next' in the batch, received {sorted(map(str, tensordict.keys()))}")
+            raise KeyError(
+                f"expected 'next' in the batch, received {sorted(map(str, tensordict.keys()))}. Remedy: a batch of a "
+                "collector"
+            )
         done = _require(tensordict.get("next"), self.done_key)
         if done.numel() != tensordict.numel():
             raise ValueError(
                 f"expected one flag a step, of shape {[*tensordict.shape, 1]}, in {('next', self.done_key)!r}, "
-                f"received {list(done.shape)}; name a flag that all agents share with done_key"
+                f"received {list(done.shape)}. Remedy: name a flag that all agents share with done_key"
             )
         return done
 
@@ -148,5 +155,7 @@ def _require(following: TensorDictBase, key: NestedKey) -> Tensor:
     tensor = following.get(key, None)
     if tensor is None:
         available = sorted(str(name) for name in following.keys(include_nested=True, leaves_only=True))
-        raise KeyError(f"expected {key!r} under 'next', received {available}; name it with reward_keys or done_key")
+        raise KeyError(
+            f"expected {key!r} under 'next', received {available}. Remedy: name it with reward_keys or done_key"
+        )
     return tensor

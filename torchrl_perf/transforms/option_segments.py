@@ -17,6 +17,7 @@ from torchrl_perf.modules.option_set import (
     OPTION_KEY,
     START_KEY,
 )
+from torchrl_perf.runtime.upstream.transforms import holder_of
 
 _NOT_CARRIED = {"reward", "done", "terminated", "truncated", "is_init", OPTION_KEY, AGE_KEY, ACTIVE_KEY}
 
@@ -26,13 +27,13 @@ class OptionSegments(Transform):
 
     Each option, from its choice to its end, becomes one transition: the state in which it was chosen, the option, its
     discounted reward R, its duration n, the true state in which it ended (Sutton, Precup and Singh, 1999). An option
-    that is still open when a batch ends is carried over in buffers and comes with the batch in which it ends; how the
-    stream is cut into batches changes nothing. Entry j of a row belongs to the boundary before step j: where an option
-    ended there, "mask" is True; other entries have no meaning. What ends with the last step of a batch is told at entry
-    0 of the next batch.
+    that is still open when a batch ends is carried over in buffers and comes with the batch in which it ends, so that
+    the result does not depend on how the stream is cut into batches. Entry j of a row belongs to the boundary before
+    step j: "mask" is True where an option ended there; other entries are undefined. An option that ends with the last
+    step of a batch is in entry 0 of the next batch.
 
-    Call it on each batch, in order; in a replay buffer it runs when the buffer is extended, and samples pass it
-    untouched. :class:`~torchrl_perf.replay.OptionReplay` keeps the transitions that there are and no others.
+    Call it on each batch, in order; in a replay buffer it runs when the buffer is extended, and samples pass unchanged.
+    :class:`~torchrl_perf.replay.OptionReplay` keeps only the entries whose mask is True.
 
     Reads (at index t):
         "option_start" bool, "active_option" int64, "option_log_prob" float ``[N, T]``, "option_available" bool
@@ -49,7 +50,7 @@ class OptionSegments(Transform):
         "steps_to_next_obs": n, int64 ``[N, T, 1]``; "gamma": ``gamma ** n`` ``[N, T, 1]``
 
     Args:
-        example: a batch ``[N, T]`` (such as ``collector.batch``), of which the shapes of the carried state are taken.
+        example: a batch ``[N, T]`` (such as ``collector.batch``), which gives the shapes of the carried state.
         gamma: discount of a step, in [0, 1].
         keys: what the controller's networks and rules read; by default every entry that is both at the root and under
             "next", apart from reward, flags and the options' own.
@@ -64,7 +65,7 @@ class OptionSegments(Transform):
     def __init__(self, example: TensorDictBase, *, gamma: float, keys: Sequence[NestedKey] | None = None) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma: expected a discount in [0, 1], received {gamma}.")
+            raise ValueError(f"gamma: expected a discount in [0, 1], received {gamma}. Remedy: a number such as 0.99.")
         _check_batch(example, None)
         self.gamma = gamma
         self.num_envs = example.shape[0]
@@ -92,15 +93,15 @@ class OptionSegments(Transform):
             value.zero_()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the transitions of a batch; what a replay buffer samples is returned as it is."""
+        """Return the transitions of a batch; samples of a replay buffer are returned unchanged."""
         # A replay buffer puts its transforms into a chain and into eval mode; nothing else does both.
-        is_sampled = not self.training and self.__dict__["_container"] is not None
+        is_sampled = not self.training and holder_of(self) is not None
         return tensordict if is_sampled else self._inv_call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "OptionSegments needs whole [N, T] batches, and an environment passes one step at a time: call it on the "
-            "collected batch, or give it to a replay buffer"
+            "OptionSegments: expected a whole [N, T] batch, received one step from an environment. Remedy: call it "
+            "on the collected batch, or give it to a replay buffer"
         )
 
     @torch.no_grad()
@@ -139,7 +140,7 @@ class OptionSegments(Transform):
     def _at_start(values: Tensor, first: Tensor, carried: Tensor) -> Tensor:
         """``[N, T, *F]``: the entries at the first steps ``first [N, T + 1]``, or those carried from earlier batches.
 
-        The last column of ``first`` is that of the option which goes on; its entry is carried from now on, in place.
+        The last column of ``first`` belongs to the option that goes on; its entry is carried from now on, in place.
         """
         rows = torch.arange(first.shape[0], device=first.device).unsqueeze(-1)
         is_carried = (first < 0).view(*first.shape, *(1 for _ in values.shape[2:]))

@@ -1,4 +1,4 @@
-"""Rewards made of named columns, and the advantage made of those of the columns."""
+"""Rewards made of named columns, and the advantage as the weighted sum of the columns' advantages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -19,13 +19,13 @@ Weights = Mapping[str, float] | Sequence[float] | Tensor | None
 class RewardComponents(Transform):
     """A reward that is the weighted sum of named columns, ``r = sum_c w_c r_c``, with the weights on the device.
 
-    The weights are a buffer: they may be changed in place, a captured graph honours it, and ``state_dict`` holds them.
-    A column of weight 0 counts as 0 whatever its value. In three places:
+    The weights are a buffer: ``state_dict`` holds them, and a captured graph sees in-place changes. A column of weight
+    0 counts as 0 whatever its value. It is used in one of three places:
 
     - ``TransformedEnv(env, RewardComponents(...))``: the env writes the columns at each step.
     - ``batch = components(batch)`` on a collected batch, for example after an :class:`~torchrl_perf.modules.ICM` has
-      written its own column.
-    - In a replay buffer: samples get their reward by the weights of now, not of then.
+      written its column.
+    - In a replay buffer: samples get their reward by the present weights.
 
     Keys read under "next": ``in_keys``, each ``[*, C_i]``. Written under "next": ``reward_key [*, 1]``, and, unless it
     is the only one of ``in_keys``, ``components_key [*, C]``, all columns in order.
@@ -65,7 +65,7 @@ class RewardComponents(Transform):
         self.column_keys = [unravel_key(key) for key in in_keys]
         self.components_key, self.reward_key = unravel_key(components_key), unravel_key(reward_key)
         if len(self.column_keys) > 1 and self.components_key in self.column_keys:
-            # joined in place, a second call would join what the first has joined
+            # if joined in place, a second call would join the columns again
             raise ValueError(
                 f"components_key: expected a key of its own where several are joined, received {components_key!r}, one "
                 f"of in_keys {list(in_keys)}. Remedy: components_key='all_components'."
@@ -83,7 +83,7 @@ class RewardComponents(Transform):
             KeyError: for another name.
         """
         if name not in self.names:
-            raise KeyError(f"expected a name among {list(self.names)}, received {name!r}.")
+            raise KeyError(f"expected a name among {list(self.names)}, received {name!r}. Remedy: one of these.")
         return self.names.index(name)
 
     def set_weights(self, weights: Weights) -> None:
@@ -96,7 +96,7 @@ class RewardComponents(Transform):
         if components.shape[-1] != len(self.names):
             raise ValueError(
                 f"{self.column_keys}: expected {len(self.names)} columns {list(self.names)}, received "
-                f"{list(components.shape)}."
+                f"{list(components.shape)}. Remedy: as many columns as names."
             )
         if self.weights.device != components.device:
             self.weights = self.weights.to(components.device)
@@ -136,16 +136,16 @@ class ComponentAdvantage(Transform):
         batch = advantage(gae(batch))
 
     the losses of PPO read "advantage" ``[*, 1]``, "value_target" and the critic's "state_value" ``[*, C]``. In a replay
-    buffer it runs on samples, by the weights of now; ``standardize`` then takes its moments from the sample.
+    buffer it runs on samples, by the present weights; ``standardize`` then uses the moments of the sample.
 
     Keys read: ``components_key [*, C]``. Written: ``advantage_key [*, 1]``.
 
     Args:
-        weights: those of a :class:`RewardComponents`, whatever they are when it runs; or weights of its own, as for
-            that class, of which a mapping needs ``names``.
+        weights: a :class:`RewardComponents`, whose present weights are used at each call; or weights in a form that it
+            accepts, of which a mapping needs ``names``.
         names: of the components.
         standardize: bring each component to mean 0 and standard deviation 1 over the batch before the sum, so that the
-            weights compare what a component says of actions and not its scale.
+            weights do not depend on the scales of the components.
         components_key: advantages of the components.
         advantage_key: the sum.
 
@@ -172,22 +172,25 @@ class ComponentAdvantage(Transform):
         super().__init__(in_keys=[components_key], out_keys=[advantage_key])
         self.components_key, self.advantage_key = unravel_key(components_key), unravel_key(advantage_key)
         self.standardize = standardize
-        # not a submodule: whoever owns it saves and moves its weights
+        # not a submodule: its owner saves and moves the weights
         self.__dict__["source"] = weights if isinstance(weights, RewardComponents) else None
         if isinstance(weights, RewardComponents):
             self.names = weights.names
             self.register_buffer("weights", None)
             return
         if names is None and not isinstance(weights, Tensor | Sequence):
-            raise ValueError(f"names: expected them with weights of type {type(weights).__name__}, received none.")
+            raise ValueError(
+                f"names: expected them with weights of type {type(weights).__name__}, received none. Remedy: "
+                "names=(...), or weights as a mapping by name."
+            )
         count = 0 if weights is None else len(weights)
         self.names = check_names([str(column) for column in range(count)] if names is None else names)
         self.register_buffer("weights", _weights(self.names, weights, None))
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise RuntimeError(
-            "ComponentAdvantage needs a batch with advantages, and an environment passes one step at a time: call it "
-            "on the collected batch after GAETransform, or give it to a replay buffer."
+            "ComponentAdvantage: expected a batch with advantages, received one step from an environment. Remedy: "
+            "call it on the collected batch after GAETransform, or give it to a replay buffer."
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -226,9 +229,14 @@ def _weights(names: tuple[str, ...], weights: Weights, device: Any) -> Tensor:
     if isinstance(weights, Mapping):
         unknown = sorted(set(weights) - set(names))
         if unknown:
-            raise ValueError(f"weights: expected names among {list(names)}, received {unknown}.")
+            raise ValueError(
+                f"weights: expected names among {list(names)}, received {unknown}. Remedy: take the others out."
+            )
         weights = [float(weights.get(name, 0.0)) for name in names]
     numbers = torch.as_tensor(weights, dtype=torch.float32, device=device).clone()
     if numbers.shape != (len(names),):
-        raise ValueError(f"weights: expected {len(names)} of them, for {list(names)}, received {list(numbers.shape)}.")
+        raise ValueError(
+            f"weights: expected {len(names)} of them, for {list(names)}, received {list(numbers.shape)}. Remedy: one "
+            "weight for each name."
+        )
     return numbers

@@ -101,7 +101,7 @@ class TorchRLPPO:
             total_frames=-1,
             device=env.device,
             cudagraph_policy=cudagraph_policy,
-            auto_register_policy_transforms=False,  # the default of today, without the notice of tomorrow's
+            auto_register_policy_transforms=False,  # the present default, without the warning that it will change
         )
         self.gae = GAE(gamma=config.gamma, lmbda=config.lmbda, value_network=self.critic)
         self.loss = ClipPPOLoss(

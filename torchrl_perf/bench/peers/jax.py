@@ -1,4 +1,4 @@
-"""The same PPO on CartPole as one JAX program: the peer that PyTorch code is measured against, where JAX is installed.
+"""The same PPO on CartPole as one JAX program, a peer to compare with if JAX is installed.
 
 Written for this comparison in the form that JAX end-to-end systems have (PureJaxRL, arXiv:2210.05639): the iteration is
 one jitted function, envs are ``vmap``-ped, time is a ``scan``, and nothing leaves the device. Same networks, sizes,

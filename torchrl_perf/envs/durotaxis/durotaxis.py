@@ -57,19 +57,19 @@ class Durotaxis(StructuredEnv):
 
     **Step.** ``k = floor(delete_ratio * n)`` of the ``n`` nodes are deleted, those farthest left (equal ones by slot).
     Each of the others has one child at the distance ``gamma / (1 + (alpha / I)^2) + noise`` in the direction ``theta``,
-    with the stiffness ``I`` under the parent; ``noise`` is a constant that is added, not random. Children are kept
-    ``max(2, 1 %)`` away from the edges. So ``n' = 2 (n - k)``: from 5 nodes half of each colony deleted gives 6, 6, 6,
-    ..., nothing deleted 10, 20, 40, 80, 160.
+    with the stiffness ``I`` under the parent; ``noise`` is a constant that is added, not a random number. Children stay
+    ``max(2, 1 %)`` away from the edges. So ``n' = 2 (n - k)``: from 5 nodes, deleting half of the colony at each step
+    gives 6, 6, 6, ..., deleting none 10, 20, 40, 80, 160.
 
-    **Ends.** "outcome" says how, in this order where several apply: 2 over-growth, more than C nodes; 3 no node left;
-    4 a node off the substrate; 5 the centroid moved left for 30 steps on end; 1 success, a node at 95 % of the width.
-    6 is the time limit, which truncates; 0 an episode that goes on.
+    **Ends.** "outcome" says how; if several apply, the first in this order: 2 over-growth, more than C nodes; 3 no node
+    left; 4 a node off the substrate; 5 the centroid moved left for 30 steps on end; 1 success, a node at 95 % of the
+    width. 6 is the time limit, which truncates; 0 an episode that goes on.
 
     **Reward**: the sum of the columns "reward_components" by ``reward_weights``. Mode ``"centroid"`` is ``5 (x_t -
-    x_{t-1}) / x_goal`` of the centroid and the end's share, 10 for success, -0.3 for over-growth, -2, -2 and -1: it
-    telescopes to ``5 (x_T - x_0) / x_goal`` and the end. ``"full"`` is the sum of all columns, with the way of the
-    centroid in lengths and an end at its full size (500, -15, -100, -100, -50); ``"delete"`` that of the deletions and
-    the end. ``reward_weights`` given by name replace the mode's, for combinations.
+    x_{t-1}) / x_goal`` of the centroid plus a reward for the end, 10 for success, -0.3 for over-growth, -2, -2 and -1:
+    the sum is ``5 (x_T - x_0) / x_goal`` plus the end's. ``"full"`` is the sum of all columns, with the centroid's
+    distance in units of length and the end unscaled (500, -15, -100, -100, -50); ``"delete"`` is the sum of the
+    deletions and the end. ``reward_weights`` by name replace the mode's, for other combinations.
 
     **What moves the colony.** Nodes stay where they are born. With ``theta`` on the full circle and no gradient the
     centroid stays where it is on average if any nodes are deleted, and moves right if the leftmost are: the drift comes
@@ -149,7 +149,7 @@ class Durotaxis(StructuredEnv):
     ) -> None:
         rules, stages = ColonySettings.of(settings), curriculum or ColonyCurriculum()
         if actions not in ("global", "per_node"):
-            raise ValueError(f"actions: expected 'global' or 'per_node', received {actions!r}.")
+            raise ValueError(f"actions: expected 'global' or 'per_node', received {actions!r}. Remedy: one of the two.")
         stages.check_for(rules, actions)
         weights = component_weights(reward_mode, reward_weights)
         super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps)
@@ -218,7 +218,7 @@ class Durotaxis(StructuredEnv):
         uniform = torch.rand(self.num_envs, settings.start_nodes, 2, dtype=self.dtype, device=device)
         colony = fresh_colony(uniform, settings)
         zero = torch.zeros(self.num_envs, dtype=torch.int32, device=device)
-        # of all rows: to index by a single number is a host read
+        # for all rows: indexing with a 0-d tensor would be a host read
         stage = ((self.frames >= self._stage_frames).sum() - 1).to(torch.int32).expand(self.num_envs)
         center = mean_of(colony.x, living(colony.count, settings.slots), colony.count)
         return {
@@ -305,11 +305,11 @@ class Durotaxis(StructuredEnv):
         return select_deleted(colony, action[:, 0], self.settings), shape
 
     def _outcome(self, after: Colony, summary: Summary, left_run: Tensor, critical: Tensor, goal: Tensor) -> Tensor:
-        """How the episode ends by termination, int64 [N]; 0 where it goes on."""
+        """How the episode terminates, int64 [N]; 0 where it goes on."""
         width, height = self.settings.size
         fallen = (summary.low_x < 0) | (summary.high_x > width) | (summary.low_y < 0) | (summary.high_y > height)
         outcome = torch.where(summary.high_x >= goal, OUTCOMES.index("success"), 0)
-        # written over by those that come first
+        # the outcomes that take precedence are written last
         for name, applies in (
             ("leftward", left_run >= LEFTWARD_LIMIT),
             ("out_of_bounds", fallen),
@@ -326,8 +326,8 @@ class Durotaxis(StructuredEnv):
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of the present state: ``"position"`` float [N, M, 2], ``"alive"`` bool [N, M], and the rest.
 
-        The others are those of the state by their names, without ``state_``, but for x and y. After the step that ended
-        an episode this is the fresh colony; the final one is in what the step observed.
+        The rest are the entries of the state except x and y, named without ``state_``. After the step that ended an
+        episode this is the new colony; the final one is in the observation of that step.
         """
         state = {name: buffer.clone() for name, buffer in self._state().items()}
         position = torch.stack((state.pop("x"), state.pop("y")), -1)
@@ -339,5 +339,5 @@ def _colony(state: dict[str, Tensor]) -> Colony:
 
 
 def _within(action: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The numbers between their bounds; a state that has once been NaN would stay so."""
+    """The numbers clipped to their bounds, NaN to the lower one, since a state that is once NaN would stay NaN."""
     return torch.where(action.isnan(), low, action).clamp(low, high)

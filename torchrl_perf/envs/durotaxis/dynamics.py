@@ -23,7 +23,7 @@ class Colony(NamedTuple):
         x: float [N, M], place along the gradient.
         y: float [N, M], place across it.
         age: int32 [N, M], steps since the node was born.
-        pid: int32 [N, M], its number, which it keeps as long as it lives and no other node of the episode has.
+        pid: int32 [N, M], its number, which it keeps as long as it lives and which is unique within the episode.
         count: int32 [N], number of nodes.
         next_pid: int32 [N], number of the next node to be born.
     """
@@ -64,7 +64,7 @@ def deletion_count(share: Tensor, count: Tensor) -> Tensor:
 
 
 def select_deleted(colony: Colony, share: Tensor, settings: ColonySettings) -> Tensor:
-    """The nodes that a share deletes: those farthest left, equal ones by slot; or any.
+    """The nodes to delete for a share: those farthest left, ties by slot; or random ones.
 
     Args:
         colony: the colony.
@@ -81,7 +81,7 @@ def select_deleted(colony: Colony, share: Tensor, settings: ColonySettings) -> T
 
 
 def divide(colony: Colony, deleted: Tensor, shape: Tensor, settings: ColonySettings) -> tuple[Colony, Tensor]:
-    """Delete nodes; each of the others stays where it is and has one child at a distance that its stiffness gives.
+    """Delete nodes; each of the others stays in place and has one child, at a distance that depends on the stiffness.
 
     Survivors move up to the first slots, in their order, and their children follow in the same order.
 
@@ -98,7 +98,7 @@ def divide(colony: Colony, deleted: Tensor, shape: Tensor, settings: ColonySetti
     survive = living(colony.count, half) & ~deleted
     rank = survive.cumsum(-1)
     survivors = rank[:, -1:]
-    # Slot of the r-th survivor. Whoever does not survive writes to a column of its own, which is left out.
+    # Slot of the r-th survivor. The others write to an extra column, which is dropped.
     number = torch.arange(half, device=survive.device).expand_as(rank)
     target = torch.where(survive, rank - 1, half)
     origin = torch.zeros(rank.shape[0], half + 1, dtype=rank.dtype, device=rank.device).scatter(-1, target, number)

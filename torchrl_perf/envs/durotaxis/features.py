@@ -71,7 +71,7 @@ TIE = 1e-5
 
 
 class Summary(NamedTuple):
-    """What the rewards and the features both need of a colony.
+    """Quantities of a colony that both the rewards and the features use.
 
     Attributes:
         alive: bool [N, M].

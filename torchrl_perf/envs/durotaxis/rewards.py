@@ -1,4 +1,4 @@
-"""The reward of a colony in columns, of which a mode, or the user, weights some.
+"""The reward of a colony in columns, weighted by a mode or by the user.
 
 Dimension key: ``N`` envs, ``M`` slots, ``C = M / 2``, ``K`` columns.
 """
@@ -28,7 +28,7 @@ TERMINATION_SCALE, TERMINATION_CLIP = 0.02, 10.0
 """In the other modes it is scaled by this, and clipped: 10 for success, -0.3 for over-growth."""
 
 MILESTONES = ((0.25, 50.0), (0.5, 150.0), (0.75, 300.0), (0.9, 500.0))
-"""Shares of the way to the goal, and what the centroid gets that comes so far for the first time."""
+"""Shares of the distance to the goal, and the reward when the centroid first gets so far."""
 
 CROWD = 50
 """Number of nodes beyond which growth is a burden."""
@@ -91,12 +91,14 @@ def component_weights(mode: str, weights: Mapping[str, float] | None) -> list[fl
         ValueError: for an unknown mode or name.
     """
     if mode not in _MODES:
-        raise ValueError(f"reward_mode: expected one of {tuple(_MODES)}, received {mode!r}.")
+        raise ValueError(f"reward_mode: expected one of {tuple(_MODES)}, received {mode!r}. Remedy: one of these.")
     if weights is None:
         return [float(name in _MODES[mode]) for name in COMPONENT_NAMES]
     unknown = sorted(set(weights) - set(COMPONENT_NAMES))
     if unknown:
-        raise ValueError(f"reward_weights: expected names among {COMPONENT_NAMES}, received {unknown}.")
+        raise ValueError(
+            f"reward_weights: expected names among {COMPONENT_NAMES}, received {unknown}. Remedy: take the others out."
+        )
     return [float(weights.get(name, 0.0)) for name in COMPONENT_NAMES]
 
 
@@ -130,7 +132,7 @@ def reward_components(
     lived = torch.arange(slots, device=count.device) < step.before.count.unsqueeze(-1)
     right = lived & (step.marked == step.deleted)
     wrong = lived & (step.marked != step.deleted)
-    # An unmarked node that stays is as it should be, and worth nothing.
+    # An unmarked node that stays is right, and worth 0.
     proper = (right & step.marked).sum(-1) - wrong.sum(-1)
     move = 5.0 * step.moved
     columns = (

@@ -22,13 +22,13 @@ LEFTWARD_LIMIT = 30
 """Consecutive steps of the centroid to the left that end an episode."""
 
 ACTION_NAMES = ("delete_ratio", "gamma", "alpha", "noise", "theta")
-"""The numbers of a global action, in order; where nodes choose for themselves, all but the first remain."""
+"""The numbers of a global action, in order; with ``actions="per_node"`` all but the first remain."""
 ACTION_LOW = (0.0, 0.5, 0.5, 0.05)
 """Least values of the first four; that of theta is a setting."""
 ACTION_HIGH = (15.0, 4.0, 0.5)
 """Greatest values of gamma, alpha and noise; the others are settings."""
 HELD_SHAPE = (5.0, 2.0, 0.5, 0.0)
-"""Gamma, alpha, noise and theta in a stage that leaves the policy only the share to delete."""
+"""Gamma, alpha, noise and theta in a stage in which the policy only sets the share to delete."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class ColonySettings:
         names = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
-            raise TypeError(f"Durotaxis: expected settings among {names}, received {unknown}.")
+            raise TypeError(
+                f"Durotaxis: expected settings among {names}, received {unknown}. Remedy: take the others out."
+            )
         return cls(**values)
 
     @property
@@ -138,14 +140,14 @@ class ColonyCurriculum:
     a row of a table. Entries that are left out are those of the env itself in every stage.
 
     Raises:
-        ValueError: for stages that go backwards: frames that do not rise from 0, a goal that comes nearer, an action
-            that loses what it had; and for entries of another number than frames, or outside their range.
+        ValueError: for stages that get easier: frames that do not rise from 0, a goal that comes nearer, an action
+            that loses a part; and for entries of another number than frames, or outside their range.
     """
 
     frames: tuple[int, ...] = (0,)
     """Frames from which each stage applies; the first is 0."""
     delete_only: tuple[bool, ...] = ()
-    """Whether the action's share to delete counts alone, and gamma, alpha, noise and theta are held at 5, 2, .5, 0."""
+    """Whether only the action's share to delete counts, while gamma, alpha, noise and theta stay at 5, 2, .5, 0."""
     goal: tuple[float, ...] = ()
     """Share of the width at which a node has reached the goal."""
     critical_nodes: tuple[int, ...] = ()
@@ -162,12 +164,17 @@ class ColonyCurriculum:
             values = getattr(self, name)
             if values and len(values) != stages:
                 raise ValueError(
-                    f"{name}: expected {stages} entries, one for each of frames = {self.frames}, received {values}."
+                    f"{name}: expected {stages} entries, one for each of frames = {self.frames}, received {values}. "
+                    "Remedy: one value for all stages, or one a stage."
                 )
         if any(not 0.0 < goal <= 1.0 for goal in self.goal):
-            raise ValueError(f"goal: expected shares of the width in (0, 1], received {self.goal}.")
+            raise ValueError(
+                f"goal: expected shares of the width in (0, 1], received {self.goal}. Remedy: for example 0.75."
+            )
         if any(nodes < 1 for nodes in self.critical_nodes):
-            raise ValueError(f"critical_nodes: expected ints >= 1, received {self.critical_nodes}.")
+            raise ValueError(
+                f"critical_nodes: expected ints >= 1, received {self.critical_nodes}. Remedy: 1 or more in each stage."
+            )
         self._check_forward("goal", self.goal)
         self._check_forward("delete_only", tuple(not alone for alone in self.delete_only))
 
@@ -179,7 +186,7 @@ class ColonyCurriculum:
             )
 
     def check_for(self, settings: ColonySettings, actions: str) -> None:
-        """Refuse what an env of these settings and actions cannot do.
+        """Refuse stages that an env of these settings and actions cannot have.
 
         Raises:
             ValueError: for more critical nodes than there are slots for, fewer than a fresh colony has, a goal on which
@@ -194,7 +201,8 @@ class ColonyCurriculum:
                 )
         if any(goal <= START_WIDTH for goal in self.goal):
             raise ValueError(
-                f"goal: expected more than {START_WIDTH}, within which colonies start, received {self.goal}."
+                f"goal: expected more than {START_WIDTH}, within which colonies start, received {self.goal}. Remedy: "
+                "a goal farther right."
             )
         if any(self.delete_only) and actions != "global":
             raise ValueError(

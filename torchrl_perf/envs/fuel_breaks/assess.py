@@ -1,4 +1,4 @@
-"""What breaks are worth: the same many fires for each of several placements.
+"""How good placements of breaks are: the same many fires for each of them.
 
 Dimension key: ``R`` placements, ``H``, ``W`` cells.
 """
@@ -23,8 +23,8 @@ class Assessment:
 
     Attributes:
         burned: mean share of all cells that burned, float64 ``[R]``.
-        error: its standard error, float64 ``[R]``. Differences between placements are surer than that: the fires are
-            the same.
+        error: its standard error, float64 ``[R]``. Differences between placements have smaller errors, since the fires
+            are the same.
         probability: share of the fires that burned each cell, float64 ``[R, H, W]``.
         fires: number of fires of each placement.
     """
@@ -64,7 +64,7 @@ def assess(
         ValueError: for fewer than one fire.
     """
     if fires < 1:
-        raise ValueError(f"fires: expected at least 1, received {fires}.")
+        raise ValueError(f"fires: expected at least 1, received {fires}. Remedy: fires=1 or more.")
     groups = -(-fires // MAX_FIRES)
     seeds = torch.arange(groups, device=breaks.device) + seed * 1_000_003
     cells, probability = [], []

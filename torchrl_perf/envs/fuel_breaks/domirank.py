@@ -51,7 +51,10 @@ def domirank(burnable: Tensor, *, neighbours: int = 8, share: float = 0.5) -> Te
         ValueError: for a share outside (0, 1).
     """
     if not 0.0 < share < 1.0:
-        raise ValueError(f"share: expected sigma as a share in (0, 1) of -1 / lambda_min, received {share}.")
+        raise ValueError(
+            f"share: expected sigma as a share in (0, 1) of -1 / lambda_min, received {share}. Remedy: share=0.9, for "
+            "example."
+        )
     graph = fuel_graph(burnable, neighbours)
     least = torch.linalg.eigvalsh(graph)[:, 0].clamp_max(-1.0)  # an edge alone has -1
     sigma = (share / -least).view(-1, 1, 1)

@@ -50,25 +50,25 @@ class FuelBreaks(StructuredEnv):
     places nothing and uses up its part of the budget.
 
     **One-shot mode.** Read: ``"action"`` bool [N, H W] (or integers, not 0 for a break), all breaks at once: the first
-    K that are allowed, in the order of the cells. An episode has one step.
+    K allowed cells, in the order of the grid. An episode has one step.
 
     **Reward**, ``"reward"`` [N, 1] under "next". ``"terminal"``: minus the mean burned fraction of all cells, at the
     last step; 0 before. In one-shot mode minus the number of cells that burned, summed over the fires. ``"shaped"``:
     ``burned_{t-1} - burned_t``, which telescopes to ``burned_0 - burned_K``. With ``common_random_numbers`` an
-    episode's fires are the same at all its steps, so that a difference is due to the break alone; without, they are
-    drawn anew at each. ``"terminal"`` simulates once an episode, for which this changes nothing.
+    episode's fires are the same at all its steps, so that a difference is due to the break alone; otherwise new ones
+    are drawn at each step. It does not affect ``"terminal"``, which simulates once an episode.
     ``"burned"`` [N, 1] under "next": the fraction, at the last step, and with ``"shaped"`` at each; 0 elsewhere.
     TorchRL keeps it with the observations: a root repeats it.
 
     **Written at the root and under "next"**: ``"observation"`` float [N, C, H, W]: the static planes, see
     ``plane_names``, then breaks (0 or 1) and remaining budget (1 to 0 everywhere). ``"action_mask"`` bool [N, H W].
-    And what a replay buffer needs in place of the planes: ``"breaks"`` bool [N, H, W], ``"remaining"`` float [N, 1],
+    A replay buffer can store, in place of the planes: ``"breaks"`` bool [N, H, W], ``"remaining"`` float [N, 1],
     ``"landscape_id"`` int64 [N, 1], from which :meth:`planes` makes the observation. Static planes are in memory once:
     buffer ``landscape`` [L, C - 2, H, W]. ``observation="compact"`` leaves out the planes.
 
-    **Cost.** Shapes are static, so that on CUDA each step simulates fires in all rows, those without an end too, by a
-    fixed number of sweeps. On a CPU rows that do not need them have none, and sweeps end with the last fire. Results
-    are the same, bit for bit: fires are made of integers.
+    **Cost.** Shapes are static, so that on CUDA each step simulates fires in all rows, needed or not, by a fixed number
+    of sweeps. On a CPU only the rows that need fires simulate them, and sweeps end with the last fire. Results are the
+    same bit for bit, since fires are integers.
 
     **State**: ``breaks`` bool [N, H, W], ``remaining`` int32 [N], ``landscape_id`` int64 [N]; with the shaped reward
     also ``burned`` [N] and ``fire_seed`` int64 [N], as buffers ``state_...``.
@@ -113,7 +113,8 @@ class FuelBreaks(StructuredEnv):
         unknown = sorted(set(options) - set(FireOptions.__annotations__))
         if unknown:
             raise TypeError(
-                f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, received {unknown}."
+                f"FuelBreaks expected options of {sorted(FireOptions.__annotations__)}, received {unknown}. Remedy: "
+                "take the others out."
             )
         _check_choice("mode", mode, ("sequential", "one_shot"))
         _check_choice("reward", reward, ("terminal", "shaped"))
@@ -173,7 +174,7 @@ class FuelBreaks(StructuredEnv):
         return self._draw(ended.squeeze(-1))
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
-        """Place breaks, and let fires burn where that is asked for."""
+        """Place breaks, and simulate fires in the rows whose reward needs them."""
         assert isinstance(action, Tensor)
         allowed = self._allowed(state)
         if self.mode == "sequential":
@@ -252,7 +253,7 @@ class FuelBreaks(StructuredEnv):
         return state
 
     def _burn(self, state: dict[str, Tensor], active: Tensor | None) -> Tensor:
-        """Mean burned fraction [N] of the fires of ``fire_seed``; of rows that are not active, anything."""
+        """Mean burned fraction [N] of the fires of ``fire_seed``; undefined in rows that are not active."""
         number = state["landscape_id"]
         burnable = self._of_landscape(self._burnable, number)
         words = burn(
@@ -270,7 +271,7 @@ class FuelBreaks(StructuredEnv):
     # -- from outside ----------------------------------------------------------------------------------------------
 
     def planes(self, breaks: Tensor, remaining: Tensor, landscape_id: Tensor) -> Tensor:
-        """Make observations of what a replay buffer keeps, so that it need not hold the static planes.
+        """Make observations from the entries that a replay buffer stores in place of the static planes.
 
         Args:
             breaks: bool ``[B, H, W]``.
@@ -330,7 +331,7 @@ class FuelBreaks(StructuredEnv):
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of the present state and ``"burnable"`` bool [N, H, W].
 
-        After the step that ended an episode this is the fresh one; the final breaks are in what the step observed.
+        After the step that ended an episode this is the new one; the final breaks are in the observation of that step.
         """
         state = {name: value.clone() for name, value in self._state().items()}
         return {**state, "burnable": self.burnable(state["landscape_id"])}
@@ -338,14 +339,17 @@ class FuelBreaks(StructuredEnv):
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}: expected one of {list(choices)}, received {value!r}.")
+        raise ValueError(f"{name}: expected one of {list(choices)}, received {value!r}. Remedy: one of these.")
 
 
 def _cells(budget: float, ground: Landscape) -> int:
     """K, the number of breaks."""
     height, width = ground.size
     if isinstance(budget, bool) or not budget > 0:
-        raise ValueError(f"budget: expected a share of the cells in (0, 1) or a number of cells, received {budget!r}.")
+        raise ValueError(
+            f"budget: expected a share of the cells in (0, 1) or a number of cells, received {budget!r}. Remedy: a "
+            "share such as 0.05, or an int."
+        )
     cells = budget if isinstance(budget, int) else round(budget * height * width)
     burnable = int(ground.burnable.sum((1, 2)).min())
     if not 1 <= cells <= burnable:

@@ -8,11 +8,11 @@ with fuel alight with a probability of its own.
 only the one that burns first tries the other. So one number u in [0, 1) for each pair decides: the bond from a to b is
 open where ``u < p(a -> b)``, that from b to a where ``u < p(b -> a)``, and the cells that burn are those that open
 bonds lead to. This is the same distribution as a random number per cell and step (:func:`ignition_probability`) and
-needs four numbers a cell in all. Under equal numbers a further break never burns a further cell, but for fires whose
-first cell it takes.
+needs only four numbers per cell. With the same numbers, one more break never makes a further cell burn, except in fires
+that would have begun at the break.
 
-**Numbers are a function of a seed** (:func:`fire_numbers`), the same on every device, so that a fire can be had again
-for another set of breaks (common random numbers) without keeping it. Probabilities are rounded to 1/65536.
+**Numbers are a function of a seed** (:func:`fire_numbers`), the same on every device, so that the same fire can be lit
+for another set of breaks (common random numbers) without storing it. Probabilities are rounded to 1/65536.
 
 Dimension key: ``N`` rows, ``M`` fires of a row (at most 64), ``H``, ``W`` cells, ``E`` edges of a cell (4, or 2 without
 diagonals), ``D`` planes of bonds (2E, or E where both ways are alike), ``L`` landscapes.
@@ -53,7 +53,7 @@ LEVELS = 65536
 """Numbers that a bond's u can take."""
 _EDGES = ((0, 1), (1, 0), (1, 1), (1, -1))
 _CHECKED = 8
-"""Sweeps between two looks, on a CPU, at whether anything still burns."""
+"""Sweeps between two checks, on a CPU, of whether anything still burns."""
 _WORDS_ON_CPU, _WORDS_ON_CUDA = 1 << 16, 1 << 25
 """Random numbers made at a time: those of a few rows stay in the cache, more would not fit into the memory."""
 
@@ -67,7 +67,7 @@ def edges(neighbours: int) -> tuple[tuple[int, int], ...]:
         ValueError: for another number than 4 or 8.
     """
     if neighbours not in (4, 8):
-        raise ValueError(f"neighbours: expected 4 or 8, received {neighbours!r}.")
+        raise ValueError(f"neighbours: expected 4 or 8, received {neighbours!r}. Remedy: one of the two.")
     return _EDGES[: neighbours // 2]
 
 
@@ -108,9 +108,9 @@ def thresholds(probability: Tensor) -> Tensor:
 
 
 def ignition(numbers: Tensor, burnable: Tensor, free: Tensor) -> Tensor:
-    """Where each fire begins: uniformly among the cells of ``free``, and where it would without breaks if that is free.
+    """Where each fire begins: uniform over the cells of ``free``, and as without breaks if that cell is free.
 
-    A first choice falls on any burnable cell; a second, on any free one, counts where the first has become a break.
+    A first choice is any burnable cell; a second one, any free cell, counts if the first has become a break.
     Together they are uniform: ``1/n + k/n * 1/(n - k) = 1/(n - k)`` for k breaks on n burnable cells.
 
     Args:
@@ -157,8 +157,8 @@ def open_bonds(numbers: Tensor, threshold: Tensor, neighbours: int) -> Tensor:
 def spread(start: Tensor, bonds: Tensor, free: Tensor, neighbours: int, sweeps: int) -> Tensor:
     """Let fires burn out: a fixed number of sweeps over the edges, each of which carries them a cell further or more.
 
-    On a CPU, where to read a number waits for nothing, the sweeps end when nothing burns any more; elsewhere all are
-    made. The result is the same. A fire that needs more sweeps is cut off.
+    On a CPU, where reading a number is no wait, the sweeps end when nothing burns any more; elsewhere all are made. The
+    result is the same. A fire that needs more sweeps is cut off.
 
     Args:
         start: words ``[N, H, W]``, of :func:`ignition`.
@@ -173,7 +173,7 @@ def spread(start: Tensor, bonds: Tensor, free: Tensor, neighbours: int, sweeps: 
     rows, height, width = start.shape
     kinds = edges(neighbours)
     # Cells first: the two ends of all edges of a kind are then two runs of memory, a fixed distance apart. The runs
-    # hold pairs that are no neighbours too, across the grid's edge, whose bonds are closed.
+    # also hold pairs across the grid's edge, which are not neighbours; their bonds are closed.
     burned = start.flatten(1).t().clone(memory_format=torch.contiguous_format)  # [H W, N]
     fuel = free.flatten(1).t().to(burned.dtype).neg()  # all bits
     bonds = bonds.flatten(2).permute(1, 2, 0).contiguous()  # [D, H W, N]
@@ -216,9 +216,9 @@ def _burn(
 ) -> Tensor:
     rows, height, width = free.shape
     if free.device.type != "cpu":
-        # laid out as the compiler was told that it would be
+        # the memory layout that the fake kernel promises to the compiler
         return _burn_rows(seed, free, burnable, threshold, fires, neighbours, sweeps).contiguous()
-    # on a CPU rows that nobody asks for cost nothing
+    # on a CPU, skip the rows whose fires are not wanted
     place = torch.from_numpy(np.flatnonzero(_read(active)))
     burned = torch.zeros(rows, height, width, dtype=word_dtype(fires))
     if len(place):
@@ -271,14 +271,14 @@ def burn(
     neighbours: int = 8,
     sweeps: int | None = None,
 ) -> Tensor:
-    """Light M fires in each row and let them burn out: all of the above as one operator, which compilers leave whole.
+    """Light M fires in each row and let them burn out: all of the above as one operator, opaque to compilers.
 
     Args:
         seed: int64 ``[N]``; fires of equal seeds are the same, whatever the breaks.
         free: bool ``[N, H, W]``, cells that can burn.
         burnable: bool ``[N, H, W]`` or ``[1, H, W]``, those that could without breaks.
         threshold: int32 ``[N, D, H, W]`` or ``[1, D, H, W]``, of :func:`thresholds`.
-        active: bool ``[N]``, rows whose fires are wanted; all by default. What the others get has no meaning.
+        active: bool ``[N]``, rows whose fires are wanted; all by default. The result of other rows is undefined.
         fires: M, at most 64.
         neighbours: 8 or 4.
         sweeps: of :func:`spread`; :func:`default_sweeps` by default.
@@ -296,7 +296,8 @@ def burn(
     for name, (part, shape) in wanted.items():
         if list(part.shape[1:]) != shape or part.shape[0] not in (1, rows):
             raise ValueError(
-                f"{name}: expected [{rows}, ...] or [1, ...] and cells {grid} as in free, received {list(part.shape)}."
+                f"{name}: expected [{rows}, ...] or [1, ...] and cells {grid} as in free, received "
+                f"{list(part.shape)}. Remedy: reshape it to the grid of free."
             )
     if threshold.shape[1] not in planes or seed.shape != (rows,):
         raise ValueError(
@@ -311,7 +312,7 @@ def burn(
 def ignition_probability(burning: Tensor, probability: Tensor, neighbours: int) -> Tensor:
     """Probability that each cell is set alight in one step, ``1 - prod_j (1 - p_j)`` over its burning neighbours j.
 
-    This is the model by steps; what burns in the end is distributed as what :func:`burn` gives.
+    This is the model step by step; the cells that burn in the end have the same distribution as in :func:`burn`.
 
     Args:
         burning: bool ``[*, H, W]``.
@@ -319,7 +320,7 @@ def ignition_probability(burning: Tensor, probability: Tensor, neighbours: int) 
         neighbours: 8 or 4.
 
     Returns:
-        ``[*, H, W]``, of the dtype of ``probability``; whether a cell has fuel left is the caller's to say.
+        ``[*, H, W]``, of the dtype of ``probability``; the caller checks whether a cell has fuel left.
     """
     kinds = edges(neighbours)
     spared = torch.ones(burning.shape, dtype=probability.dtype, device=burning.device)

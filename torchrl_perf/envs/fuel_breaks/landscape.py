@@ -47,12 +47,12 @@ class Landscape:
         elevation: metres, float64 ``[L, H, W]`` as all rasters.
         vegetation: p_veg of each cell, see :data:`VEGETATION`.
         density: p_den, see :data:`DENSITY`.
-        wind_east: the wind's way to the east, m/s.
-        wind_north: its way to the north, m/s.
+        wind_east: wind velocity towards the east, m/s.
+        wind_north: wind velocity towards the north, m/s.
         burnable: bool ``[L, H, W]``.
         base: p_h.
         cell_size: side of a cell, metres.
-        extra: further planes of an observation by name, which the fire does not know.
+        extra: further planes of an observation by name, which do not affect the fire.
     """
 
     elevation: Tensor
@@ -71,7 +71,10 @@ class Landscape:
         rasters = {**{name: getattr(self, name) for name in _RASTERS}, **self.extra}
         _check_shapes({**rasters, "burnable": self.burnable})
         if len(shape) != 3 or 0 in shape:
-            raise ValueError(f"burnable: expected [L, H, W] with at least one cell, received {list(shape)}.")
+            raise ValueError(
+                f"burnable: expected [L, H, W] with at least one cell, received {list(shape)}. Remedy: a raster of "
+                "[H, W] goes through from_arrays()."
+            )
         for name, raster in rasters.items():
             bad = int((~raster.isfinite()).sum())
             if bad:
@@ -87,9 +90,13 @@ class Landscape:
                     f"{least}. Remedy: map classes to the numbers of {name.upper()}."
                 )
         if not 0.0 <= self.base <= 1.0:
-            raise ValueError(f"base: expected a probability in [0, 1], received {self.base}.")
+            raise ValueError(
+                f"base: expected a probability in [0, 1], received {self.base}. Remedy: a number from 0 to 1."
+            )
         if not (self.cell_size > 0.0 and math.isfinite(self.cell_size)):
-            raise ValueError(f"cell_size: expected metres above 0, received {self.cell_size}.")
+            raise ValueError(
+                f"cell_size: expected metres above 0, received {self.cell_size}. Remedy: the side of a cell in metres."
+            )
 
     @classmethod
     def uniform(cls, p: float = 0.4, size: int | tuple[int, int] = 20) -> Landscape:
@@ -123,14 +130,17 @@ class Landscape:
             count: L.
             relief: metres between the lowest and the highest cell.
             bare: share of the cells that do not burn.
-            wind: its way to the east and to the north, m/s, the same everywhere.
+            wind: its velocity towards east and north, m/s, the same everywhere.
             base: p_h.
 
         Raises:
             ValueError: for a count below 1, a share outside [0, 1).
         """
         if count < 1 or not 0.0 <= bare < 1.0:
-            raise ValueError(f"expected count >= 1 and bare in [0, 1), received {count} and {bare}.")
+            raise ValueError(
+                f"expected count >= 1 and bare in [0, 1), received {count} and {bare}. Remedy: at least one "
+                "landscape, with bare below 1."
+            )
         height, width = sides(size)
         noise = torch.stack([_noise(seed, number, height, width) for number in range(count)])  # [L, 4, H, W]
         heights = noise[:, 0]
@@ -165,12 +175,12 @@ class Landscape:
             elevation: metres, ``[H, W]``, or ``[L, H, W]`` (bands first) for several landscapes.
             vegetation: p_veg, a raster or one number, as all that follow; a raster ``[H, W]`` serves all landscapes.
             density: p_den.
-            wind: its way to the east and to the north, m/s.
+            wind: its velocity towards east and north, m/s.
             burnable: True where there is fuel.
             base: p_h.
             cell_size: side of a cell, metres.
-            nodata: number that stands for no data, NaN included. Cells without data in any raster do not burn, and so
-                do those that a masked array masks.
+            nodata: number that stands for missing data; NaN always does. Cells without data in any raster do not burn,
+                nor do those that a masked array masks.
             extra: further planes of an observation by name.
 
         Raises:
@@ -224,9 +234,9 @@ class Landscape:
     def bond_probabilities(self, neighbours: int = 8) -> Tensor:
         """Probability that a burning cell sets a neighbour alight, with wind and slope.
 
-        ``p = p_h (1 + p_veg) (1 + p_den) p_w p_s``, all of the cell that may be set alight but for the slope, from the
-        one to the other; ``p_w = exp(c1 V) exp(c2 V (cos theta - 1))`` with theta between wind and way, ``p_s = exp(a
-        slope)`` in degrees, uphill above 1; at most 1.
+        ``p = p_h (1 + p_veg) (1 + p_den) p_w p_s``, at most 1, where all factors but the slope's are those of the cell
+        that may be set alight. ``p_w = exp(c1 V) exp(c2 V (cos theta - 1))`` with theta between the wind and the
+        direction of spread; ``p_s = exp(a slope)``, the slope in degrees, so that it is above 1 uphill.
 
         Args:
             neighbours: 8 or 4.
@@ -254,7 +264,7 @@ class Landscape:
         speed = torch.hypot(east, north)
         along = (east * step[1] - north * step[0]) / length  # rows go south
         wind = torch.exp(WIND_SPEED * speed + WIND_DIRECTION * (along - speed))
-        # not of fuel(), whose clamp would come before wind and slope
+        # not from fuel(), which clamps before wind and slope
         still = self.base * (1.0 + self.vegetation[target]) * (1.0 + self.density[target])
         passage = (still * wind * torch.exp(SLOPE * slope)).clamp(0.0, 1.0)
         return torch.where(self.burnable[source] & self.burnable[target], passage, 0.0)
@@ -268,7 +278,10 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
     """
     both = (size, size) if isinstance(size, int) else tuple(size)
     if len(both) != 2 or any(not isinstance(side, int) or isinstance(side, bool) or side < 1 for side in both):
-        raise ValueError(f"size: expected rows and columns of at least 1, or one number for both, received {size!r}.")
+        raise ValueError(
+            f"size: expected rows and columns of at least 1, or one number for both, received {size!r}. Remedy: "
+            "size=(rows, columns)."
+        )
     return both[0], both[1]
 
 
@@ -286,15 +299,21 @@ def _noise(seed: int, number: int, height: int, width: int) -> Tensor:
 
 
 def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor]:
-    """A raster as float64 ``[L or 1, H or 1, W or 1]``, its mean where there are no data; and bool, where that is."""
+    """A raster as float64 ``[L or 1, H or 1, W or 1]``, missing data replaced by its mean; and a bool mask of those."""
     array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
     mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else np.False_
     try:
         numbers = torch.tensor(np.asarray(np.ma.getdata(array), dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected a raster of numbers, received {type(value).__name__}.") from error
+        raise ValueError(
+            f"{name}: expected a raster of numbers, received {type(value).__name__}. Remedy: a tensor, an array or a "
+            "number."
+        ) from error
     if numbers.ndim not in (0, 2, 3):
-        raise ValueError(f"{name}: expected [H, W], [L, H, W] or one number, received {list(numbers.shape)}.")
+        raise ValueError(
+            f"{name}: expected [H, W], [L, H, W] or one number, received {list(numbers.shape)}. Remedy: reshape it, "
+            "or pass one number."
+        )
     missing = torch.tensor(np.broadcast_to(mask, tuple(numbers.shape)).copy())
     if nodata is not None:
         missing = missing | (numbers.isnan() if math.isnan(nodata) else numbers == nodata)
@@ -305,7 +324,7 @@ def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor
 
 
 def _common_shape(rasters: Mapping[str, Tensor]) -> tuple[int, int, int]:
-    """L, H and W of rasters of which some are one number, and some serve all landscapes."""
+    """The common L, H and W of rasters, some of which are one number or the same for all landscapes."""
     full = {name: tuple(part.shape) for name, part in rasters.items() if part.shape[1:] != (1, 1)}
     if not full:
         return 1, 1, 1
@@ -324,5 +343,5 @@ def _check_shapes(rasters: Mapping[str, Tensor]) -> None:
     if len({tuple(part.shape) for part in rasters.values()}) > 1:
         shown = ", ".join(f"{name} {list(part.shape)}" for name, part in rasters.items())
         raise ValueError(
-            f"rasters: expected one shape [L, H, W] for all, received {shown}; from_arrays() expands them."
+            f"rasters: expected one shape [L, H, W] for all, received {shown}. Remedy: from_arrays() expands them."
         )

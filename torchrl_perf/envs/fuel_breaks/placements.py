@@ -31,7 +31,7 @@ def first_cells(score: Tensor, allowed: Tensor, budget: int) -> Tensor:
 
 
 def random_breaks(burnable: Tensor, budget: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """``budget`` burnable cells at random, each set alike: bool ``[N, H, W]`` of bool ``[N, H, W]``."""
+    """``budget`` burnable cells at random, all sets equally likely: bool ``[N, H, W]`` of bool ``[N, H, W]``."""
     score = torch.rand(burnable.shape, generator=generator, dtype=torch.float64, device=burnable.device)
     return first_cells(score, burnable, budget)
 
@@ -43,7 +43,7 @@ def column_breaks(burnable: Tensor, budget: int) -> Tensor:
     """
     width = burnable.shape[-1]
     away = torch.arange(width, device=burnable.device) - width // 2
-    order = 2 * away.abs() - (away < 0).long()  # one column after the other, so that each is closed
+    order = 2 * away.abs() - (away < 0).long()  # complete one column before the next
     return first_cells(-order.double().expand(burnable.shape), burnable, budget)
 
 

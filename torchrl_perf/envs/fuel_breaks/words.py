@@ -59,8 +59,8 @@ def word_dtype(fires: int) -> torch.dtype:
     """
     if not isinstance(fires, int) or isinstance(fires, bool) or not 1 <= fires <= MAX_FIRES:
         raise ValueError(
-            f"fires: expected 1 to {MAX_FIRES}, received {fires!r}; for more, simulate several rows with the same "
-            "breaks, as assess() does."
+            f"fires: expected 1 to {MAX_FIRES}, received {fires!r}. Remedy: for more fires, simulate several rows "
+            "with the same breaks, as assess() does."
         )
     return next(d for d, bits in ((torch.int16, 16), (torch.int32, 32), (torch.int64, 64)) if fires <= bits)
 

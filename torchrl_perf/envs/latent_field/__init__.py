@@ -1,4 +1,4 @@
-"""A point on the plane that follows an unknown vector field, seen through many noisy channels."""
+"""A point on the plane that follows an unknown vector field and is observed through many noisy channels."""
 
 from torchrl_perf.envs.latent_field.env import LatentField, LatentOptions, goal_reward
 from torchrl_perf.envs.latent_field.fields import (

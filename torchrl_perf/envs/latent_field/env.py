@@ -1,4 +1,4 @@
-"""The env of latent dynamics: a vector field, an input, process noise, and what is observed of it.
+"""The env of latent dynamics: a vector field, an input, process noise, and noisy observations.
 
 Dimension key: ``N`` envs, ``D`` channels of the observation.
 """
@@ -41,18 +41,18 @@ class LatentOptions(TypedDict, total=False):
 
 
 class LatentField(StructuredEnv):
-    """A point z on the plane follows a vector field f that one does not know; inputs push it, channels observe it.
+    """A point z on the plane follows an unknown vector field f; inputs push it, and many channels observe it.
 
     ``z' = z + (f(z) + a) dt + sqrt(Q dt) N(0, I)``: the world of active learning of latent dynamics, as in Dowling,
-    Zhao and Park, "eXponential FAmily Dynamical Systems" (arXiv:2403.01371). Inputs are chosen so that what is observed
-    says most about f.
+    Zhao and Park, "eXponential FAmily Dynamical Systems" (arXiv:2403.01371). Inputs are chosen so that the observations
+    tell most about f.
 
     **Fields**: ``"limit_cycle"``, ``"double_limit_cycle"``, ``"van_der_pol"``, ``"duffing"``, ``"snowman"`` and
     ``"multi_attractor"``, see :mod:`torchrl_perf.envs.latent_field`, or a function of points ``[*, 2]``.
 
-    **Integration**: ``"euler"``, or ``"rk4"``, in ``substeps`` steps for each dt, the input held constant. Noise of the
-    process is added once a dt. Euler's method has a limit cycle of its own: on the Hopf normal form with d = w = 1 and
-    dt = 0.1 its radius is 1.02476 and its angular speed 1.0017.
+    **Integration**: ``"euler"``, or ``"rk4"``, in ``substeps`` steps for each dt, the input held constant. Process
+    noise is added once a dt. Euler's method changes the limit cycle: on the Hopf normal form with d = w = 1 and dt =
+    0.1 its radius is 1.02476 and its angular speed 1.0017.
 
     **Observation**: means of D channels by :class:`ObservationMap`, then ``"none"``, ``"gaussian"`` or ``"poisson"``
     noise. Counts need the log-linear map, whose means are expected counts.
@@ -60,8 +60,8 @@ class LatentField(StructuredEnv):
     **Reward**: 0, or with a ``goal``, ``-|z' - goal|^2 - action_cost |a|^2``.
 
     Episodes begin uniformly in ``[-initial_range, initial_range]^2``, terminate where the point leaves
-    ``[-extent, extent]^2``, if there is an extent, and are truncated after ``max_episode_steps``. A point that has left
-    all bounds (not finite) is truncated and begins anew.
+    ``[-extent, extent]^2``, if there is an extent, and are truncated after ``max_episode_steps``. A point that is no
+    longer finite is truncated and re-drawn.
 
     Read: ``"action"`` [N, 2], clipped to ``[-action_max, action_max]``. Written at the root and under "next":
     ``"observation"`` [N, D] and ``"latent"`` [N, 2], z; ``("next", "reward")`` [N, 1].
@@ -82,9 +82,9 @@ class LatentField(StructuredEnv):
         **options: ``dt`` (0.1), ``process_noise`` (Q, 0.01), ``integrator`` ("euler"), ``substeps`` (1),
             ``observation_std`` (of Gaussian noise, 0.1), ``rate`` (mean counts of the log-linear map, 1),
             ``initial_range`` (1.5), ``extent`` (None: the whole plane), ``goal`` (None), ``action_cost`` (0),
-            ``action_encoder`` (a function of inputs and points, ``[*, 2]`` each, that returns what is added to f in the
-            place of the input), ``world_seed`` (0; names the observation map and the random field, which ``seed`` does
-            not change), ``dtype`` (float32).
+            ``action_encoder`` (a function of inputs and points, ``[*, 2]`` each, whose result is added to f in place of
+            the input), ``world_seed`` (0; seed of the observation map and the random field, which ``seed`` does not
+            change), ``dtype`` (float32).
 
     Attributes:
         field: f.
@@ -116,7 +116,8 @@ class LatentField(StructuredEnv):
         unknown = sorted(set(options) - set(LatentOptions.__annotations__))
         if unknown:
             raise TypeError(
-                f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, received {unknown}."
+                f"LatentField expected options of {sorted(LatentOptions.__annotations__)}, received {unknown}. "
+                "Remedy: take the others out."
             )
         super().__init__(
             num_envs, device=device, dtype=options.get("dtype", torch.float32), max_episode_steps=max_episode_steps
@@ -133,7 +134,9 @@ class LatentField(StructuredEnv):
         self.action_cost = _number("action_cost", options.get("action_cost", 0.0))
         self.integrator, self.substeps = options.get("integrator", "euler"), options.get("substeps", 1)
         if self.integrator not in INTEGRATORS:
-            raise ValueError(f"integrator: expected one of {list(INTEGRATORS)}, received {self.integrator!r}.")
+            raise ValueError(
+                f"integrator: expected one of {list(INTEGRATORS)}, received {self.integrator!r}. Remedy: one of these."
+            )
         check_count("LatentField", "substeps", self.substeps)
         self.action_encoder = options.get("action_encoder")
         world = options.get("world_seed", 0)
@@ -163,7 +166,7 @@ class LatentField(StructuredEnv):
         )
 
     def draw_state(self) -> dict[str, Tensor]:
-        """Return points of a square around the origin, and what is observed of them."""
+        """Return points of a square around the origin, and their observations."""
         uniform = torch.rand(self.num_envs, 2, dtype=self.dtype, device=self.device)
         return self._seen((2.0 * uniform - 1.0) * self.initial_range)
 
@@ -213,7 +216,7 @@ class LatentField(StructuredEnv):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _seen(self, latent: Tensor) -> dict[str, Tensor]:
-        """The state of points: noise belongs to it, so that a point is observed twice alike."""
+        """The state of points: it includes the noise, so that observing twice gives the same."""
         if self.observation_noise == "none":
             return {"latent": latent}
         mean = self.observation_map(latent)
@@ -226,7 +229,7 @@ class LatentField(StructuredEnv):
             return
         point = torch.as_tensor(goal, dtype=self.dtype)
         if point.shape != (2,) or not bool(point.isfinite().all()):
-            raise ValueError(f"goal: expected a point of two finite numbers, received {goal!r}.")
+            raise ValueError(f"goal: expected a point of two finite numbers, received {goal!r}. Remedy: goal=(x, y).")
         self.register_buffer("goal", point.to(self.device), persistent=False)
 
 
@@ -251,7 +254,7 @@ def _default_noise(observation: str) -> str:
 
 def _check_noise(observation: str, noise: str) -> None:
     if noise not in NOISES:
-        raise ValueError(f"noise: expected one of {list(NOISES)}, received {noise!r}.")
+        raise ValueError(f"noise: expected one of {list(NOISES)}, received {noise!r}. Remedy: one of these.")
     if noise == "poisson" and observation != "log_linear":
         raise ValueError(
             f"noise: expected 'gaussian' or 'none' with observation={observation!r}, whose means may be negative, "
@@ -264,5 +267,7 @@ def _number(name: str, value: float, above: float | None = None) -> float:
     fits = math.isfinite(value) and (value >= 0.0 if above is None else value > above)
     if not fits:
         wanted = "of at least 0" if above is None else f"above {above:g}"
-        raise ValueError(f"{name}: expected a finite number {wanted}, received {value!r}.")
+        raise ValueError(
+            f"{name}: expected a finite number {wanted}, received {value!r}. Remedy: a number {wanted}, not inf or nan."
+        )
     return float(value)

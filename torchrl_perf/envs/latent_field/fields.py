@@ -29,7 +29,7 @@ INTEGRATORS = ("euler", "rk4")
 
 
 def limit_cycle(z: Tensor, d: float = 1.0, w: float = 1.0) -> Tensor:
-    """The Hopf normal form: a stable circle of radius ``sqrt(d)``, run through at angular speed ``w``.
+    """The Hopf normal form: a stable circle of radius ``sqrt(d)``, traversed at angular speed ``w``.
 
     ``x' = x (d - r^2) - w y``, ``y' = y (d - r^2) + w x``.
 
@@ -102,7 +102,7 @@ def duffing(z: Tensor, a: float = -0.1, b: float = -0.1, c: float = 0.1) -> Tens
 
 
 def snowman(z: Tensor, d: float = 1.0, w: float = 1.0, beta: float = 10.0) -> Tensor:
-    """Two circles of radius ``d`` that touch at the origin, run through in opposite senses.
+    """Two circles of radius ``d`` that touch at the origin, traversed in opposite senses.
 
     The circle around ``(d, 0)`` is a Hopf normal form of angular speed ``w``, the one around ``(-d, 0)`` its mirror
     image; ``sigmoid(beta x)`` blends the two. No trajectory crosses the line ``x = 0`` by itself.
@@ -127,8 +127,8 @@ class MultiAttractor(nn.Module):
     """A random smooth field with several attractors: Gaussian processes on a grid, read by bilinear interpolation.
 
     Both components are drawn from a Gaussian process with the kernel ``exp(-|z - z'|^2 / (2 length^2))`` on a square
-    grid. A pull towards the origin, ``-r^2 z / extent^2``, keeps what follows the field inside. Beyond the grid the
-    velocity is that of the nearest point of its border, and a pull back to that point.
+    grid. A pull towards the origin, ``-r^2 z / extent^2``, keeps trajectories inside. Beyond the grid the velocity is
+    that of the nearest point of its border, plus a pull back to that point.
 
     Args:
         n_grid: grid points along each axis, at least 2.
@@ -163,7 +163,7 @@ class MultiAttractor(nn.Module):
         if n_grid < 2 or not (extent > 0 and length > 0):
             raise ValueError(
                 f"MultiAttractor: expected n_grid of at least 2 and a positive extent and length, received {n_grid}, "
-                f"{extent} and {length}."
+                f"{extent} and {length}. Remedy: n_grid of 2 or more and positive lengths."
             )
         self.extent = extent
         axis = torch.linspace(-extent, extent, n_grid, dtype=torch.float64)
@@ -194,13 +194,13 @@ FIELDS: dict[str, tuple[VectorField | type[MultiAttractor], float]] = {
     "snowman": (snowman, 2.0**0.5),
     "multi_attractor": (MultiAttractor, 1.4),
 }
-"""Fields by name, each with the typical distance from the origin of what follows it (root mean square)."""
+"""Fields by name, each with the typical distance of its trajectories from the origin (root mean square)."""
 
 
 def make_field(
     field: str | VectorField, *, seed: int, device: torch.device | None, dtype: torch.dtype
 ) -> tuple[VectorField, float]:
-    """Return a field and the typical distance from the origin of what follows it.
+    """Return a field and the typical distance of its trajectories from the origin.
 
     Args:
         field: a name in :data:`FIELDS`, or a function of points ``[*, 2]``, such as ``partial(limit_cycle, d=2.0)``.
@@ -253,7 +253,7 @@ def flow(
     if integrator not in INTEGRATORS or substeps < 1:
         raise ValueError(
             f"flow: expected an integrator among {list(INTEGRATORS)} and substeps of at least 1, received "
-            f"{integrator!r} and {substeps}."
+            f"{integrator!r} and {substeps}. Remedy: integrator='rk4', substeps=1."
         )
     h = dt / substeps
     for _ in range(substeps):

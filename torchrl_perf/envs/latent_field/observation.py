@@ -31,9 +31,9 @@ class ObservationMap(nn.Module):
     Args:
         kind: one of these names.
         size: D.
-        dt: length of a bin, which the log-linear map counts in; the others are values of a moment.
-        rate: mean of the log-linear map; the others have none to be chosen.
-        radius: of the circle, likewise.
+        dt: length of a bin, in which the log-linear map counts; the others have no bins.
+        rate: mean of the log-linear map; unused by the others.
+        radius: of the circle; unused by the others.
         seed: names the random numbers, which are the same on every device.
         device: of the buffers.
         dtype: of the buffers.
@@ -99,7 +99,7 @@ def draw_observation(mean: Tensor, noise: str, std: float) -> Tensor:
     Args:
         mean: ``[*, D]``; of ``"poisson"`` at least 0. Where it is NaN there are no counts.
         noise: ``"none"``, ``"gaussian"`` or ``"poisson"``.
-        std: standard deviation of the normal noise; the others have none to be chosen.
+        std: standard deviation of the normal noise; unused by the others.
 
     Returns:
         ``[*, D]`` of the same dtype, a new tensor, or the mean itself without noise.
@@ -107,26 +107,28 @@ def draw_observation(mean: Tensor, noise: str, std: float) -> Tensor:
     if noise == "gaussian":
         return mean + std * torch.randn_like(mean)
     if noise == "poisson":
-        # A sampler that rejects draws would never accept one of a rate that is NaN.
+        # A rejection sampler would loop for ever on a rate that is NaN.
         return torch.poisson(torch.nan_to_num(mean, nan=0.0, posinf=MAX_RATE))
     return mean
 
 
 def _affine(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``W z + b`` for two inputs, elementwise: a row's result does not depend on how many there are."""
+    """``W z + b`` for two inputs, elementwise, so that a row's result does not depend on the number of rows."""
     x, y = z.unsqueeze(-2).unbind(-1)
     return x * weight[:, 0] + y * weight[:, 1] + bias
 
 
 def _check_kind(kind: str, size: int, rate: float) -> None:
     if kind not in OBSERVATIONS:
-        raise ValueError(f"observation: expected one of {list(OBSERVATIONS)}, received {kind!r}.")
+        raise ValueError(f"observation: expected one of {list(OBSERVATIONS)}, received {kind!r}. Remedy: one of these.")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"observation_size: expected a positive int, received {size!r}.")
+        raise ValueError(f"observation_size: expected a positive int, received {size!r}. Remedy: 1 or more.")
     if kind == "identity" and size != 2:
         raise ValueError(
             f"observation_size: expected 2 with observation='identity', received {size}. Remedy: leave it out, or "
             "observation='linear'."
         )
     if not 0.0 < rate < MAX_RATE:
-        raise ValueError(f"rate: expected a positive number of counts in a bin, received {rate!r}.")
+        raise ValueError(
+            f"rate: expected a positive number of counts in a bin, received {rate!r}. Remedy: rate=5.0, for example."
+        )

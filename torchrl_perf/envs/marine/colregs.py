@@ -22,11 +22,11 @@ _MARGIN = 1.0  # metres kept from the other's hull
 def turn_angle(position: Tensor, ground: Tensor, active: Tensor) -> Tensor:
     """Angle between a vehicle's course and the one that passes the other vehicle as the rules ask.
 
-    The nearest vehicle counts with respect to which this one has to give way: in the frame of the other's velocity
-    (origin at the other, x along its velocity) it is head on (0 <= x <= 17, abs(y) <= 4.5, its velocity turned by more
-    than 3/4 pi), or crosses from the left (-9 <= x <= 12, -17 <= y <= 0, not ahead of the line from (12, -7) to
-    (0, 0), its velocity turned by pi/4 to 3/4 pi). The desired course leads past the other's starboard side, to the
-    tangent at a distance of 1 m plus the own radius; closer than the tangent it is at a right angle.
+    Of the vehicles to which this one has to give way, the nearest counts. It has to give way if, in the frame of the
+    other's velocity (origin at the other, x along its velocity), it comes head on (0 <= x <= 17, abs(y) <= 4.5, its
+    velocity turned by more than 3/4 pi), or crosses from the left (-9 <= x <= 12, -17 <= y <= 0, not ahead of the line
+    from (12, -7) to (0, 0), its velocity turned by pi/4 to 3/4 pi). The desired course leads past the other's starboard
+    side, to the tangent at a distance of 1 m plus this vehicle's radius; closer than that it is at a right angle.
 
     Args:
         position: ``[E, R, 2]`` metres.
@@ -34,7 +34,7 @@ def turn_angle(position: Tensor, ground: Tensor, active: Tensor) -> Tensor:
         active: bool ``[E, R]``.
 
     Returns:
-        ``[E, R]`` radians in [0, pi]; 0 where the rules ask for nothing.
+        ``[E, R]`` radians in [0, pi]; 0 where the rules require no turn.
     """
     vx, vy = ground.unbind(-1)
     speed = (vx.square() + vy.square()).sqrt()
@@ -55,7 +55,7 @@ def turn_angle(position: Tensor, ground: Tensor, active: Tensor) -> Tensor:
     meets = meets & others & moving.unsqueeze(2) & moving.unsqueeze(1) & (distance <= _RANGE + VEHICLE_RADIUS)
     nearest = torch.where(meets, distance, math.inf).argmin(-1, keepdim=True)
     to_x, to_y, far, applies = (v.gather(-1, nearest).squeeze(-1) for v in (-away_x, -away_y, distance, meets))
-    # Closer than the tangent the arcsine is not defined; limited to 1 it points to the beam.
+    # Closer than the tangent distance the arcsine is undefined; clamped to 1 it points abeam.
     base = VEHICLE_RADIUS + _MARGIN
     tangent = (far.square() - base**2).clamp_min(0.0).sqrt()
     turn = (base / far.clamp_min(base)).asin() + torch.atan2(torch.full_like(far, VEHICLE_RADIUS), tangent)

@@ -21,13 +21,13 @@ def current(x: Tensor, y: Tensor, cores: Tensor) -> tuple[Tensor, Tensor]:
     """Velocity of the water, the sum over all vortices (Rankine's).
 
     The speed at distance ``d`` is ``strength d / (2 pi r0^2)`` inside the core and ``strength / (2 pi d)`` outside, at
-    a right angle to the way to the core: that way turned by ``sign`` times 90 degrees from x to y. Written as a factor
-    of the vector to the core it needs no division by ``d``: at the centre the water is at rest.
+    a right angle to the vector to the core: that vector turned by ``sign`` times 90 degrees from x to y. Written as a
+    factor of that vector, it needs no division by ``d``, and the water at the centre is at rest.
 
     Args:
         x: ``[E, R]`` metres.
         y: ``[E, R]`` metres.
-        cores: ``[E, C, 4]``: x, y, sign (1 or -1), strength (m^2/s, 0 for a core that is not there).
+        cores: ``[E, C, 4]``: x, y, sign (1 or -1), strength (m^2/s, 0 for a missing core).
 
     Returns:
         Both components ``[E, R]``, m/s.

@@ -67,9 +67,14 @@ class Curriculum:
             )
         for name, least in (("robots", 1), ("obstacles", 0), ("cores", 0)):
             if any(not isinstance(v, int) or isinstance(v, bool) or v < least for v in getattr(self, name)):
-                raise ValueError(f"Curriculum expected {name} of ints >= {least}, received {getattr(self, name)}.")
+                raise ValueError(
+                    f"Curriculum expected {name} of ints >= {least}, received {getattr(self, name)}. Remedy: {least} "
+                    "or more in each stage."
+                )
         if not all(0 <= d < float("inf") for d in self.distance):
-            raise ValueError(f"Curriculum expected distances >= 0 in metres, received {self.distance}.")
+            raise ValueError(
+                f"Curriculum expected distances >= 0 in metres, received {self.distance}. Remedy: metres of 0 or more."
+            )
 
     @classmethod
     def fixed(cls, robots: int = 5, obstacles: int = 4, cores: int = 0, distance: float = 40.0) -> Curriculum:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from typing_extensions import Unpack
@@ -60,32 +60,32 @@ class MarineNavigation(StructuredEnv):
     apart. ``("agents", "active")`` bool [E, R, 1]: whether the robot takes part in the coming step.
 
     **Under "next"**: ``("agents", "reward")`` [E, R, 1]: -0.1, the metres made good, -0.1 times ``colregs``, +10 at the
-    goal or -5 for a collision, 0 for a robot that takes no part. ``("agents", "event")`` int8 [E, R, 1]: 0, 1 at the
-    goal, 2 for a collision. ``("agents", "colregs")`` [E, R, 1]: radians by which the course misses the rules of the
-    road, see :func:`turn_angle`. TorchRL keeps the last two with the observations: a root repeats them.
+    goal or -5 for a collision, 0 for an inactive robot. ``("agents", "event")`` int8 [E, R, 1]: 0, 1 at the
+    goal, 2 for a collision. ``("agents", "colregs")`` [E, R, 1]: radians by which the course deviates from the rules of
+    the road, see :func:`turn_angle`. TorchRL keeps the last two with the observations: a root repeats them.
 
     **Ends.** ``("next", "agents", "done")`` is True from the step that ends the robot on: it ``terminated``. A robot
     that is gone rests where it was, and is neither perceived nor hit. One still active at the time limit is
     ``truncated``. The env is done when all robots are gone, or at the limit.
 
     **Curriculum.** Stages begin by the number of frames (E a step), counted on the device in the buffer ``frames``;
-    each reset fills the world for the stage then reached. Nothing is allocated anew: robots, obstacles and vortices
-    that a stage does not have are masked.
+    each reset fills the world for the present stage. Nothing is reallocated: robots, obstacles and vortices that a
+    stage does not have are masked.
 
     **Resets** place each robot at the first of K candidates that keeps 10 m from other starts and goals and the stage's
     distance between both, and obstacles and vortices 8 m from all of these, see ``layouts``. A step draws
-    ``fresh_layouts`` layouts and hands them out to the rows that end, in order; where more rows end in one step, they
-    take turns: the first and the ``fresh_layouts + 1``-th get the same.
+    ``fresh_layouts`` layouts and gives them to the rows that end, in order; if more rows end in one step, the layouts
+    are used again: the first row and the ``fresh_layouts + 1``-th get the same.
 
     State, resets and time limit are those of :class:`StructuredEnv`.
 
     Args:
-        num_envs (int): E.
-        action (str): ``"continuous"`` or ``"discrete"``.
-        curriculum (Curriculum, optional): stages; the original system's by default.
-        max_episode_steps (int, optional): time limit.
-        device (torch.device or str, optional): where everything lives.
-        seed (int, optional): passed to ``set_seed``.
+        num_envs: E.
+        action: ``"continuous"`` or ``"discrete"``.
+        curriculum: stages; the original system's by default.
+        max_episode_steps: time limit.
+        device: where everything lives.
+        seed: passed to ``set_seed``.
         **options: ``max_robots``, ``max_obstacles``, ``max_cores``: R, O, C, by default the most of any stage.
             ``observation_noise``: whether objects are perceived with noise (default True). ``colregs``: whether the
             rules of the road count (default True). ``candidates``: K, 256. ``fresh_layouts``: by default a sixteenth
@@ -127,9 +127,15 @@ class MarineNavigation(StructuredEnv):
         """Check the arguments and draw the first worlds; arguments as in the class."""
         unknown = sorted(set(options) - set(MarineOptions.__annotations__))
         if unknown:
-            raise TypeError(f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, received {unknown}.")
+            raise TypeError(
+                f"MarineNavigation expected {sorted(MarineOptions.__annotations__)}, received {unknown}. Remedy: take "
+                "the others out."
+            )
         if action not in ("continuous", "discrete"):
-            raise ValueError(f"MarineNavigation expected action 'continuous' or 'discrete', received {action!r}.")
+            raise ValueError(
+                f"MarineNavigation expected action 'continuous' or 'discrete', received {action!r}. Remedy: one of "
+                "the two."
+            )
         dtype = options.get("dtype", torch.float32)
         super().__init__(num_envs, device=device, dtype=dtype, max_episode_steps=max_episode_steps)
         self.curriculum = Curriculum() if curriculum is None else curriculum
@@ -150,7 +156,7 @@ class MarineNavigation(StructuredEnv):
         self.begin(seed)
 
     def _most(self, what: str, given: int | None) -> int:
-        """R, O or C: what is given, or what the curriculum needs, which must not be more."""
+        """R, O or C: the number given, or the most that the curriculum needs, which must not exceed it."""
         needed = max(getattr(self.curriculum, what))
         if given is None:
             return needed
@@ -163,7 +169,7 @@ class MarineNavigation(StructuredEnv):
         return given
 
     def _make_tables(self) -> None:
-        """Buffers that are no state: stages, the quantiles of the radius noise; and the counter of frames, which is."""
+        """Constant buffers: stages, the quantiles of the radius noise; and the counter of frames, which is state."""
         tables = {
             "_starts": torch.tensor([int(f) for f in self.curriculum.frames]),
             "_robots": torch.tensor(self.curriculum.robots),
@@ -206,7 +212,7 @@ class MarineNavigation(StructuredEnv):
         return self._draw(self.num_envs)
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return ``fresh_layouts`` fresh worlds, handed out to the rows that end in order, and again from the first."""
+        """Return ``fresh_layouts`` fresh worlds, given in turn to the rows that end."""
         if self.fresh_layouts == self.num_envs:
             return self.draw_state()
         fresh = self._draw(self.fresh_layouts)
@@ -243,7 +249,7 @@ class MarineNavigation(StructuredEnv):
         return Transition(next_state, entries, ~next_active.any(-1))
 
     def observe(self, state: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
-        """Return the observation of every robot, also of one that is gone, and which take part."""
+        """Return the observation of every robot, those that are gone included, and which robots are active."""
         position, heading, ground = state["position"], state["heading"], state["ground"]
         own = sensing.observe_self(position, heading, ground, state["velocity"][..., 2], state["goal"], state["thrust"])
         scene = (position, heading, ground, state["active"], state["obstacles"], self._exists(state))
@@ -276,7 +282,7 @@ class MarineNavigation(StructuredEnv):
         return torch.rand(shape, dtype=self.dtype, device=self.device)
 
     def _noise(self, worlds: int) -> Tensor:
-        """Errors of what is perceived, [worlds, R, M, 5]."""
+        """Errors of perception, [worlds, R, M, 5]."""
         shape = (worlds, self.max_robots, self.max_robots + self.max_obstacles)
         normal = torch.randn(*shape, 4, dtype=self.dtype, device=self.device)
         return sensing.sensor_noise(normal, self._uniform(*shape), self._quantiles)
@@ -319,6 +325,28 @@ class MarineNavigation(StructuredEnv):
         seen["yaw_rate"] = state["velocity"][..., 2].clone()
         seen["elapsed"] = self.elapsed.clone()
         return seen
+
+    def root(self) -> TensorDict:
+        """The root TensorDict of the worlds as they are now."""
+        return self._root(self._state())
+
+    def sail(self, tensordict: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Step without the resets: a vessel that has ended, or whose time is up, stays inactive where it is.
+
+        Args:
+            tensordict: with the action of all vessels.
+
+        Returns:
+            What a step has under "next" besides observations, reward and event among it.
+        """
+        step = self.advance(self._state(), self.read_action(tensordict))
+        state = dict(step.next_state)
+        self.elapsed.add_(1)
+        if self.max_episode_steps is not None:
+            state["active"] = state["active"] & (self.elapsed < self.max_episode_steps)
+        # an entry that did not change is the buffer itself, to which writing it changes nothing
+        self._write(state)
+        return step.entries
 
     def load_layout(self, layout: dict[str, Tensor]) -> TensorDict:
         """Start all rows from given layouts, such as those of :func:`scenario_set`.

@@ -1,6 +1,6 @@
 """Random layouts of worlds: starts, goals, obstacles and vortices, placed without rejection loops.
 
-Each thing is the first of ``K`` candidates that fits what has been placed before, or else the one that misses by least.
+Each is put at the first of ``K`` candidates that keeps its distances, or else at the one that falls short by least.
 Dimension key: ``E`` worlds, ``R`` robots, ``O`` obstacles, ``C`` vortex cores, ``K`` candidates.
 """
 
@@ -18,7 +18,7 @@ from torchrl_perf.envs.marine.currents import CORE_STRENGTH
 __all__ = ["CANDIDATES", "Contents", "Layout", "draw_layout", "place_pairs", "place_points"]
 
 WORLD = 55.0
-"""Side of the world, metres; nothing stops at its edge, but all is placed inside."""
+"""Side of the world, metres; its edge stops nothing, but everything is placed inside."""
 LOW, HIGH = 2.0, 53.0
 """Range of both coordinates of starts and goals."""
 CLEARANCE = 10.0
@@ -119,7 +119,7 @@ def place_points(
 def draw_layout(
     uniform: Uniform, contents: Contents, sizes: tuple[int, int, int, int], candidates: int = CANDIDATES
 ) -> tuple[Layout, Tensor]:
-    """Draw E layouts; robots, obstacles and vortices beyond the contents are there in shape only.
+    """Draw E layouts; robots, obstacles and vortices beyond the contents are padding.
 
     Args:
         uniform: ``uniform(*shape)`` returns numbers in [0, 1) of that shape, on the device and of the dtype wanted.
@@ -158,7 +158,7 @@ def draw_layout(
 
 
 def _first(own: Tensor, miss: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of the candidates ``[E, K, F]`` that miss nothing, else the one that misses least; and its miss."""
+    """The first of the candidates ``[E, K, F]`` without shortfall, else the one with the least; and its shortfall."""
     least, index = miss.clamp_min(0.0).min(1, keepdim=True)
     return own.gather(1, index.unsqueeze(-1).expand(-1, -1, own.shape[-1])).squeeze(1), least.squeeze(1)
 

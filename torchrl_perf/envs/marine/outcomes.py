@@ -1,4 +1,4 @@
-"""What a step is worth: progress, goals, collisions, the rules of the road.
+"""The rewards of a step: progress, goals, collisions, the rules of the road.
 
 Dimension key: ``E`` envs, ``R`` robots, ``O`` obstacles.
 """
@@ -20,7 +20,7 @@ STEP_REWARD, GOAL_REWARD, COLLISION_REWARD, COLREGS_REWARD = -0.1, 10.0, -5.0, -
 
 
 def events(position: Tensor, goal: Tensor, active: Tensor, obstacles: Tensor, exists: Tensor) -> Tensor:
-    """What ended which robot, at true positions.
+    """The event that ended each robot, judged by true positions.
 
     All robots are judged at once: two that touch both collide. A robot that touches something at its goal has collided.
 
@@ -57,7 +57,7 @@ def reward(before: Tensor, position: Tensor, goal: Tensor, event: Tensor, turn: 
         turn: ``[E, R]`` of :func:`~torchrl_perf.envs.marine.colregs.turn_angle`.
 
     Returns:
-        ``[E, R]``; of robots that take no part it has no meaning.
+        ``[E, R]``; undefined for inactive robots.
     """
     made_good = _distance(before, goal) - _distance(position, goal)
     ending = (event == GOAL) * GOAL_REWARD + (event == COLLISION) * COLLISION_REWARD

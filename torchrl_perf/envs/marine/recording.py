@@ -1,4 +1,4 @@
-"""What a policy does with robots, kept step by step on the device and copied to the host once, for pictures.
+"""Episodes of robots under a policy, recorded step by step on the device and copied to the host once, for pictures.
 
 Dimension key: ``E`` envs, ``R`` robots, ``O`` obstacles, ``C`` vortex cores, ``T`` steps.
 """
@@ -71,9 +71,9 @@ class Recording:
 def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> Recording:
     """Let a policy act from the env's present state for one episode of each row, without resets.
 
-    The way of a robot includes the state that ended it, which an env that resets inside its step does not show. The
-    env's worlds, its counter of frames and the policy's entries are afterwards as they were; what the policy itself
-    keeps, such as the state of a noise, is not, and random numbers have been drawn.
+    A robot's path includes the state that ended it, which an env that resets inside its step does not show. The env's
+    worlds, its counter of frames and the policy's entries are restored afterwards; state inside the policy, such as
+    that of a noise, is not, and random numbers have been drawn.
 
     Args:
         env: to choose the worlds call ``env.load_layout(scenario_set(...))`` before, or ``env.reset()``. Of
@@ -92,7 +92,8 @@ def record(env: MarineNavigation | AgentStreams, policy: Policy, steps: int) -> 
     marine = env.base_env if isinstance(env, AgentStreams) else env
     if not isinstance(marine, MarineNavigation):
         raise TypeError(
-            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}."
+            f"record expected a MarineNavigation, or AgentStreams of one, received {type(marine).__name__}. Remedy: "
+            "pass the MarineNavigation itself."
         )
     check_count("record", "steps", steps)
     before = {name: value.clone() for name, value in marine.state_dict().items()}
@@ -111,33 +112,26 @@ def _walk(
     env: MarineNavigation | AgentStreams, marine: MarineNavigation, policy: Policy, steps: int
 ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
     """Snapshots ``[E, ...]`` before each step and after the last, and the events ``[E, R]`` of each step."""
-    root = marine._root(marine._state())
-    td = env._wrap(env._root(root)) if isinstance(env, AgentStreams) else root
+    root = marine.root()
+    td = env.root_of(root) if isinstance(env, AgentStreams) else root
     frames, events = [marine.snapshot()], []
     for _ in range(steps):
         td = policy(td)
-        acted = env._acting(td) if isinstance(env, AgentStreams) else td
-        step = marine.advance(marine._state(), marine.read_action(acted))
-        state = dict(step.next_state)
-        marine.elapsed.add_(1)
-        if marine.max_episode_steps is not None:
-            state["active"] = state["active"] & (marine.elapsed < marine.max_episode_steps)
-        # an entry that did not change is the buffer itself, to which writing it changes nothing
-        marine._write(state)
+        entries = marine.sail(env.env_action(td) if isinstance(env, AgentStreams) else td)
         frames.append(marine.snapshot())
-        events.append(step.entries["agents", "event"].squeeze(-1).clone())
-        td = _next_root(env, marine, td, step.entries)
+        events.append(entries["agents", "event"].squeeze(-1).clone())
+        td = _next_root(env, marine, td, entries)
     return frames, events
 
 
 def _next_root(
     env: MarineNavigation | AgentStreams, marine: MarineNavigation, td: TensorDictBase, entries: dict[NestedKey, Tensor]
 ) -> TensorDict:
-    """The root that the policy sees next: what it wrote itself goes on, as in a collector."""
-    root = marine._root(marine._state())
+    """The root that the policy sees next; what it wrote itself is carried on, as in a collector."""
+    root = marine.root()
     for key in (("agents", "event"), ("agents", "colregs")):
         root.set(key, entries[key])
-    following = env._wrap(env._root(root)) if isinstance(env, AgentStreams) else root
+    following = env.root_of(root) if isinstance(env, AgentStreams) else root
     known = set(following.keys(True, True))
     for key in td.keys(True, True):
         if key not in known and key not in env.action_keys:

@@ -1,4 +1,4 @@
-"""Layouts that are checked or given: whether a curriculum has room, and worlds for evaluation.
+"""Whether the layouts of a curriculum have room, and given worlds for evaluation.
 
 Dimension key: ``E`` worlds, ``R`` robots, ``O`` obstacles, ``C`` vortex cores.
 """
@@ -24,7 +24,7 @@ def scenario_set(
     """Layouts that depend on the arguments alone, for evaluation: the same for every device.
 
     Args:
-        seed: of a generator of its own; the default one is left alone.
+        seed: of a separate generator; the default one is left alone.
         count: E, number of layouts.
         robots: of each.
         obstacles: of each.
@@ -38,7 +38,7 @@ def scenario_set(
 
 
 def check_room(curriculum: Curriculum, candidates: int) -> None:
-    """Raise ValueError where most worlds of a stage cannot hold what they should at the distances asked for."""
+    """Raise ValueError if most worlds of a stage cannot hold its contents at the distances asked for."""
     for number, stage in enumerate(curriculum.stages):
         if stage in curriculum.stages[:number]:
             continue
@@ -64,7 +64,7 @@ def fit_layout(layout: Layout, sizes: tuple[int, int, int, int]) -> Layout:
     missing = sorted(set(want) - set(layout))
     if missing:
         raise KeyError(
-            f"load_layout expected the entries {sorted(want)}, found {sorted(layout)}. Remedy: add {missing}."
+            f"load_layout expected the entries {sorted(want)}, received {sorted(layout)}. Remedy: add {missing}."
         )
     fitted: Layout = {}
     for name, most in want.items():
@@ -91,7 +91,7 @@ def _padded(value: Tensor, size: int) -> Tensor:
 
 
 def _trial(seed: int, worlds: int, stage: Stage, *candidates: int) -> tuple[Layout, Tensor]:
-    """Layouts of a generator of their own, and by how much each misses."""
+    """Layouts drawn from a separate generator, and the shortfall of each."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:

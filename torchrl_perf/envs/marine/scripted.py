@@ -1,4 +1,4 @@
-"""A proportional heading controller, to compare with what is learned. Dimension key: ``E`` envs, ``R`` robots."""
+"""A proportional heading controller, a baseline for learned policies. Dimension key: ``E`` envs, ``R`` robots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _HasSnapshot(Protocol):
 
 
 def scripted_action(source: _HasSnapshot | dict[str, Tensor]) -> Tensor:
-    """Action towards the goal that looks at nothing else.
+    """Action that steers towards the goal and ignores everything else.
 
     With the goal's bearing ``e`` off the bow and yaw rate ``r``: ``700 max(0, cos e)`` newtons forward from each
     thruster, and ``500 clip(1.2 e - 0.9 r, -1, 1)`` more from the left, less from the right one. In an empty world it

@@ -73,9 +73,9 @@ def observe_objects(
 ) -> Tensor:
     """The nearest objects that each robot perceives, in the order of the distance to their surface.
 
-    Active robots and obstacles are perceived up to 20 m from the robot to the surface, at the perceived position and
-    radius, which the order goes by as well. Missing objects are zeros. The order comes from counting nearer objects,
-    which unlike a sort is compiled together with all the rest; ties go by index.
+    Active robots and obstacles are perceived if their surface is within 20 m of the robot. That distance and the order
+    use the perceived position and radius. Missing objects are zeros. The order comes from counting nearer objects,
+    which, unlike a sort, is compiled together with the rest; ties go by index.
 
     Args:
         position: ``[E, R, 2]``.
@@ -122,7 +122,7 @@ def _nearest(surface: Tensor, visible: Tensor, features: Tensor) -> Tensor:
     taken = visible.gather(-1, order)
     chosen = features.gather(-2, order.unsqueeze(-1).expand(*order.shape, features.shape[-1]))
     chosen = torch.where(taken.unsqueeze(-1), chosen, 0.0)
-    free = NUM_OBJECTS - order.shape[-1]  # slots that there are no objects for, even hidden ones
+    free = NUM_OBJECTS - order.shape[-1]  # slots beyond the number of objects M
     return torch.cat((F.pad(chosen, (0, 0, 0, free)).flatten(-2), F.pad(taken, (0, free)).to(features.dtype)), -1)
 
 

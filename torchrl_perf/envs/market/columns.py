@@ -1,4 +1,4 @@
-"""What is observed of a market and of a position: five entries, or one flat one of 578 columns.
+"""The observation of a market and of a position: five entries, or one flat one of 578 columns.
 
 Dimension key: ``N`` envs, ``W`` = 24 bars of the window.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SENTIMENT = ("falls", "stays", "rises")
-"""Probabilities of a forecaster as confident as the sentiment is far from .5; they add up to 1."""
+"""Probabilities of a forecaster that is the more confident the farther the sentiment is from .5; their sum is 1."""
 POSITION = ("open", "entry", "unrealised", "duration", "size")
 """1 with a position; in percent ``entry price / p - 1`` and profit on the entry price; steps held / 24; size in units
 of the equity, negative where short. All 0 without a position."""
@@ -60,7 +60,7 @@ DAY = 24.0
 
 
 class Reading(NamedTuple):
-    """What rules of trading ask of an observation.
+    """The quantities that rules of trading read from an observation.
 
     Attributes:
         size: ``[*]`` position in units of the equity, negative where short.
@@ -118,7 +118,7 @@ def column_names(window: int = 24) -> list[str]:
 
 
 def reading(tensordict: TensorDictBase) -> Reading:
-    """What rules ask of a TensorDict ``[*]`` with the five entries, or with the flat "observation".
+    """The :class:`Reading` of a TensorDict ``[*]`` with the five entries, or with the flat "observation".
 
     Raises:
         KeyError: with neither.
@@ -134,7 +134,7 @@ def reading(tensordict: TensorDictBase) -> Reading:
     else:
         keys = sorted(map(str, tensordict.keys(True, True)))
         raise KeyError(
-            f"expected 'technical' and the other entries of a market, or 'observation', found {keys}. Remedy: the "
+            f"expected 'technical' and the other entries of a market, or 'observation', received {keys}. Remedy: the "
             "TensorDict of an OptionMarket, or of a replay that keeps its observation."
         )
     features = {name: row[..., FEATURES.index(name)] for name in ("rsi14", "sma10_gap", "sma_divergence")}
@@ -166,7 +166,7 @@ def _position(portfolio: Portfolio, price: Tensor) -> Tensor:
 
 def _portfolio(portfolio: Portfolio, price: Tensor, elapsed: Tensor) -> Tensor:
     """The columns ``PORTFOLIO``, ``[N, 8]``."""
-    # A trader who is ruined at a stroke may have less than nothing, in an observation that nothing follows.
+    # A trader ruined in one step may have negative equity, in the last observation of an episode.
     equity = (portfolio.cash + portfolio.shares * price).clamp_min(1e-3)
     columns = {
         "log_equity": equity.log(),

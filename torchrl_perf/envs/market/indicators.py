@@ -1,14 +1,14 @@
-"""Technical indicators of a price, kept from bar to bar or worked out for a whole series.
+"""Technical indicators of a price, updated bar by bar or computed for a whole series.
 
-A bar is known by its close. All is held **relative to the present close p**, which makes it free of the price's level:
-a market may run for ever in float32. What is carried from bar to bar is
+A bar is its close. Everything is **relative to the present close p** and so independent of the price's level: a market
+may run for ever in float32. Carried from bar to bar are
 
 * ``path`` ``[*, 24]``, ``log(p_(t-23+i) / p_t)``: the last 24 closes, the present one last (0);
 * ``averages`` ``[*, 5]``: ``EMA12 / p - 1``, ``EMA26 / p - 1``, the MACD's signal, an EMA9, over p, and Wilder's
   averages of gains and of losses over 14 bars, over p.
 
-Sums over the last 5, 10 and 20 bars are taken anew from the path at each bar, 24 numbers: sums that are carried would
-gather rounding errors without end.
+Sums over the last 5, 10 and 20 bars are recomputed from the path, 24 numbers, at each bar: running sums would
+accumulate rounding errors.
 
 Dimension key: ``S`` series, ``T`` bars, ``F`` = 23 columns.
 """
@@ -48,7 +48,7 @@ LOOKBACK = 24
 AVERAGES = ("ema12", "ema26", "signal", "gain", "loss")
 """The columns of the averages."""
 WARM_BARS = 40
-"""Bars before the first one that is shown: what the averages began with has faded."""
+"""Bars before the first one that is shown, until the initial values of the averages have faded."""
 PERCENT = 100.0
 
 FAST, SLOW, SIGNAL = 2.0 / 13.0, 2.0 / 27.0, 2.0 / 10.0
@@ -78,8 +78,8 @@ def update_averages(averages: Tensor, log_return: Tensor) -> Tensor:
 def series_averages(log_returns: Tensor) -> Tensor:
     """The averages at each bar of whole series.
 
-    Exponential averages begin at the first close, the signal at 0. Wilder's averages begin, as he has it, with the
-    plain mean of the first 14 changes; before, it is that of the changes there are.
+    Exponential averages begin at the first close, the signal at 0. Wilder's averages begin with the plain mean of the
+    first 14 changes, as he defines them; before that, with the mean of the changes so far.
 
     Args:
         log_returns: ``[*, T]`` of each bar, 0 in the first one.

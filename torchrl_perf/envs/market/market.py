@@ -22,15 +22,15 @@ from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 __all__ = ["OptionMarket"]
 
 LEAST_GROWTH = 1e-3
-"""Least ``E' / E`` whose logarithm is rewarded: less than nothing may be left of a position with leverage."""
+"""Least ``E' / E`` whose logarithm is rewarded: with leverage the equity may become negative."""
 
 
 class OptionMarket(StructuredEnv):
-    """Trade one asset: each step trades at the close of a bar, and is worth what the next close makes of it.
+    """Trade one asset: each step trades at the close of a bar, and is rewarded by the change up to the next close.
 
-    **Prices.** Without ``prices`` each env has a price of its own, regime-switching and without end: an episode begins
-    where the one before ended, the level back at 100, see :class:`RegimeMarket`. With them it follows one of S series
-    from a start of its own, see :class:`RecordedMarket`. Nothing that is done moves the price.
+    **Prices.** Without ``prices`` each env has its own endless regime-switching price: an episode begins where the last
+    one ended, with the level set back to 100, see :class:`RegimeMarket`. With ``prices`` it follows one of S series
+    from a random start, see :class:`RecordedMarket`. Trades do not move the price.
 
     **Action**, ``"action"`` float [N, 1] in [-1, 1]. Semantics ``"target"``: the position is brought to ``action *
     max_weight`` of the equity. ``"rules"``: below .001 nothing; positive, buy for ``.45 a`` of the equity, at most .35
@@ -41,8 +41,8 @@ class OptionMarket(StructuredEnv):
     **Accounting.** In units of the capital: ``E' - E = shares' (p' - p) - cost |traded|``, see ``portfolio``.
 
     **Reward**, ``"reward"`` [N, 1] under "next". ``"log_wealth"``: ``log(E' / E)``, at least log(.001).
-    ``"realised_pnl"``: what trades realised, less their costs, profits twice, times ``pnl_scale`` and clipped to
-    ``pnl_clip``, and minus ``hold_penalty`` without a trade; a position that is open at the end has realised nothing.
+    ``"realised_pnl"``: the profit that trades realised, less their costs, gains counted twice, times ``pnl_scale`` and
+    clipped to ``pnl_clip``; minus ``hold_penalty`` without a trade. A position open at the end has realised nothing.
 
     **Ends.** Terminated with an equity of at most ``ruin``; truncated after ``max_episode_steps``.
 
@@ -50,15 +50,15 @@ class OptionMarket(StructuredEnv):
     ``"technical"`` [N, W, 23], ``"sentiment"`` [N, 3], ``"position"`` [N, 5], ``"portfolio"`` [N, 8] and ``"regime"``
     [N, 10], which it is made of in this order (columns in ``columns.PARTS``, names by ``column_names``), or
     ``"both"``; ``"equity"`` and ``"price"`` [N, 1]; the flags of :class:`StructuredEnv`. Under "next" also
-    ``"traded"`` [N, 1], the notional, negative where was sold, and ``"cost"`` [N, 1].
+    ``"traded"`` [N, 1], the notional, negative for sales, and ``"cost"`` [N, 1].
 
     **State**: that of the market, ``price``, the entries of :class:`Portfolio` and ``steps`` [N], as buffers
     ``state_...``.
 
-    **What a result means.** With the default regimes nothing that is observed tells the sign of the next return beyond
-    the regimes' small means: a policy learns their exposure, to save costs, and no more. With
-    ``RegimeSettings(sentiment_correlation=...)`` the edge is one that was put in. Prices of the past have been seen by
-    whoever chose the rules.
+    **What a result means.** With the default regimes the observation does not tell the sign of the next return beyond
+    the regimes' small means: a policy can only learn how much to hold and how to save costs. With
+    ``RegimeSettings(sentiment_correlation=...)`` there is an edge, because it was put in. Past prices were known when
+    the rules were chosen.
 
     Args:
         num_envs: N, at least 1.
@@ -137,7 +137,7 @@ class OptionMarket(StructuredEnv):
         return self._begun(*self.market.draw())
 
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
-        """Return the capital in cash at the price; the market goes on and is left out, or is at another place."""
+        """Return the capital in cash at the price, and a new place in given prices; a synthetic market goes on."""
         return self._begun(*self.market.redraw())
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:

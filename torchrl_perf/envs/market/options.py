@@ -1,4 +1,4 @@
-"""Six options of a trader, with rules that say where each begins and ends, for all rows in one pass.
+"""Six options of a trader, with rules for where each begins and ends, for all rows in one pass.
 
 Dimension key: ``O`` = 6 options.
 """
@@ -23,11 +23,11 @@ __all__ = ["OPTION_NAMES", "OptionRules", "TradingInitiation", "TradingTerminati
 OPTION_NAMES = ("open_long", "open_short", "close", "trend", "scalp", "wait")
 """The options in the order of their indices; "wait" is the fallback."""
 MIN_DURATION = (5, 5, 3, 10, 5, 5)
-"""Steps before which each does not end."""
+"""Steps that each lasts at least."""
 ACTION_SCALE = (0.8, 0.8, 1.0, 0.6, 1.0, 0.05)
-"""Part of the action's bounds that each uses, to both sides."""
+"""Share of the action's bounds that each uses, in both directions."""
 DIRECTED_RANGE = ((0.0, 0.8), (-0.8, 0.0), (-1.0, 0.0), (-0.6, 0.6), (0.0, 1.0), (-0.05, 0.05))
-"""The same to the side that the option is for."""
+"""The same, in the option's own direction only."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class OptionRules:
     empty: float = 0.02
     """A position below this may be opened."""
     full: float = 0.9 * 0.15
-    """One from this on has been opened."""
+    """A position of at least this has been opened."""
     closed: float = 0.01
-    """One below this has been closed."""
+    """A position below this has been closed."""
     bearish: float = 0.35
     """Least sentiment of a purchase."""
     bullish: float = 0.65
-    """Sentiment from which on nothing is sold short."""
+    """Sentiment at and above which nothing is sold short."""
     turned: float = 0.6
     """Sentiment above which opening a short position is given up."""
     extreme_high: float = 0.75
@@ -57,9 +57,9 @@ class OptionRules:
     certain: float = 0.75
     """Probability of the forecaster above which waiting ends."""
     oversold: float = 0.35
-    """RSI below which is scalped."""
+    """RSI below which ``scalp`` may begin."""
     overbought: float = 0.65
-    """RSI above which is sold short."""
+    """RSI above which ``open_short`` may begin."""
     trending: float = 0.015
     """|SMA10 - SMA20| / SMA20 above which there is a trend."""
     moving: float = 0.03
@@ -79,8 +79,8 @@ class OptionRules:
 class TradingInitiation(nn.Module):
     """Where each option may begin.
 
-    ``open_long``: no position to speak of and a sentiment that is not bearish. ``open_short``: none, the price below
-    SMA10, SMA10 below SMA20 or an overbought RSI, and a sentiment that is not bullish. ``close``: a position.
+    ``open_long``: no sizeable position and a sentiment that is not bearish. ``open_short``: no position, the price
+    below SMA10, SMA10 below SMA20 or an overbought RSI, and a sentiment that is not bullish. ``close``: a position.
     ``trend``: SMA10 far from SMA20, and a sentiment that is not against it, bearish above or bullish below. ``scalp``:
     no position, an oversold RSI and a sentiment that is not bearish. ``wait``: always.
 
@@ -172,16 +172,16 @@ def option_set(
 ) -> OptionSet:
     """The six options of a market, on the env's device.
 
-    They are made for ``semantics="rules"``, where an action of 0 holds what there is, and nothing is sold short:
-    ``open_short`` then sells what there is. With ``"target"`` an action is a position, and the small ones of ``wait``
-    all but close it.
+    They are made for ``semantics="rules"``, where an action of 0 holds the position and nothing is sold short:
+    ``open_short`` then sells the position. With ``"target"`` an action is a position, and the small actions of ``wait``
+    nearly close it.
 
     Args:
         env: the market, or one of the same observation.
         rules: thresholds of the rules.
         initiation: td -> bool ``[*, O]`` in place of :class:`TradingInitiation`.
         termination: td -> float ``[*, O]`` in place of :class:`TradingTermination`.
-        directed: whether options buy, sell or close alone, rather than act to both sides.
+        directed: whether each option acts in its own direction only (buys, sells or closes).
 
     Raises:
         ValueError: for a rule that returns another shape or dtype than these.

@@ -1,7 +1,7 @@
-"""Cash and shares: what an action trades, what that costs, and what it leaves.
+"""Cash and shares: the trade of an action, its cost, and the portfolio after it.
 
-All amounts are in units of the capital with which an episode begins. With the price ``p`` at which is traded and ``p'``
-of the next bar, the equity ``E = cash + shares p`` obeys ``E' - E = shares' (p' - p) - cost |traded|`` exactly.
+All amounts are in units of the capital with which an episode begins. With the price ``p`` of the trade and ``p'`` of
+the next bar, the equity ``E = cash + shares p`` obeys ``E' - E = shares' (p' - p) - cost |traded|`` exactly.
 
 Dimension key: ``N`` envs.
 """
@@ -20,22 +20,22 @@ __all__ = ["Fill", "Portfolio", "execute", "marked", "rule_trade", "target_trade
 HOLD = 0.001
 """"rules": actions smaller than this do nothing."""
 DUST = 1e-5
-""""rules": room for less than this share of the equity is none, for what a full portfolio has left is rounding."""
+""""rules": room for less than this share of the equity counts as none: in a full portfolio it is rounding."""
 
 
 class Portfolio(NamedTuple):
-    """What an env owns, and what is remembered of how it came to that.
+    """Holdings of each env, and the history that the observation shows of them.
 
     Attributes:
         cash: ``[N]``.
         shares: ``[N]``, negative where short.
         entry: ``[N]``, mean price at which the position was opened; 0 without one.
         peak: ``[N]``, greatest equity so far.
-        realised: ``[N]``, profits of what was closed, less all costs; without a position the equity is 1 and this.
+        realised: ``[N]``, profits of closed positions, less all costs; without a position the equity is 1 plus this.
         paid: ``[N]``, costs so far.
         held: int32 ``[N]``, steps since the position was opened.
         idle: int32 ``[N]``, steps since the last trade.
-        buys: int32 ``[N]``, one bit for each of the last 20 bars, set where was bought.
+        buys: int32 ``[N]``, one bit for each of the last 20 bars, set if the bar had a purchase.
     """
 
     cash: Tensor
@@ -57,8 +57,8 @@ class Portfolio(NamedTuple):
         return cls(one, zero, zero, one, zero, zero, none, none, none)
 
     def bought_share(self, dtype: torch.dtype) -> Tensor:
-        """``[N]``: the share of the last 20 bars in which was bought."""
-        bits = self.buys  # the number of bits set, in sums of ever wider groups of them
+        """``[N]``: the share of the last 20 bars with a purchase."""
+        bits = self.buys  # population count: sums over groups of bits of growing width
         bits = bits - ((bits >> 1) & 0x55555)
         bits = (bits & 0x33333) + ((bits >> 2) & 0x33333)
         bits = (bits + (bits >> 4)) & 0x0F0F0F
@@ -69,7 +69,7 @@ class Fill(NamedTuple):
     """What a trade did.
 
     Attributes:
-        traded: ``[N]``, notional, positive where was bought.
+        traded: ``[N]``, notional, positive for purchases.
         fee: ``[N]``, its cost.
         profit: ``[N]``, realised by it, less the fee.
     """
@@ -80,9 +80,9 @@ class Fill(NamedTuple):
 
 
 def target_trade(portfolio: Portfolio, price: Tensor, weight: Tensor, settings: MarketSettings) -> Tensor:
-    """The notional ``[N]`` after which the position is ``weight`` [N] of the equity that its cost leaves.
+    """The notional ``[N]`` that brings the position to ``weight`` [N] of the equity after costs.
 
-    With ``v = shares p`` it is ``d = (w E - v) / (1 + c w)``, ``1 - c w`` where is sold: then
+    With ``v = shares p`` it is ``d = (w E - v) / (1 + c w)``, with ``1 - c w`` for sales: then
     ``v + d = w (E - c |d|)``.
     """
     value = portfolio.shares * price
@@ -94,10 +94,10 @@ def target_trade(portfolio: Portfolio, price: Tensor, weight: Tensor, settings: 
 def rule_trade(portfolio: Portfolio, price: Tensor, action: Tensor, settings: MarketSettings) -> Tensor:
     """The notional ``[N]`` that an ``action`` [N] in [-1, 1] stands for.
 
-    Below .001 nothing. Above, purchases for ``a buy_share`` of the equity, at most ``entry_cap`` without a position and
-    what leads to ``max_weight``, and none where that is below 1e-5 of the equity or more than ``most_buys`` of the last
-    20 bars have seen one. Negative ones sell that share of the position, which they cannot before it has been held for
-    ``min_hold`` steps.
+    An action below .001 in size does nothing. A positive one buys for ``a buy_share`` of the equity, at most
+    ``entry_cap`` without a position and at most up to ``max_weight``; nothing if that is below 1e-5 of the equity, or
+    if more than ``most_buys`` of the last 20 bars had a purchase. A negative one sells that share of the position, once
+    it has been held for ``min_hold`` steps.
     """
     value = portfolio.shares * price
     equity = portfolio.cash + value
@@ -113,7 +113,7 @@ def rule_trade(portfolio: Portfolio, price: Tensor, action: Tensor, settings: Ma
 
 
 def execute(portfolio: Portfolio, price: Tensor, traded: Tensor, cost: float) -> tuple[Portfolio, Fill]:
-    """Trade for the notional ``traded`` [N] at ``price`` [N]; what a position is closed by is exact.
+    """Trade for the notional ``traded`` [N] at ``price`` [N]; a position that is closed leaves exactly 0 shares.
 
     Returns:
         The portfolio with cash, shares, entry price, profits and costs after it, and what it did.
@@ -153,6 +153,6 @@ def marked(portfolio: Portfolio, price: Tensor) -> tuple[Portfolio, Tensor]:
 
 
 def _towards(equity: Tensor, value: Tensor, weight: Tensor, cost: float) -> Tensor:
-    """The notional that brings ``value`` to ``weight`` of the equity that its cost leaves."""
+    """The notional that brings ``value`` to ``weight`` of the equity after costs."""
     gap = weight * equity - value
     return gap / (1.0 + cost * weight * gap.sign())

@@ -1,4 +1,4 @@
-"""Given prices as a market: all that is shown of them is worked out once, an env holds its place in them.
+"""Given prices as a market: their indicators are computed once, and an env holds its place in them.
 
 Dimension key: ``N`` envs, ``S`` series, ``T`` bars, ``W`` bars of the window.
 """
@@ -80,15 +80,15 @@ def episode_bars(bars: int, window: int, max_episode_steps: int | None) -> tuple
 class RecordedMarket(nn.Module):
     """The market of an :class:`OptionMarket` that follows given prices.
 
-    The indicators of a bar depend on the prices alone, so those of all bars are worked out at construction, in float64.
-    An episode has a start of its own, early enough for all its steps: that the data end ends no episode.
+    The indicators of a bar depend on the prices alone, so those of all bars are computed at construction, in float64.
+    Each episode draws a start that is early enough for all its steps, so that the end of the data ends no episode.
 
     **State**: ``bar`` int64 [N], the place in the flattened series.
 
     Args:
         num_envs: N.
         prices: closes ``[T]`` or ``[S, T]``, float.
-        settings: window, starts, sentiment and bars of a week, the first bar being the first of one.
+        settings: window, starts, sentiment and bars per week; the first bar is the first of a week.
         max_episode_steps: of an episode; None is as many as the series has room for.
         dtype: float type.
         device: where everything lives.

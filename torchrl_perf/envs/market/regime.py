@@ -1,4 +1,4 @@
-"""A price without end: normal log returns whose mean and volatility a hidden Markov chain switches.
+"""An endless price: normal log returns whose mean and volatility a hidden Markov chain switches.
 
 Dimension key: ``N`` envs, ``K`` regimes, ``W`` bars of the window, ``H`` bars of a history.
 """
@@ -46,9 +46,9 @@ def next_regime(regime: Tensor, cumulative: Tensor, uniform: Tensor) -> Tensor:
 class RegimeMarket(nn.Module):
     """The synthetic market of an :class:`OptionMarket`: one price for each env, which outlives its episodes.
 
-    The price is stationary and knows nothing of the trader, so an episode that ends leaves the market as it is and the
-    next one begins at the next bar: as good as a market drawn anew, warm indicators included, at no cost. Only the
-    price's level goes back to 100. A reset of all rows draws all anew, from the chain's long-run distribution.
+    The process is stationary and independent of the trader, so after an episode the next one begins at the next bar of
+    the same market: as good as a newly drawn market with warm indicators, at no cost. Only the price's level goes back
+    to 100. A reset of all rows draws new markets from the chain's long-run distribution.
 
     **State**: ``path`` [N, 24], ``averages`` [N, 5] (see ``indicators``), ``window`` [N, W, 23], the rows of the last W
     bars, ``regime`` int64 [N], the state of the *next* return, ``noise`` [N], the sentiment's AR(1), ``clock`` int64
@@ -103,7 +103,7 @@ class RegimeMarket(nn.Module):
         return state, torch.full((rows,), START_PRICE, **options)
 
     def redraw(self) -> tuple[State, Tensor]:
-        """No entry, for the market goes on, and the price with which an episode begins."""
+        """No entries, since the market goes on, and the price with which an episode begins."""
         return {}, torch.full((self.num_envs,), START_PRICE, dtype=self.dtype, device=self.device)
 
     def advance(self, state: State, price: Tensor) -> tuple[State, Tensor]:
@@ -134,7 +134,7 @@ class RegimeMarket(nn.Module):
         return state["window"]
 
     def signal(self, state: State) -> Tensor:
-        """The sentiment's score ``[N]``: standard normal noise, and what it knows of the next return's regime."""
+        """The sentiment's score ``[N]``: standard normal noise, correlated with the next return's regime."""
         known = self.regime.sentiment_correlation
         if known == 0.0:
             return state["noise"]

@@ -1,4 +1,4 @@
-"""Prices of the past that a package on the Python Package Index carries: the S&P 500."""
+"""Past prices from a package on the Python Package Index: the S&P 500."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class PriceSeries(NamedTuple):
         kept = [index for index, date in enumerate(self.dates) if first <= date <= last]
         if not kept:
             raise ValueError(
-                f"between: expected dates within {self.dates[0]} to {self.dates[-1]}, received {first!r} to {last!r}."
+                f"between: expected dates within {self.dates[0]} to {self.dates[-1]}, received {first!r} to {last!r}. "
+                "Remedy: dates within the series, the first before the last."
             )
         part = slice(kept[0], kept[-1] + 1)
         return PriceSeries(self.dates[part], self.prices[part])
@@ -49,7 +50,7 @@ def sp500(path: str | os.PathLike[str] | None = None) -> PriceSeries:
 
     The file is read where the package is installed; the package itself, which needs a solver, is not imported. The
     series belongs to its publisher, and is no part of this package. An index cannot be bought, pays no dividends, and
-    holds companies that did well: what a policy makes of it is no forecast.
+    consists of companies that did well: a policy's result on it is no forecast.
 
     Args:
         path: a file of the same form, gzipped CSV with a header, dates and closes; that of ``skfolio`` by default.
@@ -62,17 +63,23 @@ def sp500(path: str | os.PathLike[str] | None = None) -> PriceSeries:
     file = _packaged() if path is None else Path(path)
     if not file.is_file():
         raise FileNotFoundError(
-            f"sp500: expected the file {file}, which is not there. Remedy: pip install 'skfolio>=1.12,<2', or pass the "
-            "path of a gzipped CSV of dates and closes."
+            f"sp500: expected the file {file}, received a package without it. Remedy: pip install 'skfolio>=1.12,<2', "
+            "or pass the path of a gzipped CSV of dates and closes."
         )
     with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
         rows = list(csv.reader(text))[1:]
     try:
         dates, closes = [row[0] for row in rows], [float(row[1]) for row in rows]
     except (IndexError, ValueError) as error:
-        raise ValueError(f"sp500: expected a date and a close in each row of {file}, received {error}.") from error
+        raise ValueError(
+            f"sp500: expected a date and a close in each row of {file}, received {error}. Remedy: rows such as "
+            "1990-01-02,359.69."
+        ) from error
     if not rows or dates != sorted(dates):
-        raise ValueError(f"sp500: expected rows by rising dates in {file}, received {len(rows)} rows in another order.")
+        raise ValueError(
+            f"sp500: expected rows by rising dates in {file}, received {len(rows)} rows in another order. Remedy: "
+            "sort the file by date."
+        )
     return PriceSeries(dates, torch.tensor(closes, dtype=torch.float64))
 
 
@@ -80,5 +87,8 @@ def _packaged() -> Path:
     """The file of the installed package."""
     found = importlib.util.find_spec("skfolio")
     if found is None or not found.submodule_search_locations:
-        raise ImportError("sp500: expected the package skfolio. Remedy: pip install 'torchrl_perf[data]'")
+        raise ImportError(
+            "sp500: expected the package skfolio, received an environment without it. Remedy: pip install "
+            "'torchrl_perf[data]'"
+        )
     return Path(next(iter(found.submodule_search_locations))) / SP500_FILE

@@ -1,4 +1,4 @@
-"""What a market is like: its regimes, what trading costs, what an action means and what is rewarded.
+"""Settings of a market: regimes, costs, and the meaning of actions and rewards.
 
 Dimension key: ``K`` regimes.
 """
@@ -87,7 +87,7 @@ class MarketSettings:
     max_weight: float = 1.0
     """Greatest part of the equity that is invested, long or short; more than 1 is leverage."""
     dead_band: float = 0.0
-    """A target weight that is not farther than this from the present one is not traded to."""
+    """No trade is made if the target weight is within this of the present one."""
     window: int = 24
     """W: bars of the technical observation."""
     bars_per_week: int = 168
@@ -116,7 +116,7 @@ class MarketSettings:
     pnl_clip: float = 1.0
     """"realised_pnl": bound of the reward of a step."""
     hold_penalty: float = 1e-4
-    """"realised_pnl": taken off in a step without a trade."""
+    """"realised_pnl": subtracted in a step without a trade."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -157,7 +157,9 @@ class MarketSettings:
         names = [entry.name for entry in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
-            raise TypeError(f"OptionMarket: expected settings among {names}, received {unknown}.")
+            raise TypeError(
+                f"OptionMarket: expected settings among {names}, received {unknown}. Remedy: take the others out."
+            )
         return cls(**values)
 
     @property

@@ -1,4 +1,4 @@
-"""A task that needs a memory of what one is about, whose optimum is known in closed form."""
+"""A task that needs memory of the present aim, whose optimum is known in closed form."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _LANDING = 0.1
 
 
 class Ferry(DeviceEnv):
-    """Carry from bank to bank; on the water one does not see which way one is going.
+    """Steer a ferry from bank to bank; on the water it cannot see which way it is bound.
 
     A ferry lies between two banks at 0 and 1 and moves by ``0.2 a`` a step, the action ``a`` in [-1, 1], never beyond
-    the banks. The reward is the way made towards the bank that it is bound for, 1 at full speed and less than 0
-    backwards. Within 0.1 of that bank it has arrived, and is bound for the other one. What is observed is only where it
-    is: at the left bank, on the water, or at the right bank. Episodes begin at one of the banks, are truncated after 50
-    steps and never terminate.
+    the banks. The reward is the distance made towards the bank that it is bound for, 1 at full speed and negative
+    backwards. Within 0.1 of that bank it has arrived, and is bound for the other one. It observes only where it is: at
+    the left bank, on the water, or at the right bank. Episodes begin at one of the banks, are truncated after 50 steps
+    and never terminate.
 
     **Optimum.** No step gives more than 1, and full speed in the right direction gives 1 in each, so that
     :attr:`optimal_return` is 50. It needs two options, one for each way, which last from bank to bank.
 
-    **Without options.** On the water a policy of the observation alone does the same whichever way it is bound. A
-    crossing gives 5 whatever it takes, and at full speed with an even chance for each way it takes 25 steps on average
+    **Without options.** On the water a policy of the observation alone acts the same whichever way it is bound. A
+    crossing gives 5 however long it takes; at full speed with an even chance of each way it takes 25 steps on average
     (a walk on 0, ..., 5 that is reflected at 0): about 1 in 5 of the optimum, 10.8 in an episode. A policy that always
     goes the same way on the water crosses once at most. :meth:`memoryless_return` is exact.
 

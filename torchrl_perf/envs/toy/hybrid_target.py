@@ -22,7 +22,7 @@ class HybridTarget(DeviceEnv):
 
     Each step names an axis and, for each axis, a displacement within +-0.5; the point moves along the named axis alone.
     The reward is minus the distance ``|x| + |y|`` after the step. Episodes are truncated after 8 steps and never
-    terminate. A policy that only chooses well, or only measures well, falls short: both parts have to be learnt.
+    terminate. A policy has to learn both parts, the choice of the axis and the size of the displacement.
 
     **Optimum.** Along an axis at distance ``d`` there are ``floor(d / 0.5)`` full moves and one of the rest. Moves
     along the two axes may be taken in any order, and each shortens the distance of all steps after it, so that the
@@ -61,7 +61,7 @@ class HybridTarget(DeviceEnv):
             if part is None:
                 keys = sorted(map(str, tensordict.keys(True, True)))
                 raise KeyError(
-                    f"HybridTarget expected ('action', {name!r}), found {keys}. Remedy: run a policy that writes it."
+                    f"HybridTarget expected ('action', {name!r}), received {keys}. Remedy: run a policy that writes it."
                 )
             if part.shape != shape or part.is_floating_point() != is_float or part.dtype == torch.bool:
                 raise ValueError(
@@ -100,8 +100,8 @@ class HybridTarget(DeviceEnv):
         of the initial distance ``L``, so that the return is ``-sum_t (L - sum_{i <= t} m_i)``.
 
         Args:
-            state (Tensor): [*, 2], positions in [-1, 1]^2.
-            steps (int): steps of the episode.
+            state: [*, 2], positions in [-1, 1]^2.
+            steps: steps of the episode.
 
         Returns:
             [*], at most 0.

@@ -43,7 +43,7 @@ def categorical_projection(next_probs: Tensor, reward: Tensor, discount: Tensor,
         return next_probs
     shifted = reward.unsqueeze(-1) + discount.unsqueeze(-1) * support
     shifted = shifted.clamp(support[0], support[-1])
-    # few kernels and no atomic sums on a GPU, few numbers on a CPU, where the matrix is written out
+    # dense: few kernels and no atomic sums on a GPU; by index: fewer numbers on a CPU, where the matrix is written out
     dense = shifted.is_cuda or torch.compiler.is_compiling()
     return (_shared_densely if dense else _shared_by_index)(next_probs, shifted, support)
 
@@ -51,7 +51,7 @@ def categorical_projection(next_probs: Tensor, reward: Tensor, discount: Tensor,
 def _shared_densely(probs: Tensor, shifted: Tensor, support: Tensor) -> Tensor:
     """``[*, M]`` probabilities at ``shifted [*, M]`` laid on the atoms, as the product with a matrix."""
     slope = 1 / support.diff()
-    # beyond an end atom there is nothing to share with, and no distance on that side: any slope will do
+    # an end atom has no neighbour on its outer side, and no shifted atom lies there: any slope will do
     to_left, to_right = torch.cat([slope[:1], slope]).unsqueeze(-1), torch.cat([slope, slope[-1:]]).unsqueeze(-1)
     distance = shifted.unsqueeze(-2) - support.unsqueeze(-1)  # [*, M, M]: atom i, shifted atom j
     share = (1 - torch.maximum(distance * -to_left, distance * to_right)).clamp_min(0)
@@ -90,7 +90,7 @@ def quantile_huber_loss(quantiles: Tensor, targets: Tensor, taus: Tensor, kappa:
     if quantiles.shape[:-1] != targets.shape[:-1]:
         raise ValueError(
             f"quantiles, targets: expected [B, K] and [B, K'] with the same B, received {list(quantiles.shape)} and "
-            f"{list(targets.shape)}."
+            f"{list(targets.shape)}. Remedy: reshape both to [B, ...], without the action."
         )
     if taus.shape not in (quantiles.shape, quantiles.shape[-1:]):
         raise ValueError(
@@ -125,7 +125,7 @@ def midpoints(count: int, device: torch.device | str | None = None) -> Tensor:
         ValueError: for a count below 1.
     """
     if count < 1:
-        raise ValueError(f"count: expected at least one quantile, received {count}.")
+        raise ValueError(f"count: expected at least one quantile, received {count}. Remedy: count=1 or more.")
     return (torch.arange(count, dtype=torch.float64, device=device).mul(2).add(1) / (2 * count)).to(torch.float32)
 
 
@@ -142,11 +142,17 @@ def return_bounds(reward_bounds: tuple[float, float], gamma: float, horizon: int
     """
     low, high = reward_bounds
     if not low <= high:
-        raise ValueError(f"reward_bounds: expected least and greatest reward, received {reward_bounds}.")
+        raise ValueError(
+            f"reward_bounds: expected least and greatest reward, received {reward_bounds}. Remedy: (least, greatest), "
+            "the least first."
+        )
     if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma: expected a discount factor in [0, 1], received {gamma}.")
+        raise ValueError(
+            f"gamma: expected a discount factor in [0, 1], received {gamma}. Remedy: a number from 0 to 1, such as "
+            "0.99."
+        )
     if horizon is not None and horizon < 1:
-        raise ValueError(f"horizon: expected at least one step, received {horizon}.")
+        raise ValueError(f"horizon: expected at least one step, received {horizon}. Remedy: horizon=1 or more.")
     if gamma == 1.0:
         steps = math.inf if horizon is None else float(horizon)
     else:

@@ -38,8 +38,8 @@ def q_targets(
 ) -> Tensor:
     """``reward + discount * Q_target(s', argmax_a Q(s', a))``, without the second term where the step terminated.
 
-    With ``online_values`` the next action is the online network's: double Q-learning (arXiv:1509.06461), which does
-    not overestimate as the maximum of one noisy network does.
+    With ``online_values`` the next action is the online network's: double Q-learning (arXiv:1509.06461), which avoids
+    the overestimation by the maximum over one noisy network.
 
     Args:
         reward: ``[*]`` float; for n-step returns the discounted sum of the window.
@@ -61,7 +61,7 @@ def q_targets(
 
 @computed_wide
 def q_loss(prediction: Tensor, target: Tensor, kind: LossKind = "huber", weight: Tensor | None = None) -> Tensor:
-    """Mean loss of the temporal differences, weighted as prioritised replay asks (arXiv:1511.05952).
+    """Mean loss of the temporal differences, weighted for prioritised replay (arXiv:1511.05952).
 
     Args:
         prediction: ``[*]`` values of the actions taken.
@@ -78,5 +78,5 @@ def q_loss(prediction: Tensor, target: Tensor, kind: LossKind = "huber", weight:
         return distance(prediction, target)
     losses = distance(prediction, target, reduction="none")
     total = weight.sum()
-    # rows that count nothing at all add nothing
+    # if all weights are 0 the loss is 0
     return (losses * weight).sum() / torch.where(total == 0, 1.0, total)

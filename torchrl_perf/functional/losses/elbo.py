@@ -27,7 +27,7 @@ __all__ = [
 
 BetaSchedule = Literal["constant", "linear", "cyclic"]
 MAX_LOG_RATE = 14.0
-"""Of Poisson counts: a million a bin, beyond which a wild guess would make the likelihood infinite."""
+"""Cap of the log of Poisson rates, a million counts a bin: a wild guess would make the likelihood infinite."""
 
 
 def decayed_weights(
@@ -39,8 +39,8 @@ def decayed_weights(
 ) -> Tensor:
     """Weights of predictions of 1 to H steps, ``decay^k / sum_j decay^j``: they add up to 1.
 
-    For H = 5 and 0.8 they are .2975, .2380, .1904, .1523, .1218. The tensor is made once for each set of arguments and
-    shared: do not write to it.
+    For H = 5 and decay 0.8 they are .2975, .2380, .1904, .1523, .1218. The tensor is made once for each set of
+    arguments and shared: do not write to it.
 
     Args:
         horizon: H, at least 1.
@@ -55,14 +55,17 @@ def decayed_weights(
         ValueError: for numbers outside what is described.
     """
     if horizon < 1 or not 0.0 < decay < math.inf:
-        raise ValueError(f"decayed_weights: expected horizon >= 1 and decay > 0, received {horizon} and {decay}.")
+        raise ValueError(
+            f"decayed_weights: expected horizon >= 1 and decay > 0, received {horizon} and {decay}. Remedy: horizon=1 "
+            "or more, and decay=1.0 for equal weights."
+        )
     # an empty tensor resolves "cuda" to the current device, so that the key names one
     return _decayed_weights(horizon, float(decay), torch.empty(0, device=device).device, dtype)
 
 
 @functools.lru_cache(maxsize=64)
 def _decayed_weights(horizon: int, decay: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
         powers = decay ** torch.arange(horizon, dtype=torch.float64)
         return (powers / powers.sum()).to(device=device, dtype=dtype)
 
@@ -126,13 +129,13 @@ def temporal_mask(
         dtype: of the mask.
 
     Returns:
-        0 or 1, a new tensor: one that autograd still needs is never overwritten.
+        0 or 1, a new tensor, so that none that autograd still needs is overwritten.
 
     Raises:
         ValueError: for a rate outside of [0, 1].
     """
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"rate: expected a probability, received {rate}.")
+        raise ValueError(f"rate: expected a probability, received {rate}. Remedy: a number from 0 to 1.")
     return torch.empty(shape, device=device, dtype=dtype).bernoulli_(1.0 - rate)
 
 
@@ -145,7 +148,7 @@ def masked_latent(keep: Tensor, posterior: Tensor, predicted: Tensor) -> Tensor:
         predicted: prediction from the step before, ``[*, S]``.
 
     Returns:
-        ``[*, S]``; what is not kept does not reach it, NaN included, and neither does its gradient.
+        ``[*, S]``; the sample that is not chosen, NaN included, affects neither the result nor a gradient.
     """
     return torch.where(keep > 0, posterior, predicted)
 
@@ -189,7 +192,7 @@ def beta_at(
     if kind not in get_args(BetaSchedule) or warmup < 0 or anneal < 1:
         raise ValueError(
             f"beta_at: expected one of {get_args(BetaSchedule)}, warmup >= 0 and anneal >= 1, received {kind!r}, "
-            f"{warmup} and {anneal}."
+            f"{warmup} and {anneal}. Remedy: one of these names, and ints in these ranges."
         )
     after = (step - warmup).to(torch.float32)
     beta = widened(beta) if isinstance(beta, Tensor) else beta

@@ -1,4 +1,4 @@
-"""Entropy and divergence of normal and squashed normal actions, and what joins the parts of a hybrid action.
+"""Entropy and divergence of normal and squashed normal actions, and sums over the parts of a hybrid action.
 
 Dimension key: ``D`` components of one continuous action; ``*`` any batch, nodes of an action included.
 """
@@ -159,7 +159,7 @@ def expected_soft_value(value: Tensor, log_policy: Tensor, alpha: Tensor | float
 
     Args:
         value: ``[*, D]``.
-        log_policy: ``[*, D]``, ``-inf`` for choices that are not allowed, whose values are not looked at.
+        log_policy: ``[*, D]``, ``-inf`` for choices that are not allowed, whose values are ignored.
         alpha: 0-d temperature.
 
     Returns:

@@ -38,7 +38,7 @@ def intrinsic_reward(predicted: Tensor, features: Tensor, eta: float | Tensor) -
 
 @computed_wide
 def inverse_error(predicted: Tensor, action: Tensor, *, discrete: bool) -> Tensor:
-    """How badly the action is guessed from the features of the two states around it (eq. 3).
+    """Error of the action predicted from the features of the two states around it (eq. 3).
 
     Args:
         predicted: ``[*, D]``: logits of discrete actions, or a continuous action.
@@ -55,7 +55,7 @@ def inverse_error(predicted: Tensor, action: Tensor, *, discrete: bool) -> Tenso
 
 
 def inverse_accuracy(predicted: Tensor, action: Tensor) -> Tensor:
-    """Share of discrete actions that are guessed right.
+    """Share of discrete actions that are predicted correctly.
 
     Args:
         predicted: ``[*, D]`` logits.

@@ -1,4 +1,4 @@
-"""How much an experiment would say about a model: rewards for choosing inputs, all to be maximised.
+"""How informative an experiment is about a model: rewards for choosing inputs, all to be maximised.
 
 Dimension key: ``T`` steps of a trajectory, ``S`` predicted numbers, ``F`` parameters, ``E`` numbers of an embedding,
 ``K`` members of an ensemble. Leading dims ``*`` are experiments, such as envs and candidates of a planner.
@@ -87,7 +87,7 @@ def a_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
     Args:
         information: I, diagonal of the Fisher information, ``[*, F]``.
         prior: information before the experiment, broadcasts to ``[*, F]``. With 0 it is the textbook's ``-sum 1 / I``,
-            which is minus infinity where an experiment says nothing about some parameter.
+            which is minus infinity if the experiment tells nothing about some parameter.
 
     Returns:
         ``[*]``, negative.
@@ -114,8 +114,8 @@ def d_optimality(information: Tensor, prior: Tensor | float = 1.0) -> Tensor:
 def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tensor:
     """``logdet(I + P J)``: twice the entropy that a Gaussian belief about an embedding loses by an experiment.
 
-    With ``P = L L^T`` it is ``logdet(I + L^T J L)``, of a symmetric matrix, by two Cholesky factors that the host does
-    not check.
+    With ``P = L L^T`` it is ``logdet(I + L^T J L)``, of a symmetric matrix, by two Cholesky factors without an error
+    check on the host.
 
     Args:
         covariance: P, of the belief, ``[*, E, E]``, symmetric and positive definite.
@@ -131,8 +131,8 @@ def embedding_information_gain(covariance: Tensor, information: Tensor) -> Tenso
     size = covariance.shape[-1]
     if covariance.shape[-2:] != (size, size) or information.shape[-2:] != (size, size):
         raise ValueError(
-            f"embedding_information_gain: expected covariance [*, E, E] and information [*, E, E], received "
-            f"{list(covariance.shape)} and {list(information.shape)}."
+            "embedding_information_gain: expected covariance [*, E, E] and information [*, E, E], received "
+            f"{list(covariance.shape)} and {list(information.shape)}. Remedy: the same [*, E, E] for both."
         )
     factor, broken = torch.linalg.cholesky_ex(covariance)
     inner = factor.mT @ information @ factor + torch.eye(size, dtype=factor.dtype, device=factor.device)
@@ -148,8 +148,8 @@ def information_gain(
 ) -> Tensor:
     """Twice the entropy that a Gaussian belief about parameters loses by trajectories: ``logdet(I + J P J^T / v)``.
 
-    By Sylvester's identity it is :func:`embedding_information_gain` of their :func:`fisher_matrix`, of a matrix of T S
-    rows in the place of F. That is eliminated row by row, elementwise over the experiments: no solver, no host.
+    By Sylvester's identity it is :func:`embedding_information_gain` of their :func:`fisher_matrix`, but with a matrix
+    of T S rows in place of F. It is eliminated row by row, elementwise over the experiments: no solver, no host wait.
 
     Args:
         covariance: P, of the belief, ``[F, F]``, symmetric and positive definite.
@@ -175,7 +175,7 @@ def information_gain(
 
 @computed_wide
 def ensemble_disagreement(prediction: Tensor) -> Tensor:
-    """Variance of a prediction between the members of an ensemble, summed over its numbers (arXiv:1906.04161).
+    """Variance of a prediction over the members of an ensemble, summed over its S numbers (arXiv:1906.04161).
 
     Args:
         prediction: ``[K, *, S]``, members first.

@@ -1,8 +1,8 @@
 """Options, actions that last (Sutton, Precup and Singh, Artificial Intelligence 112, 1999), as functions of tensors.
 
-An option runs until it terminates, and with the episode. Its step n = 1, 2, ... has been executed when the question
-whether it goes on is asked. All that counts between two choices is the semi-Markov transition (s, o, R, n, s'), with
-``R = sum_(i < n) gamma^i r_(t+i)``, and s' the state in which the option ended.
+An option runs until it terminates or the episode ends. Whether it goes on is decided after each step n = 1, 2, ... of
+it. Between two choices only the semi-Markov transition (s, o, R, n, s') counts, with
+``R = sum_(i < n) gamma^i r_(t+i)`` and s' the state in which the option ended.
 """
 
 from typing import NamedTuple
@@ -30,13 +30,13 @@ def time_hazard(
     """Probability of termination that rises with the time an option has run.
 
     ``min(ceiling * sigmoid(10 steepness (p - 1/2)), cap)``, ``p = (steps - hazard_min) / (hazard_max - hazard_min)``;
-    0 for ``steps < hazard_min``, and 1 for ``steps >= hazard_max`` where ``hard_max``, whatever the cap. Without a hard
-    maximum the hazard goes on as it is, and an option may run for long. ``steepness=0`` and a cap give a constant.
+    0 for ``steps < hazard_min``; with ``hard_max``, 1 for ``steps >= hazard_max``, whatever the cap. Without it the
+    curve just continues, and an option may run for long. ``steepness=0`` and a cap give a constant.
 
     Args:
         steps: executed steps, any shape, integer or float.
         hazard_min: steps before which the hazard is 0; broadcasts to ``steps``, as do the others.
-        hazard_max: steps at which the curve is over; greater than ``hazard_min``.
+        hazard_max: steps at which the curve ends; greater than ``hazard_min``.
         steepness: of the sigmoid.
         cap: greatest probability before the hard maximum.
         hard_max: whether ``hazard_max`` ends the option for certain.
@@ -55,7 +55,7 @@ def time_hazard(
 
 
 class OpenOption(NamedTuple):
-    """The option that is running between two batches: what goes into :func:`option_segments` and what comes out.
+    """The option that is running between two batches: input and output of :func:`option_segments`.
 
     Attributes:
         running: bool ``[*]``, whether the last step belonged to an option.
@@ -74,7 +74,7 @@ class Segments(NamedTuple):
     """What ends at each boundary of a batch; boundary j lies before step j, so that step j - 1 is the option's last.
 
     Attributes:
-        ended: bool ``[*, T]``, whether an option ended there; the rest has no meaning where none did.
+        ended: bool ``[*, T]``, whether an option ended there; the other fields are undefined where none did.
         steps: int64 ``[*, T]``, its duration n.
         returns: float ``[*, T]``, ``R = sum_(i < n) gamma^i r_i``.
         first: int64 ``[*, T]``, time index of its first step, negative for one in an earlier batch.
@@ -92,9 +92,9 @@ def option_segments(
     """Durations and discounted returns of the options that end in a batch, in static shapes.
 
     An option begins at a step with ``start`` and ends where the next one begins, or with the episode. One that begins
-    in a batch and ends in a later one is counted in the later one, from ``before``: however a stream is cut into
-    batches, the same options come out. That the last step of a batch was an option's last is known at boundary 0 of the
-    next one at the latest, and is told there. Steps without an option, before the first start of an episode, are none.
+    in a batch and ends in a later one is counted in the later one, from ``before``, so that the options do not depend
+    on how a stream is cut into batches. If an option ends with the last step of a batch, that may only be known in the
+    next batch, and is reported at its boundary 0. Steps before the first start of an episode belong to no option.
 
     Args:
         start: bool ``[*, T]``, whether an option was chosen at the step.
@@ -146,7 +146,7 @@ def smdp_target(returns: Tensor, discount: Tensor, terminated: Tensor, next_valu
     Args:
         returns: ``[*]`` discounted reward of the option.
         discount: ``[*]``, gamma to the power of its duration.
-        terminated: ``[*]`` bool; what ``next_value`` says there is not looked at, NaN or not.
+        terminated: ``[*]`` bool; ``next_value`` is ignored there, NaN or not.
         next_value: ``[*]`` value of the state in which it ended.
 
     Returns:
@@ -177,7 +177,7 @@ def arrival_value(values: Tensor, option: Tensor, termination: Tensor, available
 
 @computed_wide
 def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """``sum(w x) / sum(w)`` over all elements, 0 where all weights are 0; what has weight 0 may be NaN.
+    """``sum(w x) / sum(w)`` over all elements, 0 if all weights are 0; elements of weight 0 may be NaN.
 
     Args:
         values: any shape, floating point.
@@ -195,7 +195,7 @@ def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
 def masked_standardize(values: Tensor, mask: Tensor) -> Tensor:
     """``(x - mean) / std`` of the elements in the mask, 0 elsewhere; fewer than two elements, or equal ones, give 0.
 
-    Equal ones give 0 exactly: their mean, rounded, may be another number, whose distance would count as a deviation.
+    Equal elements give exactly 0, although their rounded mean may differ from them.
 
     Args:
         values: any shape, floating point.

@@ -18,10 +18,10 @@ def normalized_advantage(
 
     Args:
         advantage: any shape, floating point; 16 bits are widened to float32 first.
-        valid: bool, the leading dims of ``advantage``: the rows that count; the others become 0, whatever stands in
-            them. None where all count.
-        exclude_dims: dims that keep statistics of their own, such as that of agents; negative ones count from the end.
-        least_std: the standard deviation, the unbiased one, counts as this at least.
+        valid: bool, of the leading dims of ``advantage``: the rows that count; the others become 0, whatever they hold.
+            None if all count.
+        exclude_dims: dims with separate statistics, such as that of agents; negative ones count from the end.
+        least_std: lower bound of the (unbiased) standard deviation.
 
     Returns:
         The same shape, float64 for float64 and float32 otherwise.
@@ -39,8 +39,8 @@ def normalized_advantage(
     else:
         std, mean = torch.std_mean(advantage)
         low, high = advantage.aminmax()
-    # the mean of equal numbers is rounded, and its distance from them over so small a deviation is not 0; infinite ones
-    # become NaN, and are found
+    # the rounded mean of equal numbers may differ from them, and that difference over so small a deviation is not 0;
+    # infinite advantages become NaN, so that they are noticed
     return (advantage - mean) / std.clamp_min(least_std).masked_fill(low == high, torch.inf)
 
 

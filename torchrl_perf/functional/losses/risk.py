@@ -1,4 +1,4 @@
-"""Distortions of the quantile levels: policies that mind bad or good outcomes more than the mean (arXiv:1806.06923).
+"""Distortions of the quantile levels: policies that weigh bad or good outcomes more than the mean (arXiv:1806.06923).
 
 A risk-sensitive value is ``E[F^-1(beta(tau))]`` with tau uniform: the distortion ``beta`` moves the levels at which the
 quantile function is read. Where the distribution is a histogram instead of a function, the same value is a mean with
@@ -85,7 +85,7 @@ def distort(taus: Tensor, eta: Number, kind: RiskKind = "cvar") -> Tensor:
         ``[*, K]`` in [0, 1].
 
     Raises:
-        ValueError: for an unknown kind, or a number ``eta`` out of range; that of a tensor is not looked at.
+        ValueError: for an unknown kind, or a number ``eta`` out of range; a tensor is not checked.
     """
     check_risk(Risk(kind, eta))
     return _DISTORTIONS[kind][0](taus, eta)
@@ -123,11 +123,11 @@ def check_risk(risk: Risk | None) -> Risk | None:
         return None
     kind, eta = risk
     if kind not in _DISTORTIONS:
-        raise ValueError(f"kind: expected one of {sorted(_DISTORTIONS)}, received {kind!r}.")
+        raise ValueError(f"kind: expected one of {sorted(_DISTORTIONS)}, received {kind!r}. Remedy: one of these.")
     if isinstance(eta, Tensor):
         return risk
     if kind == "cvar" and not 0.0 < eta <= 1.0:
         raise ValueError(f"eta: expected the share of outcomes in (0, 1] for cvar, received {eta}. Remedy: 1 for all.")
     if not abs(eta) < float("inf"):
-        raise ValueError(f"eta: expected a finite number, received {eta}.")
+        raise ValueError(f"eta: expected a finite number, received {eta}. Remedy: eta=0.0 for no distortion.")
     return risk

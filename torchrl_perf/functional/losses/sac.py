@@ -57,8 +57,8 @@ def soft_target(
 
     Args:
         reward: ``[B]``, summed over the steps of an n-step target.
-        terminated: ``[B]`` bool: whether the next state is terminal; a truncated one is bootstrapped from. What the
-            networks say there is not looked at, NaN or not.
+        terminated: ``[B]`` bool: whether the next state is terminal; a truncated step bootstraps. The networks' values
+            of terminal states are ignored, NaN or not.
         next_value: ``[B, K]`` the target critics' values of the next state and a fresh action.
         next_log_prob: ``[B]`` of that action.
         alpha: 0-d temperature.

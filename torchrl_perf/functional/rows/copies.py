@@ -11,7 +11,7 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """``target.copy_(source)`` for each pair, on CUDA in one launch for all small ones of a dtype.
 
     torch's own call for lists copies one by one where their dtypes differ, and gives a large tensor to few blocks.
-    Under a compiler the copies are separate, to fuse with what made their sources.
+    Under a compiler the copies are separate, so that they fuse with the operations that made their sources.
 
     Args:
         targets: tensors that are overwritten, on one device.

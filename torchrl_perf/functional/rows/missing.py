@@ -1,8 +1,8 @@
-"""Final observations that are missing: environments that reset themselves have no true one to give.
+"""Missing final observations, of environments that reset themselves and do not return the true one.
 
 TorchRL's convention (``EnvBase._native_autoreset_set_invalid_next_observation``, ``NextStateReconstructor``) is NaN in
 ("next", observation) where an episode ended. Its value estimators then read the observation of the same step instead:
-the bootstrap of a truncated step is V(s_t), the nearest value that is known, and that of a terminated step is none.
+a truncated step bootstraps from V(s_t), the nearest known value, and a terminated step does not bootstrap.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def steps_without_successor(done: Tensor, time_dim: int) -> Tensor:
 def stand_in(following: Tensor, root: Tensor, ended: Tensor, batch_dims: int) -> Tensor:
     """Next observations or values, with the step's own numbers in place of NaN where there is no successor.
 
-    A NaN at any other step stays: it is a fault, which has to be seen.
+    A NaN at any other step is a fault and stays visible.
 
     Args:
         following: ``[*batch, *O]`` float.
@@ -77,7 +77,7 @@ def missing_rows(following: Iterable[Tensor], done: Tensor, batch_dims: int) -> 
         batch_dims: number of the batch dims.
 
     Returns:
-        bool ``[*batch]``; None where there is nothing to look at, or not one flag for each row.
+        bool ``[*batch]``; None if no entry is floating point, or ``done`` is not one flag for each row.
     """
     missing: Tensor | None = None
     for value in following:

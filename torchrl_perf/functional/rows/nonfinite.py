@@ -1,4 +1,4 @@
-"""Where the first NaN or infinity is, how many there are, and rows without any: static shapes, no host read."""
+"""The place of the first NaN or infinity, their number, and the rows without any: static shapes, no host read."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ KINDS = ("NaN", "inf", "-inf")
 
 
 LARGEST_NUMBER_OF_GROUPS = 1024
-"""Groups of rows that are reduced on their own first: a compiler gives a reduction to few numbers few processors."""
+"""Groups of rows that are reduced first: compiled reductions to a few numbers use few processors."""
 
 
 def count_nonfinite(values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def finite_rows(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def repaired_rows(good: Tensor) -> Tensor:
-    """For each row itself, or the nearest good row before it, or the first good one: rows to read in its place.
+    """For each row the row to read in its place: itself if good, else the nearest good one before it, else the first.
 
     Args:
         good: bool ``[R]``.

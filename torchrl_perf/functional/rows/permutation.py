@@ -10,12 +10,12 @@ _SMALLEST_SIDE = 8
 
 
 def _sides(n: int) -> tuple[int, int]:
-    """``n = a * b`` with ``a <= b`` as equal as its divisors allow."""
+    """``n = a * b`` with ``a <= b`` as close to each other as the divisors of n allow."""
     a = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
     return a, n // a
 
 
-def _mix(value: Tensor, key: Tensor) -> Tensor:
+def mix(value: Tensor, key: Tensor) -> Tensor:
     """A 32-bit integer hash (multiply and xor-shift) in int64 arithmetic that cannot overflow."""
     value = (value * 0x2C1B3C6D + key) & 0xFFFFFFFF
     value = ((value ^ (value >> 15)) * 0x297A2D39) & 0xFFFFFFFF
@@ -23,7 +23,7 @@ def _mix(value: Tensor, key: Tensor) -> Tensor:
 
 
 def feistel_permutation(n: int, keys: Tensor) -> Tensor:
-    """The permutation of ``0..n-1`` that ``keys`` names: a Feistel network over ``Z_a x Z_b`` with ``n = a b``.
+    """The permutation of ``0..n-1`` given by ``keys``: a Feistel network over ``Z_a x Z_b`` with ``n = a b``.
 
     Each round adds a hash of one half to the other, modulo its side, so the map is one-to-one for any ``n`` without
     cycle walking (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, method 3). It is elementwise, so a
@@ -40,8 +40,8 @@ def feistel_permutation(n: int, keys: Tensor) -> Tensor:
     index = torch.arange(n, device=keys.device)
     left, right = index // b, index % b
     for first, second in keys.view(_ROUNDS, 2):
-        left = (left + _mix(right, first)) % a
-        right = (right + _mix(left, second)) % b
+        left = (left + mix(right, first)) % a
+        right = (right + mix(left, second)) % b
     return left * b + right
 
 

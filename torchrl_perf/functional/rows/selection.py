@@ -8,18 +8,19 @@ PAIRWISE = 256
 
 
 def leftmost_k(key: Tensor, alive: Tensor, k: Tensor | int) -> Tensor:
-    """The ``k`` entries with the smallest key among the living ones of each row; equal keys are taken by index.
+    """The ``k`` entries with the smallest key among the living ones of each row; ties go by index.
 
-    ``topk`` takes one k for all rows, a threshold at the k-th key takes all of a tie, and a partition takes any of it.
-    Here the selection is the first k of ``sorted(living, key=...)`` exactly: the entries are sorted once, stably, and
-    the living ones are counted in that order. Compiled for CUDA, up to 256 entries are compared pair by pair instead,
-    which becomes a part of the kernels around it; the compiler takes minutes for a sort. Nothing waits for the host.
+    ``topk`` takes one k for all rows, a threshold at the k-th key takes all of a tie, and a partition an arbitrary part
+    of it. Here the selection is exactly the first k of ``sorted(living, key=...)``: the entries are sorted once,
+    stably, and the living ones are counted in that order. Compiled for CUDA, up to 256 entries are compared pair by
+    pair instead, which fuses into the kernels around it; the compiler takes minutes for a sort. Nothing waits for the
+    host.
 
     Args:
-        key: ``[*, N]``, any dtype that sorts: the position of each entry, its age, minus its score. NaN comes last,
-            after infinity. What the dead entries hold is not looked at.
+        key: ``[*, N]``, any dtype that sorts, such as position, age or minus a score. NaN comes last, after infinity.
+            The keys of dead entries are ignored.
         alive: ``[*, N]`` bool, the entries to choose from.
-        k: ``[*]`` integers, or one for all rows; 0 and less select none, the number alive and more select all of them.
+        k: ``[*]`` integers, or one for all rows; 0 and less select none, more than are alive select all of these.
 
     Returns:
         ``[*, N]`` bool, True for the selected entries.
@@ -29,7 +30,8 @@ def leftmost_k(key: Tensor, alive: Tensor, k: Tensor | int) -> Tensor:
     """
     if alive.shape != key.shape or alive.dtype != torch.bool:
         raise ValueError(
-            f"alive: expected bool {list(key.shape)}, the shape of key, received {alive.dtype} {list(alive.shape)}."
+            f"alive: expected bool {list(key.shape)}, the shape of key, received {alive.dtype} {list(alive.shape)}. "
+            "Remedy: alive.bool(), expanded to key."
         )
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.shape not in (key.shape[:-1], torch.Size(())):

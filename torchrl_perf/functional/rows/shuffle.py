@@ -1,20 +1,20 @@
-"""A random permutation that is computed where it is read, for a size that the device alone knows."""
+"""A random permutation that is computed entry by entry, for a size that only the device knows."""
 
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.rows.permutation import _mix
+from torchrl_perf.functional.rows.permutation import mix
 
 ROUNDS = 24
-"""Rounds of :func:`shuffled_index`: no round moves a position with probability 2^-24."""
+"""Rounds of :func:`shuffled_index`; the probability that none of them moves a position is 2^-24."""
 
 
 def shuffled_index(position: Tensor, size: Tensor, keys: Tensor) -> Tensor:
-    """Where a random permutation of ``0..size-1`` sends these positions, without making the permutation.
+    """Where a random permutation of ``0..size-1`` sends these positions, without building the permutation.
 
     The swap-or-not shuffle (Hoang, Morris, Rogaway, An Enciphering Scheme Based on a Card Shuffle, arXiv:1208.1176):
     each round pairs x with ``key - x`` modulo the size and swaps the pair if a hash of its larger member says so. It is
-    one-to-one for any size, so the size may be a number that the device alone knows.
+    one-to-one for any size, so the size may be a number that only the device knows.
 
     Args:
         position: ``[*]`` int64 in ``[0, size)``.
@@ -27,6 +27,6 @@ def shuffled_index(position: Tensor, size: Tensor, keys: Tensor) -> Tensor:
     index = position
     for key in keys.unbind(0):
         partner = torch.remainder(key - index, size)
-        is_swap = (_mix(torch.maximum(index, partner), key) & 1).bool()
+        is_swap = (mix(torch.maximum(index, partner), key) & 1).bool()
         index = torch.where(is_swap, partner, index)
     return index

@@ -1,7 +1,7 @@
-"""Means over the rows that exist: agents that are absent, and steps of padding, reach neither a number nor a gradient.
+"""Means over the rows that exist: absent agents and padding steps affect neither a result nor a gradient.
 
-A row is left out by selection, never by a product with 0, so what stands in it may be anything, NaN included. Sums are
-divided by the number of rows that count; where none does, they are 0.
+A row is left out by selection, never by a product with 0, so it may hold anything, NaN included. Sums are divided by
+the number of rows that count; if none does, they are 0.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ def run_lengths(done: Tensor, active: Tensor | None, carry: Tensor) -> tuple[Ten
     T = done.shape[0]
     order = torch.arange(T, device=done.device).unsqueeze(1)
     breaks = done if active is None else done | ~active
-    # Before the block begins there is a break `carry` rows ago: at -1 where a new run begins with row 0.
+    # The run began ``carry`` rows before the block: the last break is at -1 - carry.
     first = -1 - carry.unsqueeze(0)
     last_break = torch.cat([first, torch.where(breaks, order, first)]).cummax(0).values
     lengths = order - last_break[:-1]

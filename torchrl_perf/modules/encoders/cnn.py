@@ -45,7 +45,7 @@ class ConvNet(nn.Module):
         layers: the convolutions.
         out_features: F, width of the linear layer; None leaves it out and gives the flattened map.
         layout: ``"CHW"`` or ``"HWC"``, the order of the dims of an image.
-        channels_last: keep weights and maps with the channels innermost in memory, which is what tensor cores take.
+        channels_last: keep weights and maps with the channels innermost in memory, the layout of tensor cores.
         precision: of the convolutions and the layer: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is
             float32.
         device: of the parameters.
@@ -70,11 +70,14 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if layout not in ("CHW", "HWC"):
-            raise ValueError(f"layout: expected 'CHW' or 'HWC', received {layout!r}.")
+            raise ValueError(
+                f"layout: expected 'CHW' or 'HWC', received {layout!r}. Remedy: layout='CHW' for channels first."
+            )
         if len(in_shape) != 3 or min(in_shape) < 1 or not layers or (out_features is not None and out_features < 1):
             raise ValueError(
                 f"expected an image of three dims, a layer and at least one feature, received in_shape {in_shape}, "
-                f"{len(layers)} layers and out_features {out_features}."
+                f"{len(layers)} layers and out_features {out_features}. Remedy: in_shape=(C, H, W) and sizes in these "
+                "ranges."
             )
         self.in_shape, self.layout, self.precision = tuple(in_shape), layout, check_precision(precision)
         channels, *size = in_shape if layout == "CHW" else (in_shape[2], *in_shape[:2])
@@ -124,7 +127,7 @@ class ConvNet(nn.Module):
 def _mapped(side: int, layer: ConvLayer, in_shape: Sequence[int]) -> int:
     """Height or width of the map that a layer makes of one of ``side`` pixels."""
     if min(layer.channels, layer.kernel, layer.stride) < 1 or layer.padding < 0:
-        raise ValueError(f"layers: expected sizes of at least 1, received {layer}.")
+        raise ValueError(f"layers: expected sizes of at least 1, received {layer}. Remedy: 1 or more in each place.")
     mapped = (side + 2 * layer.padding - layer.kernel) // layer.stride + 1
     if mapped < 1:
         raise ValueError(

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class JoinedInputs(nn.Module):
-    """A network of one vector, called with several: they are concatenated along the last dim, in the order given.
+    """A network of one vector that is called with several: they are concatenated along the last dim, in order.
 
     Args:
         network: maps ``[*, O]`` to anything, with O the sum of the inputs' sizes.
@@ -16,5 +16,5 @@ class JoinedInputs(nn.Module):
         self.network = network
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[*, O_1], [*, O_2], ...`` -> what the network gives."""
+        """``[*, O_1], [*, O_2], ...`` -> the network's output."""
         return self.network(torch.cat(inputs, -1))

@@ -1,4 +1,4 @@
-"""Features of a graph and of its nodes, of which some are padding, by attention."""
+"""Features of a graph and its nodes, some of which are padding, by attention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class NodeEncoder(nn.Module):
     """A transformer encoder (arXiv:1706.03762) over the nodes of a graph and one token for the graph as a whole.
 
     The graph token is a learned vector plus a linear map of the graph's own features; it and the nodes attend to the
-    nodes that exist and to the token. There are no positions in a sequence: what a node is, its features say. So the
-    embedding of a node moves with it when the nodes are permuted, and neither depends on number or content of padded
-    ones, NaN included. The token always exists, so that a graph without nodes attends to it alone and nothing is NaN.
+    nodes that exist and to the token. There is no positional encoding: the embedding of a node moves with it when the
+    nodes are permuted. No embedding depends on the number or content of padded nodes, NaN included. The token always
+    exists, so that in a graph without nodes it attends to itself and nothing is NaN.
     Layers normalise first (arXiv:2002.04745). They use ``torch.nn.functional.scaled_dot_product_attention`` with a
     mask, and have static shapes.
 
@@ -38,8 +38,8 @@ class NodeEncoder(nn.Module):
             normalised, linear output instead.
         temperature: of its softmax, positive.
         options: further choices: ``feedforward``, width of the layers' perceptrons (``2 * width`` by default),
-            ``node_scale [F]`` and ``graph_scale [G]``, which the inputs are multiplied by and which are kept as
-            buffers, ``precision`` of the layers (the map to the embedding is float32 in any case) and ``device``.
+            ``node_scale [F]`` and ``graph_scale [G]``, buffers that the inputs are multiplied by, ``precision`` of the
+            layers (the map to the embedding is always float32) and ``device``.
 
     Attributes:
         out_features: size of the embeddings.
@@ -67,19 +67,27 @@ class NodeEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if unknown := sorted(set(options) - set(_OPTIONS)):
-            raise TypeError(f"options: expected some of {', '.join(_OPTIONS)}, received {unknown}.")
+            raise TypeError(
+                f"options: expected some of {', '.join(_OPTIONS)}, received {unknown}. Remedy: take the others out."
+            )
         feedforward = cast("int", options.get("feedforward") or 2 * width)
         sizes = [node_features, graph_features, width, num_layers, num_heads, feedforward]
         if min(sizes) < 1:
-            raise ValueError(f"sizes: expected at least 1 each, received {sizes}.")
+            raise ValueError(f"sizes: expected at least 1 each, received {sizes}. Remedy: 1 or more in each place.")
         if width % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of width {width}, received {num_heads}.")
+            raise ValueError(
+                f"num_heads: expected a divisor of width {width}, received {num_heads}. Remedy: num_heads=1, or a "
+                "width that it divides."
+            )
         if groups and (groups < 0 or width % groups or width == groups):
             raise ValueError(
-                f"groups: expected 0 or a divisor of width {width} with at least 2 numbers a group, received {groups}."
+                f"groups: expected 0 or a divisor of width {width} with at least 2 numbers a group, received "
+                f"{groups}. Remedy: groups=0 for layer norm."
             )
         if not temperature > 0:
-            raise ValueError(f"temperature: expected a positive number, received {temperature}.")
+            raise ValueError(
+                f"temperature: expected a positive number, received {temperature}. Remedy: temperature=1.0."
+            )
         self.precision = check_precision(str(options.get("precision", "tf32")))
         self.groups, self.temperature, self.out_features = groups, temperature, width
         self.node_in = nn.Linear(node_features, width)
@@ -125,8 +133,9 @@ class NodeEncoder(nn.Module):
         rows = nodes.shape[:-2]
         if mask.shape != nodes.shape[:-1] or mask.dtype != torch.bool or graph.shape[:-1] != rows:
             raise ValueError(
-                f"mask, graph: expected bool {list(nodes.shape[:-1])}, one for each node, and {[*rows, 'G']}, received "
-                f"{mask.dtype} {list(mask.shape)} and {list(graph.shape)}."
+                f"mask, graph: expected bool {list(nodes.shape[:-1])}, one for each node, and {[*rows, 'G']}, "
+                f"received {mask.dtype} {list(mask.shape)} and {list(graph.shape)}. Remedy: mask.bool() without the "
+                "features' dimension, graph [*, G]."
             )
         count, size = math.prod(rows), nodes.shape[-2]
         mask = mask.reshape(count, size)
@@ -152,10 +161,10 @@ class NodeEncoder(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a perceptron, each added to what came in (arXiv:2002.04745).
+    """Attention and a perceptron, each added to its input (arXiv:2002.04745).
 
-    The token of the graph and those of the nodes are two tensors: cut out of one, either would cost the backward pass a
-    tensor of the size of all.
+    The token of the graph and those of the nodes are two tensors: if they were slices of one, the backward pass of each
+    would allocate a tensor of the whole size.
 
     Args:
         width: size of a token.
@@ -178,13 +187,13 @@ class EncoderLayer(nn.Module):
     def forward(
         self, token: Tensor, tokens: Tensor, seen: Tensor, *, token_only: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """The tokens after attention to all that are seen.
+        """The tokens after attention to all tokens in ``seen``.
 
         Args:
             token: ``[B, 1, width]``, of the graph.
             tokens: ``[B, M, width]``, of the nodes.
             seen: ``[B, 1, 1, 1 + M]`` bool, the graph's first, at least one True in each row.
-            token_only: leave the tokens of the nodes as they are.
+            token_only: leave the tokens of the nodes unchanged.
 
         Returns:
             ``[B, 1, width]`` and ``[B, M, width]``.
@@ -207,5 +216,8 @@ def _scale(name: str, scale: object, size: int) -> Tensor:
     """``[size]`` factors, 1 by default."""
     factors = torch.ones(size) if scale is None else torch.as_tensor(scale, dtype=torch.float32).clone()
     if factors.shape != (size,):
-        raise ValueError(f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}.")
+        raise ValueError(
+            f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}. Remedy: a tensor "
+            f"or list of {size} numbers."
+        )
     return factors

@@ -18,7 +18,8 @@ class SetEncoder(nn.Module):
 
     Each object passes the same layers; the results are pooled over the objects that exist, joined to the agent's own
     features, and pass further layers. The features depend neither on the order of the objects nor on the number or
-    content of padded ones; with none, the pool is 0. A trunk for the networks of this package, or for a critic.
+    content of padded ones; without objects the pool is 0. It serves as trunk of the networks of this package, or of a
+    critic.
 
     With the default sizes the agent's part has 56 features, the objects' 200, joined 256, then 256 and 128.
 
@@ -61,15 +62,24 @@ class SetEncoder(nn.Module):
         sizes = [self_features, object_features, self_size, *object_sizes, *joint_sizes, num_heads]
         if min(sizes) < 1 or not object_sizes or not joint_sizes:
             raise ValueError(
-                f"sizes: expected at least one layer of each kind and sizes of at least 1, received {sizes}."
+                f"sizes: expected at least one layer of each kind and sizes of at least 1, received {sizes}. Remedy: "
+                "at least one size for each kind of layer."
             )
         if pool not in ("mean", "max", "attention"):
-            raise ValueError(f"pool: expected 'mean', 'max' or 'attention', received {pool!r}.")
+            raise ValueError(
+                f"pool: expected 'mean', 'max' or 'attention', received {pool!r}. Remedy: one of the three."
+            )
         if pool == "attention" and object_sizes[-1] % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of {object_sizes[-1]}, received {num_heads}.")
+            raise ValueError(
+                f"num_heads: expected a divisor of {object_sizes[-1]}, received {num_heads}. Remedy: num_heads=1, or "
+                "a size that it divides."
+            )
         unknown = sorted(set(options) - {"self_scale", "object_scale", "precision", "device"})
         if unknown:
-            raise TypeError(f"options: expected self_scale, object_scale, precision or device, received {unknown}.")
+            raise TypeError(
+                f"options: expected self_scale, object_scale, precision or device, received {unknown}. Remedy: take "
+                "the others out."
+            )
         device, precision = options.get("device"), str(options.get("precision", "tf32"))
         self.pool, self.num_heads, self.out_features = pool, num_heads, joint_sizes[-1]
         self.own = _layers([self_features, self_size], precision)
@@ -101,7 +111,7 @@ class SetEncoder(nn.Module):
         elif mask.shape != objects.shape[:-1] or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask: expected bool {list(objects.shape[:-1])}, one for each object, received {mask.dtype} "
-                f"{list(mask.shape)}."
+                f"{list(mask.shape)}. Remedy: mask.bool() without the features' dimension."
             )
         own = self.own(state * self.self_scale)
         # masked before the layers: the gradient of a NaN in the padding would reach the weights
@@ -131,5 +141,8 @@ def _scale(name: str, scale: object, size: int) -> Tensor:
     """``[size]`` factors, 1 by default."""
     factors = torch.ones(size) if scale is None else torch.as_tensor(scale, dtype=torch.float32).clone()
     if factors.shape != (size,):
-        raise ValueError(f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}.")
+        raise ValueError(
+            f"{name}: expected [{size}], one factor for each number, received {list(factors.shape)}. Remedy: a tensor "
+            f"or list of {size} numbers."
+        )
     return factors

@@ -20,8 +20,8 @@ class ComponentValues(nn.Module):
         names: of the components, in the order of the reward's columns.
         hidden_size: width of both hidden layers.
         activation: ``"tanh"`` or ``"relu"``.
-        shared: whether the heads have the hidden layers in common; otherwise each component has a network of its own,
-            all of them in one chain of batched matrix products.
+        shared: whether the heads share the hidden layers; otherwise each component has its own network, all run as one
+            chain of batched matrix products.
         precision: as for :class:`FusedMLP`.
         device: of the parameters.
 
@@ -80,5 +80,8 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
         ValueError: without names, or for a name given twice.
     """
     if isinstance(names, str) or not names or len(set(names)) != len(names):
-        raise ValueError(f"names: expected a name for each component, each once, received {names!r}.")
+        raise ValueError(
+            f"names: expected a name for each component, each once, received {names!r}. Remedy: as many different "
+            "names as components."
+        )
     return tuple(names)

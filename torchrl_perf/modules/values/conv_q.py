@@ -19,17 +19,17 @@ class ConvQMap(nn.Module):
     """Fully convolutional action values: one for each cell of a map of any height and width.
 
     A 3 x 3 convolution; residual blocks of two 3 x 3 convolutions each, the first of block ``b`` dilated by ``2 **
-    (b % 3)``, so that a cell sees 11 cells far after three blocks; a linear layer for each cell. Group
-    normalisation (arXiv:1803.08494) follows each convolution: it knows no batch, so that online and target network,
-    one map and many, give the same. The map's mean features go back to each cell in each block. With ``dueling``
-    the map's value, of those features, and the cells' advantages are learnt apart (arXiv:1511.06581).
+    (b % 3)``, so that a cell sees 11 cells far after three blocks; a linear layer for each cell. Group normalisation
+    (arXiv:1803.08494) follows each convolution: it is independent of the batch, so that online and target network, one
+    map and many, give the same. Each block adds the map's mean features to each cell. With ``dueling`` the map's value,
+    from those features, and the cells' advantages are learnt separately (arXiv:1511.06581).
 
     Args:
         in_channels: C, planes of a map.
         hidden_size: channels of the hidden maps.
         blocks: number of residual blocks.
         activation: ``"relu"`` or ``"tanh"``.
-        dueling: learn value and advantages apart.
+        dueling: learn value and advantages separately.
         precision: of the convolutions, ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is float32.
         device: of the parameters.
 
@@ -54,11 +54,13 @@ class ConvQMap(nn.Module):
         super().__init__()
         if min(in_channels, hidden_size) < 1 or blocks < 0:
             raise ValueError(
-                f"expected in_channels and hidden_size of at least 1 and blocks of at least 0, received {in_channels}, "
-                f"{hidden_size} and {blocks}."
+                "expected in_channels and hidden_size of at least 1 and blocks of at least 0, received "
+                f"{in_channels}, {hidden_size} and {blocks}. Remedy: sizes in these ranges."
             )
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, received {activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {', '.join(ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+            )
         self.in_channels, self.precision = in_channels, check_precision(precision)
         self.activation = activation
         self.stem = nn.Conv2d(in_channels, hidden_size, 3, padding=1, device=device)
@@ -67,7 +69,7 @@ class ConvQMap(nn.Module):
             _Block(hidden_size, dilation=2 ** (number % 3), activation=activation, device=device)
             for number in range(blocks)
         )
-        self.head = nn.Conv2d(hidden_size, 1, 1, bias=not dueling, device=device)  # the mean would take it away
+        self.head = nn.Conv2d(hidden_size, 1, 1, bias=not dueling, device=device)  # the mean would cancel a bias
         self.value = nn.Linear(hidden_size, 1, device=device) if dueling else None
 
     def forward(self, planes: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class QuantileMLP(WideBuffers):
         return self.head(self.trunk(*inputs))
 
     def sample(self, *inputs: Tensor, num_taus: int | None = None) -> tuple[Tensor, Tensor]:
-        """Quantiles ``[*, D, K]`` and their levels ``[K]``; ``num_taus`` is IQN's to choose, not read here."""
+        """Quantiles ``[*, D, K]`` and their levels ``[K]``; ``num_taus``, for IQN, is ignored here."""
         return self.quantiles(*inputs), self.taus
 
     def means(self, *inputs: Tensor) -> Tensor:
@@ -109,7 +109,9 @@ class CosineEmbedding(WideBuffers):
     def __init__(self, out_features: int, *, num_cosines: int = 64, device: torch.device | str | None = None) -> None:
         super().__init__()
         if min(out_features, num_cosines) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {out_features} and {num_cosines}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {out_features} and {num_cosines}. Remedy: sizes of 1 or more."
+            )
         self.layer = nn.Linear(num_cosines, out_features, device=device)
         self.register_buffer("frequencies", math.pi * torch.arange(num_cosines, dtype=torch.float32, device=device))
 
@@ -127,7 +129,7 @@ class _ImplicitQuantiles(nn.Module):
     ) -> None:
         super().__init__()
         if taus not in ("random", "midpoints"):
-            raise ValueError(f"taus: expected 'random' or 'midpoints', received {taus!r}.")
+            raise ValueError(f"taus: expected 'random' or 'midpoints', received {taus!r}. Remedy: one of the two.")
         self.embedding = CosineEmbedding(features, num_cosines=num_cosines, device=options.device)
         self.hidden = linear(features, options.hidden_size, options)
         self.activation = activation(options)
@@ -161,8 +163,8 @@ class _ImplicitQuantiles(nn.Module):
     def mean_values(self, psi: Tensor, taus: Tensor) -> Tensor:
         """The mean of :meth:`values` over the levels, ``[*, OUT]``.
 
-        Levels ``[K]`` that all rows share run through the hidden layer in one kernel where that is possible. Elsewhere,
-        the last layer is linear and so may follow the mean: one product for all levels together.
+        Levels ``[K]`` that all rows share run through the hidden layer in one kernel where possible. Elsewhere the mean
+        is taken before the last layer, which is linear: one product for all levels together.
         """
         if taus.ndim == 1 and type(self.hidden) is AlignedLinear and type(self.last) is AlignedLinear:
             params: list[Tensor] = [self.hidden.weight, self.hidden.bias, self.last.weight, self.last.bias]
@@ -178,9 +180,9 @@ class _ImplicitQuantiles(nn.Module):
 class ImplicitQuantileMLP(nn.Module):
     """Quantiles of the action values at any level (IQN, arXiv:1806.06923); called, it gives means over fresh levels.
 
-    ``Z_tau(s) = f(psi(s) * phi(tau))`` with a cosine embedding ``phi``. Levels are drawn on the device at each call,
-    anew at each replay of a graph, too. To act, all rows share ``num_action_taus`` of them, so that they are embedded
-    once; a loss draws its own for each row, see :meth:`sample`.
+    ``Z_tau(s) = f(psi(s) * phi(tau))`` with a cosine embedding ``phi``. Levels are drawn on the device at each call and
+    each replay of a graph. To act, all rows share ``num_action_taus`` of them, so that they are embedded once; a loss
+    draws separate ones for each row, see :meth:`sample`.
 
     Args:
         in_features: size of the input's last dim, or of the trunk's output.
@@ -214,7 +216,7 @@ class ImplicitQuantileMLP(nn.Module):
         if min(in_features, num_actions, num_action_taus) < 1:
             raise ValueError(
                 f"sizes: expected at least 1 each, received in_features {in_features}, num_actions {num_actions} and "
-                f"num_action_taus {num_action_taus}."
+                f"num_action_taus {num_action_taus}. Remedy: sizes of 1 or more."
             )
         self.trunk = nn.Identity() if trunk is None else trunk
         self.psi = _Features([in_features], full)
@@ -273,7 +275,7 @@ class ImplicitQuantileCritic(nn.Module):
         num_cosines: n of the embedding.
         taus: ``"random"`` or ``"midpoints"``.
         trunk: makes features ``[*, F]`` of the observations; None takes the observation itself.
-        **options: see :class:`HeadOptions`; ``dueling`` is not one of a critic.
+        **options: see :class:`HeadOptions`; a critic has no ``dueling``.
 
     Raises:
         TypeError: for an unknown option.
@@ -293,9 +295,14 @@ class ImplicitQuantileCritic(nn.Module):
         super().__init__()
         full = complete(options)
         if full.dueling:
-            raise ValueError("dueling: expected False for the critic of a continuous action, received True.")
+            raise ValueError(
+                "dueling: expected False for the critic of a continuous action, received True. Remedy: leave dueling "
+                "out."
+            )
         if min(in_features, action_features) < 1:
-            raise ValueError(f"sizes: expected at least 1, received {in_features} and {action_features}.")
+            raise ValueError(
+                f"sizes: expected at least 1, received {in_features} and {action_features}. Remedy: sizes of 1 or more."
+            )
         self.trunk = nn.Identity() if trunk is None else trunk
         self.psi = _Features([in_features, action_features], full)
         self.implicit = _ImplicitQuantiles(full.hidden_size, 1, num_cosines, taus, full)
@@ -312,7 +319,7 @@ class ImplicitQuantileCritic(nn.Module):
         return self.quantiles(*inputs, taus=taus), taus
 
     def forward(self, *inputs: Tensor, num_taus: int = 32) -> Tensor:
-        """``[*, 1]`` mean over fresh levels, as a critic of TorchRL's form."""
+        """``[*, 1]`` mean over fresh levels, in the shape of TorchRL's critics."""
         *observations, action = inputs
         taus = self.implicit.draw(action.shape[:-1], num_taus)
         return self.implicit.mean_values(self.psi(self.trunk(*observations), action), taus)

@@ -11,8 +11,8 @@ from torchrl_perf.functional.losses.risk import Risk, RiskKind, check_risk, dist
 class RiskDistortion(nn.Module):
     """A :class:`~torchrl_perf.functional.Risk` whose parameter is a buffer.
 
-    ``.to(device)`` moves it, ``state_dict`` holds it, and a captured graph honours what is written there in place, such
-    as the level of each row before each action.
+    ``.to(device)`` moves it, ``state_dict`` holds it, and a captured graph sees in-place changes, such as a new level
+    of each row before each action.
 
     Args:
         risk: kind and parameter ``eta``, a number or a tensor of the batch's shape ``[*]``.

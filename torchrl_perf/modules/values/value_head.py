@@ -1,4 +1,4 @@
-"""The layers that turn features into numbers for each action: plain or noisy, duelling or not."""
+"""The layers from features to numbers for each action: plain or noisy, duelling or not."""
 
 import dataclasses
 import itertools
@@ -57,11 +57,16 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         if self.activation not in _ACTIVATIONS:
-            raise ValueError(f"activation: expected one of {sorted(_ACTIVATIONS)}, received {self.activation!r}.")
+            raise ValueError(
+                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {self.activation!r}. Remedy: one of "
+                "these."
+            )
         if self.noisy not in _NOISES:
-            raise ValueError(f"noisy: expected one of {_NOISES}, received {self.noisy!r}.")
+            raise ValueError(f"noisy: expected one of {_NOISES}, received {self.noisy!r}. Remedy: one of these.")
         if self.hidden_size < 1:
-            raise ValueError(f"hidden_size: expected at least 1, received {self.hidden_size}.")
+            raise ValueError(
+                f"hidden_size: expected at least 1, received {self.hidden_size}. Remedy: hidden_size=1 or more."
+            )
         check_precision(self.precision)
 
 
@@ -74,7 +79,10 @@ def complete(options: HeadOptions) -> HeadSettings:
     """
     unknown = sorted(set(options) - set(HeadOptions.__annotations__))
     if unknown:
-        raise TypeError(f"options: expected some of {sorted(HeadOptions.__annotations__)}, received {unknown}.")
+        raise TypeError(
+            f"options: expected some of {sorted(HeadOptions.__annotations__)}, received {unknown}. Remedy: take the "
+            "others out."
+        )
     return HeadSettings(**options)
 
 
@@ -84,7 +92,7 @@ def activation(options: HeadSettings) -> nn.Module:
 
 
 def linear(in_features: int, out_features: int, options: HeadSettings) -> nn.Module:
-    """A linear layer, with noise where the options ask for it."""
+    """A linear layer, noisy if the options say so."""
     noise = options.noisy
     if noise is None:
         return AlignedLinear(in_features, out_features, device=options.device)
@@ -97,10 +105,10 @@ def perceptron(sizes: Sequence[int], options: HeadSettings, *, first_plain: bool
     Args:
         sizes: of input, hidden layers and output.
         options: complete.
-        first_plain: whether the first layer has no noise whatever the options say, as a layer that makes features.
+        first_plain: whether the first layer, which makes features, never has noise.
 
     Returns:
-        A :class:`FusedMLP` where that is the same.
+        A :class:`FusedMLP` if that gives the same network.
     """
     if options.noisy is None and len(sizes) == 4 and sizes[1] == sizes[2]:
         return FusedMLP(
@@ -148,7 +156,10 @@ class ValueHead(nn.Module):
         super().__init__()
         full = complete(options)
         if min(in_features, num_actions, size) < 1:
-            raise ValueError(f"sizes: expected at least 1 each, received {in_features}, {num_actions} and {size}.")
+            raise ValueError(
+                f"sizes: expected at least 1 each, received {in_features}, {num_actions} and {size}. Remedy: sizes of "
+                "1 or more."
+            )
         self.num_actions, self.size, self.dueling = num_actions, size, full.dueling
         hidden = [full.hidden_size] * (1 if has_trunk else 2)
         outputs = (num_actions + 1 if self.dueling else num_actions) * size

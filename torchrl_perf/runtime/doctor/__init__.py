@@ -1,4 +1,4 @@
-"""The checks of a machine before a run, all of them."""
+"""All checks of a machine before a run."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ __all__ = ["Check", "check_machine", "device_probes", "host_probes", "run_checks
 
 
 def check_machine(run_dir: str = "runs", device: Any = "cuda") -> list[Check]:
-    """Look at the software, the GPU and the host that a run would have.
+    """Check the software, the GPU and the host that a run would use.
 
-    Never raises. On CUDA it makes a context, captures a tiny graph and pins a block of memory; all are let go again.
+    Never raises. On CUDA it makes a context, captures a tiny graph and pins a block of memory, and releases them.
 
     Args:
         run_dir: folder that runs would be written to; need not exist, and is not made.

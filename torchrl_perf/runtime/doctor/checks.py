@@ -1,4 +1,4 @@
-"""A check before a run: what was found, whether that is well, and what to do if it is not."""
+"""A check before a run: what was found, whether that is fine, and what to do if it is not."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -13,12 +13,12 @@ LONGEST_ERROR = 160
 
 
 class Finding(NamedTuple):
-    """What one look has shown."""
+    """The result of one check."""
 
     verdict: str
     """ok; warn: works, but less well than it could; fail: runs would break; n/a: does not apply here."""
     found: str
-    """What is there, in numbers where there are any."""
+    """What was found, in numbers if possible."""
     remedy: str = ""
     """What to do about a warn or a fail."""
 
@@ -28,11 +28,11 @@ class Check:
     """One line of a report."""
 
     name: str
-    """What was looked at."""
+    """What was checked."""
     verdict: str
     """ok, warn, fail or n/a, as in :class:`Finding`."""
     found: str
-    """What is there."""
+    """What was found."""
     remedy: str = ""
     """What to do about it."""
 
@@ -59,7 +59,7 @@ def run_checks(probes: Mapping[str, Callable[[], Finding]]) -> list[Check]:
 
 def _run_check(name: str, probe: Callable[[], Finding]) -> Check:
     with warnings.catch_warnings():
-        # What a library warns of on import is either a check of its own or none of a user's business.
+        # Warnings on import are covered by checks of their own, or do not concern the user.
         warnings.simplefilter("ignore")
         try:
             return Check(name, *probe())

@@ -42,7 +42,7 @@ def device_probes(device: Any = "cuda") -> dict[str, Callable[[], Finding]]:
 
 
 def _only_on_cuda(probe: Callable[[torch.device], Finding]) -> Callable[[Any], Finding]:
-    """A check that does not apply where CUDA cannot be used; ``_cuda`` says why it cannot."""
+    """Decorator for a check that applies only if CUDA can be used; ``_cuda`` says why it cannot."""
 
     @wraps(probe)
     def checked(device: Any) -> Finding:
@@ -82,7 +82,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _cuda_error() -> str:
-    """What CUDA says when it is made to start."""
+    """The error of initialising CUDA."""
     try:
         torch.cuda.init()
     except Exception as error:
@@ -104,7 +104,7 @@ def _gpu(device: torch.device) -> Finding:
 
 
 def _runs_on(arch: str, card: int) -> bool:
-    """Whether what was built for ``sm_80`` or ``compute_80`` runs on a card such as 90."""
+    """Whether code built for ``sm_80`` or ``compute_80`` runs on a card of compute capability such as 90."""
     kind, _, version = arch.partition("_")
     number = int("".join(filter(str.isdigit, version)) or 0)
     if version[-1:] == "a":  # for this very card, no newer one
@@ -223,7 +223,7 @@ def _watts(value: float | None) -> str:
 
 
 def _pinned() -> Finding:
-    """The limit of locked memory, and on CUDA whether a block can be pinned, which is not bound to that limit."""
+    """The limit of locked memory, and on CUDA whether a block can be pinned, to which that limit does not apply."""
     limit = "unknown"
     if sys.platform != "win32":
         import resource

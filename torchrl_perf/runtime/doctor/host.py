@@ -46,7 +46,7 @@ def _cpu() -> Finding:
         remedy = f"OMP_NUM_THREADS={cores} at most: threads that wait for a core slow a run several times."
         return Finding("warn", f"{found}.", remedy)
     if setting is None:
-        # `torchrl-perf train` takes one thread by itself; a script of one's own does not.
+        # ``torchrl-perf train`` sets one thread by itself; a user's script does not.
         return Finding("ok", f"{found}; `torchrl-perf train` then takes 1, a script of your own takes all.")
     return Finding("ok", f"{found}.")
 
@@ -87,7 +87,7 @@ def _disk(run_dir: str) -> Finding:
 
 
 def _wandb() -> Finding:
-    """What W&B would do here; the key itself is never read into the report."""
+    """How W&B would behave here; the key itself never enters the report."""
     import importlib.util
 
     if importlib.util.find_spec("wandb") is None:

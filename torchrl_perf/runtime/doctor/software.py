@@ -76,7 +76,7 @@ def is_within(found: str, bounds: str | None) -> bool:
 
 
 def _package(name: str) -> Finding:
-    """That a package is there, in range, and can be imported."""
+    """Check that a package is there, in range, and can be imported."""
     found, bounds = version(name), required_range(name)
     wanted = f'pip install "{name}{bounds or ""}"'
     if found is None:
@@ -91,7 +91,7 @@ def _package(name: str) -> Finding:
 
 
 def _pair() -> Finding:
-    """That tensordict is one that torchrl asks for: each minor of torchrl uses the internals of its own tensordict."""
+    """Check that tensordict is one that torchrl asks for: each minor of torchrl uses internals of its tensordict."""
     torchrl, tensordict = version("torchrl"), version("tensordict")
     if torchrl is None or tensordict is None:
         return Finding("n/a", "one of them is not installed.")
@@ -137,17 +137,17 @@ def _extension() -> Finding:
 
 
 def _symbol(error: Exception) -> str:
-    """The gist of a linker's error, whose mangled names fill half a screen."""
+    """The essential part of a linker's error, whose mangled names fill half a screen."""
     return "undefined symbol, built for another torch" if "undefined symbol" in str(error) else short_error(error)
 
 
 def _first_program(*names: str | None) -> str | None:
-    """Path of the first of some programs that is there."""
+    """Path of the first of some programs that is installed."""
     return next(filter(None, (shutil.which(name) for name in names if name)), None)
 
 
 def _compiler() -> Finding:
-    """What torch.compile needs: a C++ compiler; on CUDA Triton, which builds its launchers with a C compiler."""
+    """Check what torch.compile needs: a C++ compiler; on CUDA Triton, which builds its launchers with a C compiler."""
     import torch
 
     cpp = _first_program(os.environ.get("CXX"), "g++", "clang++", "cl")

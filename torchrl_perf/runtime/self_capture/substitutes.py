@@ -8,11 +8,12 @@ a version and a history of its own.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
+
+from torchrl_perf.runtime.upstream.modules import replica
 
 __all__ = ["aliased", "aliases_of", "called_with", "substituted"]
 
@@ -60,24 +61,4 @@ def called_with(module: nn.Module, aliases: Mapping[int, Tensor], tensordict: Te
     Parameters in a ``TensorDictParams`` are left to :func:`substituted`.
     """
     with _in_place(aliases):
-        return _replica(module, aliases, {})(tensordict)
-
-
-def _replica(part: nn.Module, aliases: Mapping[int, Tensor], made: dict[int, nn.Module]) -> nn.Module:
-    """A module of the same attributes whose parameters are aliases, and so on for its children."""
-    if isinstance(part, TensorDictParams):
-        return part
-    if id(part) in made:
-        return made[id(part)]
-    copy = made[id(part)] = cast("Any", part).__new__(type(part))
-    attributes = copy.__dict__ = dict(part.__dict__)
-    for name, value in part.__dict__.items():
-        if isinstance(value, nn.Module):
-            attributes[name] = _replica(value, aliases, made)
-    attributes["_parameters"] = {
-        name: param if param is None else aliases.get(id(param), param) for name, param in part._parameters.items()
-    }
-    attributes["_modules"] = {
-        name: child if child is None else _replica(child, aliases, made) for name, child in part._modules.items()
-    }
-    return copy
+        return replica(module, aliases)(tensordict)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
+
+from torchrl_perf.runtime.upstream.modules import has_backward_hooks, has_hooks
 
 __all__ = ["Watch"]
 
@@ -63,7 +63,7 @@ class Watch:
         Those of the module itself stand around the graph, and are called.
         """
         for part in self.parts[1:]:
-            if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            if has_hooks(part) or has_backward_hooks(part):
                 return type(part).__name__
         return None
 
@@ -81,26 +81,5 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             continue
         seen.add(id(part))
         yield part
-        waiting += [child for child in part._modules.values() if child is not None]
+        waiting += part.children()
         waiting += [value for value in part.__dict__.values() if isinstance(value, nn.Module)]
-
-
-def _slots(parts: list[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
-    for part in parts:
-        if isinstance(part, TensorDictParams):
-            yield from _leaves(type(part).__name__, part._param_td)
-            continue
-        for holder in (part._parameters, part._buffers):
-            for key, tensor in holder.items():
-                if isinstance(tensor, Tensor):
-                    yield f"{type(part).__name__}.{key}", holder, key, tensor
-
-
-def _leaves(name: str, tensordict: TensorDictBase) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
-    """The dictionaries of a TensorDict themselves: asking for a leaf by its key costs the host 3 us each."""
-    holder: dict[str, Any] = tensordict._tensordict  # pyright: ignore[reportAttributeAccessIssue]
-    for key, value in holder.items():
-        if isinstance(value, TensorDictBase):
-            yield from _leaves(f"{name}.{key}", value)
-        elif isinstance(value, Tensor):
-            yield f"{name}.{key}", holder, key, value

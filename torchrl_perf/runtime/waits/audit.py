@@ -15,11 +15,11 @@ Reads that only the CPU stand-in has are not reported, see ``ARTEFACTS`` in ``_w
 * Counters that TorchRL always keeps in CPU tensors: revision and cursor of a storage, the next trajectory id.
 
 Not seen: ``torch.cuda.synchronize()`` and ``Event.synchronize()`` (a CUDA graph capture refuses them), and on CPU
-tensors copies between devices other than ``cpu()``, which returns a copy inside an audit as it does on CUDA: what is
-read of that copy, or computed from it alone, waits for nothing more.
+tensors copies between devices other than ``cpu()``. Inside an audit ``cpu()`` returns a copy, as on CUDA; reads of that
+copy, or of results computed from it alone, are no further waits.
 
-For a whole script that is to run as it is, compiled functions and other threads included, there is ``ScriptAudit`` in
-``script_audit.py`` (``torchrl-perf syncs``), which wraps the kernels of the waiting operations instead.
+For a whole unchanged script, compiled functions and other threads included, use ``ScriptAudit`` in ``script_audit.py``
+(``torchrl-perf syncs``), which wraps the kernels of the waiting operations instead.
 """
 
 import copy
@@ -80,7 +80,7 @@ class HostSync:
 
 
 class HostSyncError(RuntimeError):
-    """Raised where code that must not wait for the host would.
+    """Raised when code that must not wait for the device would.
 
     Attributes:
         op: name of the operation.
@@ -151,7 +151,7 @@ class _Audit:
         self._thread = threading.get_ident()
 
     def wait(self, op: str) -> None:
-        """Count a wait, or raise ``HostSyncError`` where there is no report to count in."""
+        """Count a wait, or raise ``HostSyncError`` if there is no report to count in."""
         chain = call_chain(sys._getframe(1), self._thread)
         if self.quiet or (not self.cuda and is_artefact(chain)):
             return
@@ -165,7 +165,7 @@ class _Audit:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Report nothing meanwhile: the operation inside is counted already, or is an artefact."""
+        """Report nothing inside the context: the operation is counted already, or is an artefact."""
         previous, self.quiet = self.quiet, True
         try:
             yield
@@ -201,7 +201,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """Sees what reads a CPU tensor without a dispatched operation; used for the CPU stand-in alone."""
+    """Sees functions that read a CPU tensor without a dispatched operation; used only for the CPU stand-in."""
 
     def __init__(self, audit: _Audit) -> None:
         super().__init__()
@@ -232,10 +232,10 @@ class _Methods(TorchFunctionMode):
 
 
 def _is_free(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether what a function reads of CPU tensors is not read on CUDA."""
+    """Whether a function's reads of CPU tensors do not happen on CUDA."""
     if func is torch.nn.functional.one_hot:
         return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1
-    if func is Tensor.__setitem__:  # a number is filled in where a mask is true
+    if func is Tensor.__setitem__:  # ``x[mask] = number`` is a fill, which does not wait
         index, value = args[1], args[2]
         return isinstance(value, int | float) and isinstance(index, Tensor) and index.dtype == torch.bool
     if func in COVARIANCES:
@@ -263,8 +263,8 @@ def _is_shallow_copy() -> bool:
 class _ForcedEager:
     """Keep compiled functions eager while at least one audit is open.
 
-    The compiler's stance belongs to the process: two threads that each restored what they had found, in the wrong
-    order, would leave it eager for good.
+    The compiler's stance belongs to the process: two threads that restored it in the wrong order would leave it eager
+    for good.
     """
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ def _is_cuda(device: torch.device | str | None) -> bool:
             f'expected a CUDA device for device="{device}", received none. Remedy: pass device="cpu" or None'
         )
     if kind not in ("cpu", "cuda"):
-        raise ValueError(f'expected device "cpu" or "cuda", received "{device}"')
+        raise ValueError(f'expected device "cpu" or "cuda", received "{device}". Remedy: one of the two')
     return kind == "cuda"
 
 
@@ -325,7 +325,7 @@ def _set_sync_debug_mode(mode: int | str) -> None:
 
 @contextmanager
 def _heard(audit: _Audit) -> Iterator[None]:
-    """Turn the warnings of CUDA's sync debug mode into waits, but for those of an operation that is counted already."""
+    """Turn the warnings of CUDA's sync debug mode into waits, except for operations that are counted already."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{SYNC_MESSAGE}")
         show = warnings.showwarning
@@ -347,8 +347,7 @@ def host_syncs(device: torch.device | str | None = None) -> Iterator[HostSyncRep
     """Count the host waits of the code inside, by operation and line.
 
     Functions made with ``torch.compile`` run eagerly inside, since Dynamo does not trace under a dispatch mode.
-    Contexts
-    nest: each counts what happens inside it. One context belongs to one thread and its backward passes.
+    Contexts nest: each counts what happens inside it. One context belongs to one thread and its backward passes.
 
     Args:
         device: None counts on CUDA tensors where CUDA is available, else on CPU tensors as a stand-in; "cpu" and "cuda"

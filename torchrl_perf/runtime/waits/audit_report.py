@@ -20,10 +20,10 @@ class WaitRow:
 
     Attributes:
         place: the lines, the operation, and what to write instead.
-        waits: whether it counts as a wait; an asynchronous copy and a planned one do not.
+        waits: whether it counts as a wait; asynchronous copies and planned ones do not.
         count: how often in the loop.
         before: how often before the first step of the loop, or while a captured function warmed up.
-        after: how often after its last step, where it had never happened before.
+        after: how often after the loop's last step, if it had never happened before.
         seconds: how long the host was blocked in the loop; 0 on CPU tensors.
     """
 
@@ -37,7 +37,7 @@ class WaitRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What a script waited for.
+    """The host waits of a script.
 
     Attributes:
         rows: by count, or by time where it was measured; largest first.
@@ -55,19 +55,19 @@ class AuditReport:
 
     @property
     def total(self) -> int:
-        """Number of waits in the loop; asynchronous copies are none."""
+        """Number of waits in the loop, without asynchronous copies."""
         return sum(row.count for row in self.rows if row.waits)
 
     @property
     def step_unit(self) -> str:
-        """What a step is here: "env step", in a script without envs "optimizer step", in one without either "run"."""
+        """Unit of a step: "env step", in a script without envs "optimizer step", in one without either "run"."""
         if self.counts.env_steps:
             return "env step"
         return "optimizer step" if self.counts.optimizer_steps else "run"
 
     @property
     def iteration_unit(self) -> str:
-        """What an iteration is here: "iteration" of a collector or captured function, else "optimizer step", "run"."""
+        """Unit of an iteration: "iteration" of a collector or captured function, else "optimizer step" or "run"."""
         if self.counts.iterations:
             return "iteration"
         return "optimizer step" if self.counts.optimizer_steps else "run"

@@ -1,4 +1,4 @@
-"""Which line of whose code is running: call chains, and the split into user, library and machinery frames."""
+"""Which line of code is running, and whose: call chains, split into user, library and machinery frames."""
 
 import importlib.util
 import linecache
@@ -39,7 +39,7 @@ class Site:
         file: file of the innermost frame outside torch, tensordict, torchrl and the runtime package.
         line: its line number.
         source: text of that line, stripped; empty where the source is not available.
-        library_file: file of the innermost frame outside torch alone (may be torchrl's or tensordict's).
+        library_file: file of the innermost frame outside torch (may be torchrl's or tensordict's).
         library_line: its line number.
     """
 
@@ -70,7 +70,7 @@ def package_root(name: str) -> str | None:
 
 @cache
 def owner(file: str) -> str:
-    """Return whose a source file is: "runtime", "torch", "library", "stdlib" or "user".
+    """Return the owner of a source file: "runtime", "torch", "library", "stdlib" or "user".
 
     Args:
         file: ``co_filename`` of a frame.
@@ -98,8 +98,8 @@ def call_chain(frame: FrameType | None, thread: int | None = None) -> list[Call]
 
     Args:
         frame: innermost frame to report.
-        thread: identifier of the thread that started the work. The backward engine runs CUDA nodes in threads of its
-            own, whose stack ends at the engine; the frames of ``thread`` (waiting in ``backward``) are then appended.
+        thread: identifier of the thread that started the work. The backward engine runs CUDA nodes in its own threads,
+            whose stack ends at the engine; the frames of ``thread`` (waiting in ``backward``) are then appended.
     """
     chain = []
     if thread is not None and thread != threading.get_ident():
@@ -148,7 +148,7 @@ def locate(chain: list[Call]) -> Site:
         chain: frames from the innermost outwards, as from ``call_chain`` or ``traceback_chain``.
 
     Returns:
-        The site. Where no frame is the user's (a library's own thread), the library's line stands for it.
+        The site. If no frame is the user's (a library's own thread), it is the library's line.
     """
     unknown = Call("<unknown>", 0, "")
     library = next((call for call in chain if owner(call.file) in ("library", "user")), None)

@@ -1,4 +1,4 @@
-"""Which CPU tensors stand for copies on the host, where CPU tensors stand in for a device."""
+"""Which CPU tensors count as copies on the host, when CPU tensors stand in for a device."""
 
 from typing import Any
 
@@ -6,30 +6,32 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from torchrl_perf.runtime.upstream.audit import memory_of
+
 __all__ = ["HostCopies"]
 
 _MANY = 1_000
 
 
 class HostCopies:
-    """Remembers the storages of what ``cpu()`` has returned: reading those waits for nothing more.
+    """Remembers the storages of the results of ``cpu()``, whose reads are no further waits.
 
-    On a CPU ``cpu()`` returns its tensor itself, so that copy and source would be one; :meth:`copied` makes the copy
-    that a device would make. Views of a copy share its storage and so count as copies.
+    On a CPU, ``cpu()`` returns the tensor itself, so that copy and source could not be told apart; :meth:`copied` makes
+    the copy that a device would make. Views of a copy share its storage and so count as copies.
     """
 
     def __init__(self) -> None:
         self._storages: dict[int, Any] = {}
 
     def copied(self, source: Tensor, result: Tensor) -> Tensor:
-        """The result of ``source.cpu()`` as a tensor of its own, remembered as a copy."""
-        result = result.clone() if result is source or self._key(result) == self._key(source) else result
+        """The result of ``source.cpu()`` as a separate tensor, remembered as a copy."""
+        result = result.clone() if result is source or memory_of(result) == memory_of(source) else result
         self.mark(result)
         return result
 
     def mark(self, tensor: Tensor) -> None:
         """Remembers a tensor as a copy on the host."""
-        key = self._key(tensor)
+        key = memory_of(tensor)
         if key is None:
             return
         if len(self._storages) > _MANY:
@@ -37,10 +39,10 @@ class HostCopies:
         self._storages[key] = StorageWeakRef(tensor.untyped_storage())
 
     def has(self, tensor: Any) -> bool:
-        """Whether a tensor is a copy on the host, or looks at one."""
+        """Whether a tensor is a copy on the host, or a view of one."""
         if not self._storages or not isinstance(tensor, Tensor):
             return False
-        ref = self._storages.get(self._key(tensor) or 0)
+        ref = self._storages.get(memory_of(tensor) or 0)
         return ref is not None and not ref.expired()
 
     @property
@@ -59,10 +61,3 @@ class HostCopies:
             if isinstance(leaf, Tensor):
                 self.mark(leaf)
         return results
-
-    @staticmethod
-    def _key(tensor: Tensor) -> int | None:
-        try:
-            return tensor.untyped_storage()._cdata
-        except (RuntimeError, NotImplementedError):  # sparse tensors and those that are being traced have none
-            return None

@@ -1,10 +1,10 @@
 """Hears the operations that wait for the device while a program runs as it is: no dispatch mode, no eager execution.
 
 A dispatch mode sees every operation and so slows all of them, turns ``torch.compile`` off, and ends with its thread.
-Here only the kernels of the waiting operations are wrapped, in the dispatcher itself, and the wrapper calls the kernel
-that it found there: nothing else changes, compiled code and the threads of the backward engine included. What waits
-without a kernel of its own (``torch.cuda.synchronize``, events and streams; on CPU tensors ``tolist``, ``numpy`` and
-``cpu``) is wrapped as a Python attribute. All of it is undone when the context ends.
+Here only the kernels of the waiting operations are wrapped, in the dispatcher itself, and the wrapper calls the
+original kernel: nothing else changes, compiled code and the threads of the backward engine included. Functions that
+wait without their own kernel (``torch.cuda.synchronize``, events and streams; on CPU tensors ``tolist``, ``numpy`` and
+``cpu``) are wrapped as Python attributes. Everything is undone when the context ends.
 
 A boolean mask as index shows as the ``nonzero`` that it makes; so does its gradient.
 """
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.runtime.upstream.audit import once_cuda_is_initialized, take_kernels_back
 from torchrl_perf.runtime.waits.host_copies import HostCopies
 from torchrl_perf.runtime.waits.operators import (
     COPY_TO_DEVICE,
@@ -50,7 +51,7 @@ WAITING_KERNELS = (
     "bincount",
     "_linalg_check_errors",
 )
-"""Operators with a kernel of their own whose result, or its size, the host has to wait for."""
+"""Operators with their own kernel, for whose result, or its size, the host has to wait."""
 
 
 class Heard(NamedTuple):
@@ -68,7 +69,7 @@ class Heard(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What is about to run on CUDA.
+    """An operation that is about to run on CUDA.
 
     Attributes:
         op: name of the operation.
@@ -82,7 +83,7 @@ class Wait(NamedTuple):
 
 
 class _Local(threading.local):
-    """Per thread: whether an operation that is heard already is running."""
+    """Per thread: whether an operation that is already reported is running."""
 
     busy = False
 
@@ -109,9 +110,12 @@ class Interception:
 
     def __enter__(self) -> Self:
         if not hasattr(torch.library, "get_kernel"):
-            raise RuntimeError(f"expected PyTorch 2.10 or later, received {torch.__version__}: it has no get_kernel")
+            raise RuntimeError(
+                f"expected PyTorch 2.10 or later, whose torch.library has get_kernel, received {torch.__version__}. "
+                "Remedy: pip install -U torch"
+            )
         with ExitStack() as stack:
-            stack.callback(self._wrap_kernels()._destroy)
+            stack.callback(take_kernels_back, self._wrap_kernels())
             if self._cuda:
                 self._wrap_synchronisation(stack)
                 self._listen_to_warnings(stack)
@@ -151,7 +155,7 @@ class Interception:
             for overload in rule.overloads:
                 name = f"{op}.{overload}" if overload else op
                 if not hasattr(torch.ops.aten, op):
-                    continue  # gone from newer versions of torch, as torch.cholesky is
+                    continue  # removed from newer versions of torch, like torch.cholesky
                 if rule.reads:
                     self._tell_reads_from_inner_ones(library, name, rule)
                     continue
@@ -162,9 +166,9 @@ class Interception:
     def _tell_reads_from_inner_ones(self, library: torch.library.Library, name: str, rule: Rule | None = None) -> None:
         """Count a read of a CPU tensor where the program asks for it, not where another CPU kernel does.
 
-        Kernels read numbers that came as 0-d tensors (``x[mask] = 0.0`` does), or their own results, and on CUDA they
-        are other kernels. The program's reads enter through the autograd key, which is excluded inside a kernel;
-        tensors of the inference mode have no such key, and there the ADInplaceOrView key tells.
+        CPU kernels read numbers passed as 0-d tensors (as in ``x[mask] = 0.0``), or their own results; CUDA uses other
+        kernels. The program's reads enter through the autograd key, which is excluded inside a kernel; tensors of
+        inference mode have no such key, so there the ADInplaceOrView key is used.
         """
         outer = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
         counted = self._counted_kernel(name.partition(".")[0], outer, rule)
@@ -215,8 +219,8 @@ class Interception:
     def _time(self, wait: Wait, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run an operation and report how long the host was blocked.
 
-        The stream is waited for first, because that lets other Python threads run, which the kernel itself does not:
-        they may be the ones that this thread waits for.
+        The stream is waited for first, because that releases the GIL, which the kernel itself does not: this thread may
+        be waiting for work that other Python threads launch.
         """
         self._local.busy = True
         warned = self._sync_warnings and torch._C._cuda_get_sync_debug_mode() == 1
@@ -266,7 +270,7 @@ class Interception:
                 replace(stack, owner, name, self._quiet_call)
 
     def _counted_method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that reads a CPU tensor without a kernel; reads of what ``cpu`` has returned wait no more."""
+        """A method that reads a CPU tensor without a kernel; reads of the results of ``cpu`` are no further waits."""
         local, heard, what, copies = self._local, self._heard, Heard(name, True, 0.0), self._copies
 
         @wraps(original)
@@ -275,7 +279,7 @@ class Interception:
             if not plain or local.busy or self.device.type != "cpu" or torch.compiler.is_compiling():
                 return original(self, *args, **kwargs)
             if copies.has(self) or (name == "pickle" and sys._getframe(1).f_code.co_filename == copy.__file__):
-                return original(self, *args, **kwargs)  # `copy.copy` shares the memory
+                return original(self, *args, **kwargs)  # ``copy.copy`` shares the memory
             local.busy = True
             try:
                 heard(what)
@@ -343,14 +347,14 @@ class Interception:
     # -- CUDA's own warnings ----------------------------------------------------------------------------------------
 
     def _listen_to_warnings(self, stack: ExitStack) -> None:
-        """Hear what waits inside a kernel that is not wrapped, by the warnings of CUDA's sync debug mode."""
+        """Report waits inside kernels that are not wrapped, by the warnings of CUDA's sync debug mode."""
         stack.enter_context(warnings.catch_warnings())
         stack.callback(self._debug_mode, 0)
         self.rearm()
         if torch.cuda.is_initialized():
             self._arm()
-        else:  # asking for the mode now would make a CUDA context before the program decides on one, or forks
-            torch.cuda._lazy_call(self._arm)
+        else:  # setting the mode now would make a CUDA context before the program does so or forks
+            once_cuda_is_initialized(self._arm)
 
     def _arm(self) -> None:
         self._sync_warnings = True
@@ -361,7 +365,7 @@ class Interception:
             torch._C._cuda_set_sync_debug_mode(mode)
 
     def rearm(self) -> None:
-        """Put the warning filter back in front, where the program has set filters of its own meanwhile; cheap."""
+        """Put the warning filter back in front if the program has set filters meanwhile; cheap."""
         if not self._cuda:
             return
         filters = warnings.filters

@@ -1,4 +1,4 @@
-"""Counts the steps of a loop that is not ours: env steps, optimiser steps and iterations, in a script left as it is.
+"""Counts env steps, optimiser steps and iterations in the loop of an unchanged script.
 
 * An **env step** is one call of ``step`` or ``step_and_maybe_reset`` of a TorchRL env, or of ``step`` of a gymnasium
   env or vector env; a batch of envs steps once. Calls inside one another count once, steps in other processes do not.
@@ -57,7 +57,7 @@ class StepLimit(BaseException):
 
 
 class Counts(NamedTuple):
-    """How many of each there were."""
+    """Numbers of steps of each kind."""
 
     env_steps: int = 0
     optimizer_steps: int = 0
@@ -147,7 +147,7 @@ class LoopMarks:
     def _end(self) -> None:
         if threading.get_ident() == self._main:
             raise StepLimit
-        _thread.interrupt_main()  # an exception here would end this thread alone
+        _thread.interrupt_main()  # an exception here would only end this thread
 
     # -- wrappers ---------------------------------------------------------------------------------------------------
 

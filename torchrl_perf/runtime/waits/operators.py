@@ -1,4 +1,4 @@
-"""Which dispatched operations make the host wait, what to write instead, and which reads are artefacts of the CPU."""
+"""Which dispatched operations make the host wait, what to write instead, and which reads occur only on a CPU."""
 
 import os
 from typing import Any, NamedTuple
@@ -149,7 +149,7 @@ def _is_ruled(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     tensor = next((value for value in args if isinstance(value, Tensor)), None)
     if tensor is None or tensor.device.type != ("cuda" if cuda else "cpu"):
         return False
-    overload = getattr(func, "_overloadname", "")
+    overload = getattr(func, "__name__", "").partition(".")[2]
     return ("" if overload == "default" else overload) in RULES[name].overloads and RULES[name].waits(args, kwargs)
 
 
@@ -165,7 +165,7 @@ def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> b
         return False
     value = args[2] if len(args) > 2 else kwargs.get("values")
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    # torch turns `x[mask] = number` into masked_fill_, which does not wait; a CPU tensor cannot tell the two apart.
+    # torch turns ``x[mask] = number`` into masked_fill_, which does not wait; with CPU tensors the two look the same.
     fills = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu" and not accumulate
     return not (cuda and fills)
 

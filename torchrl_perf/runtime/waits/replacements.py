@@ -1,4 +1,4 @@
-"""Which of this package's classes stands in for the library code that waits, by the place where it waits.
+"""Which class of this package replaces library code that waits, by the place of the wait.
 
 Checked against TorchRL 0.14.1, tensordict 0.14.3 and PyTorch 2.13: a test looks up each place in what is installed.
 """
@@ -68,7 +68,7 @@ EXPLORATION = (
         _PERF + "modules.OUNoise",
     ),
 )
-"""They draw and project by specs, which wait; what replaces them replaces that too."""
+"""Functions that draw and project by specs, which wait; their replacements avoid that too."""
 
 REPLACEMENTS = (
     # set-up, which no loop waits for

@@ -19,7 +19,7 @@ __all__ = ["ScriptAudit"]
 
 @dataclass
 class _Tally:
-    """What is counted of one place."""
+    """The counts of one place."""
 
     place: Place
     waits: bool
@@ -87,7 +87,7 @@ class ScriptAudit:
             tally.seconds += heard.seconds
 
     def _first(self, kind: str) -> None:
-        """Remember how things stood when the loop began; an env that is checked first does not begin it."""
+        """Remember the counts at the beginning of the loop; checking an env does not begin it."""
         self._hearing.rearm()
         with self._lock:
             self._bases[kind] = self._marks.counts
@@ -103,7 +103,7 @@ class ScriptAudit:
         return start
 
     def report(self, seconds: float = 0.0) -> AuditReport:
-        """What has been counted so far.
+        """The counts so far.
 
         Args:
             seconds: wall time of the script.

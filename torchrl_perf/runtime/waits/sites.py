@@ -1,7 +1,7 @@
-"""Where a wait comes from, found fast enough to be asked at each of them.
+"""Where a wait comes from, found fast enough to be looked up at each wait.
 
-The stack is walked to the first frame of the script; what is found there is worked out once and remembered by the
-instructions involved.
+The stack is walked to the first frame of the script; the result is computed once and cached by the instructions
+involved.
 """
 
 import ast
@@ -26,7 +26,7 @@ _Found = tuple[FrameType | None, FrameType | None, FrameType | None]
 _UNKNOWN: Any = object()
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METRICS = os.path.join(_PACKAGE, "metrics") + os.sep
-# Envs that step on the host, which HostCollector is for.
+# Envs that step on the host, for which there is HostCollector.
 HOST_ENVS = ("torchrl.envs.gym_like", "torchrl.envs.libs.gym", "torchrl.envs.batched_envs", "torchrl.envs.async_envs")
 # Thin Python wrappers around one operation, which say less than the line that calls them.
 _THIN = ("_tensor.py", "functional.py", "_jit_internal.py")
@@ -48,7 +48,7 @@ class Place:
         function: qualified name of the function there.
         remedy: what to write instead.
         replacement: full name of this package's replacement; "" where there is none.
-        planned: whether this is the one packed copy per interval of this package's metrics, which is no fault.
+        planned: whether this is the package's own packed copy of metrics once per interval.
     """
 
     op: str
@@ -116,7 +116,7 @@ class Places:
         return place
 
     def _without_script(self, frame: FrameType | None, inner: FrameType | None, library: FrameType | None) -> _Found:
-        """Stand-ins where a thread has no frame of the script.
+        """Substitute frames for a thread without a frame of the script.
 
         A thread of the backward engine has no frames of its own, and the main thread waits for it in ``backward``.
         """
@@ -228,8 +228,8 @@ def _line(frame: FrameType) -> str:
 def _position(frame: FrameType) -> tuple[int, int | None, int | None, int | None]:
     """First line, last line, first and last column of what a frame is evaluating.
 
-    A branch asks for a truth value, but carries the lines of its whole condition: the instruction before it is what it
-    asks.
+    A branch reads a truth value, but its position spans the whole condition: the instruction before it has the position
+    of the value.
     """
     code, index = frame.f_code, frame.f_lasti // 2
     name = dis.opname[code.co_code[frame.f_lasti]]

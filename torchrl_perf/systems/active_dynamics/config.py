@@ -1,4 +1,4 @@
-"""Settings of a run that learns a latent dynamical system and chooses the inputs that say most about it."""
+"""Settings of a run that learns a latent dynamical system and chooses the most informative inputs."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "ra
 class ActiveDynamicsConfig(RunConfig):
     """Every choice of a run on :class:`~torchrl_perf.envs.LatentField`.
 
-    A sequential variational autoencoder is trained on windows of what was observed, while iCEM (arXiv:2008.06389) plans
-    the inputs that would say most about its dynamics. The best checkpoint is the one with the highest R^2 of
+    A sequential variational autoencoder is trained on windows of observations, while iCEM (arXiv:2008.06389) plans the
+    inputs that are most informative about its dynamics. The best checkpoint is the one with the highest R^2 of
     predictions ``prediction_horizon`` steps ahead.
 
     Raises:
@@ -60,10 +60,10 @@ class ActiveDynamicsConfig(RunConfig):
     process_noise: float = 0.01
     """Variance of the process noise per unit of time."""
     max_episode_steps: int = 250
-    """Steps after which a point begins anew at random; 0 is never."""
+    """Steps after which a point restarts at random; 0 is never."""
     extent: float = 0.0
-    """Distance from the axes from which on a point begins anew, too: planned inputs push for states that are far out.
-    0 is the whole plane."""
+    """Distance from the axes beyond which a point restarts, too, since planned inputs push it far out; 0 for the
+    whole plane."""
 
     latent_size: int = 2
     """Numbers of the learned latent state."""
@@ -90,7 +90,7 @@ class ActiveDynamicsConfig(RunConfig):
     random_steps: int = 4_000
     """Env steps at the start with random inputs, while the model knows nothing to plan with."""
     random_share: float = 0.0
-    """Share of random inputs among the planned ones after that."""
+    """Share of random inputs after that."""
     plan_horizon: int = 10
     """Steps of a plan."""
     candidates: int = 32
@@ -103,7 +103,7 @@ class ActiveDynamicsConfig(RunConfig):
     window: int = 20
     """Steps of the windows that are learnt from."""
     history: int = 1_000
-    """Steps of each env that are kept; window learns from the most recent steps alone."""
+    """Steps of each env that are kept; window learns only from the most recent steps."""
     minibatch_size: int = 16
     """Windows of one update."""
     updates: int = 10
@@ -115,7 +115,7 @@ class ActiveDynamicsConfig(RunConfig):
     bound: Literal["predictive", "sampled"] = "sampled"
     """Whether predictions begin with beliefs, or with samples of them, which makes the learnt field flatter."""
     kl_horizon: int = 5
-    """Steps ahead of which predictions are held against the beliefs."""
+    """Most steps ahead for which predictions are compared with the beliefs."""
     kl_decay: float = 0.8
     """Weight of a step ahead in relation to the one before it."""
     samples: int = 5
@@ -189,8 +189,8 @@ class ActiveDynamicsConfig(RunConfig):
 
 
 _CYCLE = ActiveDynamicsConfig(
-    # Episodes are short and end well outside of where they begin: what attracts a point, and what a planner pushes it
-    # to, is not all that is learnt from.
+    # Episodes are short and end well outside of where they begin, so that the data are not only attractors and the
+    # states to which a planner pushes.
     max_episode_steps=50,
     extent=3.0,
     dynamics="mlp",

@@ -1,4 +1,4 @@
-"""The loss of a sequential variational autoencoder whose dynamics are asked for several steps ahead.
+"""The loss of a sequential variational autoencoder whose dynamics predict several steps ahead.
 
 Dimension key: ``B`` windows, ``T`` steps, ``M`` samples, ``K`` members of an ensemble, ``S`` numbers of the latent
 state, ``H`` steps ahead.
@@ -65,7 +65,8 @@ class MultiStepELBOLoss(nn.Module):
         super().__init__()
         if samples < 1 or not 0.0 <= mask_rate <= 1.0:
             raise ValueError(
-                f"MultiStepELBOLoss: expected samples >= 1 and mask_rate in [0, 1], received {samples} and {mask_rate}."
+                f"MultiStepELBOLoss: expected samples >= 1 and mask_rate in [0, 1], received {samples} and "
+                f"{mask_rate}. Remedy: samples=1 and mask_rate=0.0 for the plain bound."
             )
         self.model, self.horizon, self.samples, self.mask_rate = model, horizon, samples, mask_rate
         device = model.dynamics.input_matrix.device
@@ -101,7 +102,7 @@ class MultiStepELBOLoss(nn.Module):
         return TensorDict({"loss_recon": recon, "loss_kl": total, "kl": kl.detach(), "kl_start": kl_start.detach()})
 
     def _mixed(self, latent: Tensor, action: Tensor, first: Tensor) -> Tensor:
-        """Where predictions begin, ``[M, B, T, S]``: samples of the beliefs, and predictions where steps are masked."""
+        """Starts of predictions, ``[M, B, T, S]``: samples of the beliefs, or predictions where steps are masked."""
         if self.mask_rate == 0.0:
             return latent
         keep = temporal_mask(*first.shape, 1, rate=self.mask_rate, device=latent.device, dtype=latent.dtype)

@@ -1,4 +1,4 @@
-"""How well a learned dynamical system predicts the true one, up to the coordinates that no observation can tell.
+"""How well a learned dynamical system predicts the true one, up to a change of coordinates.
 
 Dimension key: ``N`` envs, ``T`` steps, ``S`` numbers of the learned state, ``L`` of the true one, ``D`` of the action.
 """
@@ -89,7 +89,7 @@ class Scores(NamedTuple):
 
     Attributes:
         r2: of the model's prediction from the belief.
-        persistence: of the belief itself, as if nothing moved: what the same information gives without dynamics.
+        persistence: of the belief itself, as if nothing moved: the same information without dynamics.
         still: of the true present state, as if nothing moved.
     """
 
@@ -104,8 +104,8 @@ def prediction_scores(model: SeqVAE, batch: TensorDictBase, horizon: int, alignm
 
     Args:
         model: the autoencoder.
-        batch: ``[N, T]`` with "belief", "action", "latent" (the true one) and "is_init"; what crosses the end of an
-            episode does not count.
+        batch: ``[N, T]`` with "belief", "action", "latent" (the true one) and "is_init"; predictions across the end of
+            an episode do not count.
         horizon: k, below T.
         alignment: from learned to true states.
 
@@ -115,7 +115,10 @@ def prediction_scores(model: SeqVAE, batch: TensorDictBase, horizon: int, alignm
     belief, action, latent, is_init = (cast("Tensor", batch.get(k)) for k in ("belief", "action", "latent", "is_init"))
     steps = belief.shape[1]
     if not 0 < horizon < steps:
-        raise ValueError(f"horizon: expected from 1 to {steps - 1}, one less than the batch has, received {horizon}.")
+        raise ValueError(
+            f"horizon: expected from 1 to {steps - 1}, one less than the batch has, received {horizon}. Remedy: a "
+            "shorter horizon, or longer batches."
+        )
     count = steps - horizon
     begin = belief[:, :count]
     windows = action.unfold(1, horizon, 1)[:, :count].transpose(-1, -2)  # [N, count, k, D]
@@ -160,9 +163,9 @@ class PredictionFigures:
 
 
 class ProbeInputs(TensorDictModuleBase):
-    """Inputs that a model is judged by: even rows get fresh uniform ones at each step, odd rows hold one for good.
+    """Inputs for judging a model: even rows get fresh uniform ones at each step, odd rows keep one.
 
-    Neither random nor planned inputs, which hold what they push for, are favoured.
+    This favours neither random nor planned inputs, which tend to stay constant.
 
     Keys read: the batch size alone. Written: "action" ``[N, D]``.
 
@@ -189,7 +192,7 @@ class ProbeInputs(TensorDictModuleBase):
 def record(model: SeqVAE, env: LatentField, *, steps: int, seed: int) -> TensorDictBase:
     """A batch ``[N, T]`` under :class:`ProbeInputs` with the beliefs of the filter, the same for each call.
 
-    The random numbers outside go on as if there had been none.
+    The random state outside is not changed.
 
     Args:
         model: the autoencoder.
@@ -214,8 +217,8 @@ def evaluate(
 ) -> PredictionFigures:
     """Predict on fresh data of probing inputs; the map to the true state is fitted to half of the envs.
 
-    Points begin evenly over the square of the env's ``initial_range``. With few steps predictions are judged all over
-    that square, and not on what attracts points alone.
+    Points start evenly over the square of the env's ``initial_range``. With few steps, predictions are judged all over
+    that square, not only on attractors.
 
     Args:
         model: the autoencoder.

@@ -1,4 +1,4 @@
-"""What a planner maximises where the aim is to learn: how much inputs would say about the model.
+"""The objective of a planner that learns: how informative inputs would be about the model.
 
 Dimension key: ``B`` envs, ``P`` candidates, ``H`` steps of a plan, ``S`` numbers of the latent state, ``D`` of the
 action, ``F`` features.
@@ -24,28 +24,27 @@ __all__ = ["InformationKind", "InformationReward"]
 
 InformationKind = Literal["fisher_a", "fisher_d", "embedding", "disagreement", "rnd"]
 EMBEDDING = 16
-"""Numbers that the random network of ``"rnd"`` gives for a state."""
+"""Number of outputs of the random network of ``"rnd"``."""
 
 
 class InformationReward(nn.Module):
-    """Rates plans by what they would say about the dynamics; the ``metric`` of an :class:`ICEMPlanner`.
+    """Rates plans by how informative they are about the dynamics; the ``metric`` of an :class:`ICEMPlanner`.
 
     * ``"fisher_a"``, ``"fisher_d"``: Fisher information about the last parameters of the field, by its diagonal, on top
       of what past data hold: :func:`~torchrl_perf.functional.a_optimality`, ``d_optimality``.
-    * ``"embedding"``: ``logdet(I + J P J^T / v)``, the same D-optimality with the whole matrices. The diagonal takes
-      features that are seen together for independent ones, and an input that never changes for one whose effect can be
-      told from the field's.
+    * ``"embedding"``: ``logdet(I + J P J^T / v)``, the same D-optimality with the whole matrices. The diagonal treats
+      correlated features as independent, and assumes that the effect of a constant input can be told from the field's.
     * ``"disagreement"``: variance between the members of an ensemble (arXiv:1906.04161).
     * ``"rnd"``: error of a network that learns to predict a random one (arXiv:1810.12894), at the states of the plan.
 
-    Each output of the field has parameters of its own on the same features, and equal information about them: those of
-    one are counted, with the mean process variance. What past data hold is added up by :meth:`observe`, or, where the
-    model's coordinates move while it learns, found anew by :meth:`assess`.
+    Each output of the field has separate parameters on the same features, with equal information about them: only those
+    of one are counted, with the mean process variance. The information of past data is accumulated by :meth:`observe`,
+    or, since the model's coordinates move while it learns, recomputed by :meth:`assess`.
 
     Args:
         dynamics: shared, not copied.
         kind: of these names.
-        discount: weight of a step in relation to the one before it, for the Fisher kinds and the embedding; of the
+        discount: weight of a step in relation to the one before it, for the Fisher kinds and the embedding; for the
             others the planner discounts.
         memory: factor on the information of past data at each :meth:`observe`.
         prior: information about each parameter before any data, positive.
@@ -75,11 +74,13 @@ class InformationReward(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(InformationKind):
-            raise ValueError(f"kind: expected one of {get_args(InformationKind)}, received {kind!r}.")
+            raise ValueError(
+                f"kind: expected one of {get_args(InformationKind)}, received {kind!r}. Remedy: one of these."
+            )
         if not (0.0 <= discount <= 1.0 and 0.0 <= memory <= 1.0 and prior > 0.0):
             raise ValueError(
-                f"InformationReward: expected discount and memory in [0, 1] and a positive prior, received {discount}, "
-                f"{memory} and {prior}."
+                "InformationReward: expected discount and memory in [0, 1] and a positive prior, received "
+                f"{discount}, {memory} and {prior}. Remedy: discount and memory from 0 to 1, and a prior above 0."
             )
         if kind == "disagreement" and dynamics.num_members < 2:
             raise ValueError(
@@ -120,23 +121,23 @@ class InformationReward(nn.Module):
 
     @torch.no_grad()
     def observe(self, beliefs: Tensor, actions: Tensor | None = None) -> None:
-        """Take up what a batch of data holds, in place; only the Fisher kinds and the embedding remember.
+        """Add the information of a batch, in place; only the Fisher kinds and the embedding remember.
 
         Args:
             beliefs: ``[*, S]``, states that transitions started from; rows that are not finite are left out.
-            actions: ``[*, D]``; needed with ``inputs`` alone.
+            actions: ``[*, D]``; needed only with ``inputs``.
         """
         if self.remembers:
             self._know(self.information * self.memory + self._held(beliefs, actions))
 
     @torch.no_grad()
     def assess(self, beliefs: Tensor, actions: Tensor, steps: Tensor | float) -> None:
-        """Forget what was known, and know what a number of steps like these hold, seen by the present model.
+        """Replace the information by that of a number of steps like these, computed with the present model.
 
         Args:
             beliefs: ``[*, S]``, a sample of the states that transitions started from.
             actions: ``[*, D]``.
-            steps: how many the sample stands for, a number or 0-d.
+            steps: how many steps the sample represents, a number or 0-d.
         """
         if self.remembers:
             rows = beliefs.numel() // beliefs.shape[-1]
@@ -144,7 +145,7 @@ class InformationReward(nn.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether past data count: those of the Fisher kinds and the embedding."""
+        """Whether past data count, as they do for the Fisher kinds and the embedding."""
         return self.kind not in ("disagreement", "rnd")
 
     def _held(self, beliefs: Tensor, actions: Tensor | None) -> Tensor:
@@ -159,7 +160,7 @@ class InformationReward(nn.Module):
     def _know(self, information: Tensor) -> None:
         self.information.copy_(information)
         if self.kind == "embedding":
-            information = widened(information)  # there is no factorisation in 16 bits
+            information = widened(information)  # torch has no factorisation in 16 bits
             unit = torch.eye(information.shape[0], dtype=information.dtype, device=information.device)
             factor = torch.linalg.cholesky_ex(information + self.prior * unit)[0]
             self.covariance.copy_(torch.cholesky_solve(unit, factor))

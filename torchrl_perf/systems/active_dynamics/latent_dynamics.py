@@ -30,8 +30,8 @@ class LatentDynamics(nn.Module):
     * ``"ensemble"``: K such perceptrons, all at once as batched matrix products; the model's own prediction is the mean
       over them.
 
-    All but the ensemble are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as
-    sensitivities, which is what Fisher information is computed from.
+    All but the ensemble are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as the
+    sensitivities from which Fisher information is computed.
 
     Args:
         latent_size: S.
@@ -69,12 +69,15 @@ class LatentDynamics(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(DynamicsKind):
-            raise ValueError(f"kind: expected one of {get_args(DynamicsKind)}, received {kind!r}.")
+            raise ValueError(
+                f"kind: expected one of {get_args(DynamicsKind)}, received {kind!r}. Remedy: one of these."
+            )
         if min(latent_size, action_size, hidden_size, num_members) < 1 or not min(dt, rbf_range, process_noise) > 0.0:
             raise ValueError(
                 "LatentDynamics: expected sizes of at least 1 and positive dt, rbf_range and process_noise, received "
                 f"latent_size={latent_size}, action_size={action_size}, hidden_size={hidden_size}, "
-                f"num_members={num_members}, dt={dt}, rbf_range={rbf_range}, process_noise={process_noise}."
+                f"num_members={num_members}, dt={dt}, rbf_range={rbf_range}, process_noise={process_noise}. Remedy: "
+                "values in these ranges."
             )
         self.kind, self.dt, self.latent_size, self.hidden_size = kind, dt, latent_size, hidden_size
         self.num_members = num_members if kind == "ensemble" else 1
@@ -108,7 +111,7 @@ class LatentDynamics(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """Variance ``q dt`` of a step, ``[S]``; computed anew, since a cached one would be that before the update."""
+        """Variance ``q dt`` of a step, ``[S]``; not cached, since an update changes it."""
         return (nn.functional.softplus(self.raw_noise) + MIN_VARIANCE) * self.dt
 
     @property
@@ -156,12 +159,12 @@ class LatentDynamics(nn.Module):
         return latent + self.dt * (self.field(latent) + action @ self.input_matrix.mT)
 
     def predict_members(self, latent: Tensor, action: Tensor, *, per_member: bool = True) -> Tensor:
-        """The same of each member on its own.
+        """The same for each member separately.
 
         Args:
             latent: ``[K, *, S]``; without ``per_member`` ``[*, S]``, seen by all.
             action: ``[*, D]``, the same for all.
-            per_member: whether each member has a state of its own.
+            per_member: whether each member has a separate state.
 
         Returns:
             ``[K, *, S]``; K is 1 for a single field.

@@ -20,7 +20,7 @@ FIRST_LOG_VARIANCE = -3.0
 
 
 class Belief(NamedTuple):
-    """A diagonal Gaussian over the latent state, and what the next step needs.
+    """A diagonal Gaussian over the latent state, and the hidden state for the next step.
 
     Attributes:
         loc: ``[*, S]``.
@@ -34,10 +34,10 @@ class Belief(NamedTuple):
 
 
 class ObservationEncoder(nn.Module):
-    """One step of a filter: observation, last action and hidden state in, belief and hidden state out.
+    """One step of a filter: from observation, last action and hidden state to belief and hidden state.
 
-    ``"mlp"`` sees the observation alone. ``"gru"`` is a cell that carries what came before: a step costs the same
-    however long the episode is, and the belief is that of encoding the whole episode again.
+    ``"mlp"`` sees only the observation. ``"gru"`` is a recurrent cell: a step costs the same however long the episode
+    is, and the belief equals that of encoding the whole episode.
 
     Args:
         observation_size: O.
@@ -69,7 +69,7 @@ class ObservationEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(EncoderKind):
-            raise ValueError(f"kind: expected one of {get_args(EncoderKind)}, received {kind!r}.")
+            raise ValueError(f"kind: expected one of {get_args(EncoderKind)}, received {kind!r}. Remedy: one of these.")
         self.kind, self.counts, self.hidden_size = kind, counts, hidden_size
         recurrent = kind == "gru"
         self.state_shapes: dict[str, tuple[int, ...]] = (
@@ -90,7 +90,7 @@ class ObservationEncoder(nn.Module):
 
         Args:
             observation: ``[*, O]``.
-            previous_action: ``[*, D]``, 0 at the first step of an episode; not looked at without a recurrence.
+            previous_action: ``[*, D]``, 0 at the first step of an episode; ignored without a recurrence.
             hidden: ``[*, H]``, likewise.
 
         Raises:
@@ -144,7 +144,7 @@ class LatentDecoder(nn.Module):
         if kind not in get_args(DecoderKind) or likelihood not in get_args(Likelihood):
             raise ValueError(
                 f"decoder: expected one of {get_args(DecoderKind)} with one of {get_args(Likelihood)}, received "
-                f"{kind!r} with {likelihood!r}."
+                f"{kind!r} with {likelihood!r}. Remedy: one of each."
             )
         if kind == "linear" and likelihood == "poisson":
             raise ValueError(

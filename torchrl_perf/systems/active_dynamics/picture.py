@@ -58,7 +58,7 @@ def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -
     if portrait.true.shape != (size, size, 2) or portrait.learned.shape != (size, size, 2):
         raise ValueError(
             f"portrait: expected two fields [{size}, {size}, 2], received {list(portrait.true.shape)} and "
-            f"{list(portrait.learned.shape)}."
+            f"{list(portrait.learned.shape)}. Remedy: both fields on the same square grid."
         )
     figure = new_figure(9.0, 4.6)
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -103,7 +103,10 @@ def draw_prediction_curves(
         ValueError: without a curve.
     """
     if not curves or not all(curves.values()):
-        raise ValueError(f"curves: expected at least one point for each name, received {dict(curves)}.")
+        raise ValueError(
+            f"curves: expected at least one point for each name, received {dict(curves)}. Remedy: leave empty curves "
+            "out."
+        )
     figure = new_figure(6.4, 4.0)
     axis = figure.subplots()
     for name, points in curves.items():

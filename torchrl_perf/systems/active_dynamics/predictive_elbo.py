@@ -1,4 +1,4 @@
-"""The evidence lower bound of a latent dynamical system whose beliefs are held against what could be predicted.
+"""The evidence lower bound of a latent dynamical system, with predictions from beliefs instead of samples.
 
 Dimension key: ``B`` windows, ``T`` steps, ``K`` members of an ensemble, ``S`` numbers of the latent state, ``D`` of the
 action, ``H`` steps ahead.
@@ -21,11 +21,11 @@ class PredictiveELBOLoss(MultiStepELBOLoss):
     (Dowling, Zhao and Park, arXiv:2305.11278). Here that prediction is ``N(g^k(m_t), v_t + k q dt)``: mean m and
     variance v of the belief go through the model, the variance as if the field were the same everywhere nearby.
 
-    The parent draws the start from the belief, and a path with the process noise. To a regression from z_t to z_t+k
-    both are noise on what is regressed on: the field learnt is flatter than the true one, and q grows to the variance
-    of two beliefs, by which the next path is noisier still (Turner and Sahani, "Two problems with variational
-    expectation maximisation for time-series models", 2011, show such biases of factorised beliefs). The mean of a
-    belief is no such regressor: what it misses of the state is uncorrelated with it.
+    The parent draws the start from the belief, and a path with the process noise. In a regression from z_t to z_t+k
+    both are noise in the regressor: the learnt field is flatter than the true one, and q grows to the variance of two
+    beliefs, which makes the next path noisier still (Turner and Sahani, "Two problems with variational expectation
+    maximisation for time-series models", 2011, show such biases of factorised beliefs). The mean of a belief has no
+    such noise: its error is uncorrelated with it.
 
     Keys, results and attributes are the parent's. Of an ensemble each member predicts on its own.
 
@@ -34,8 +34,8 @@ class PredictiveELBOLoss(MultiStepELBOLoss):
         horizon: H, most steps ahead.
         decay: of the weights.
         samples: draws of each belief, for the likelihood alone.
-        mask_rate: share of steps whose belief is replaced by the prediction from the step before, in that from which is
-            predicted.
+        mask_rate: share of steps whose belief is replaced, as the start of predictions, by the prediction from the step
+            before.
         beta: weight of the divergences.
 
     Raises:
@@ -43,7 +43,7 @@ class PredictiveELBOLoss(MultiStepELBOLoss):
     """
 
     def _divergences(self, belief: Belief, latent: Tensor, action: Tensor, first: Tensor) -> Tensor:
-        """As the parent's; predictions do not begin at ``latent``."""
+        """Like the parent's, except that predictions do not begin at ``latent``."""
         dynamics, steps = self.model.dynamics, action.shape[1]
         noise = dynamics.variance
         loc, var = (value[:, :-1] for value in self._carried(belief, action, first))

@@ -97,7 +97,7 @@ class SeqVAE(nn.Module):
 
 
 class BeliefFilter(TensorDictModuleBase):
-    """The encoder as part of a policy: one cell a step, whose state travels in the TensorDict.
+    """The encoder as part of a policy: one cell a step, whose state is kept in the TensorDict.
 
     Keys read: "observation" ``[*, O]``, and of a recurrent encoder "hidden" ``[*, H]`` and "previous_action"
     ``[*, D]``, which the :class:`~torchrl_perf.transforms.PolicyState` of :meth:`make_state` keeps in an env, 0 after a
@@ -143,9 +143,9 @@ class BeliefFilter(TensorDictModuleBase):
 
 
 class UniformInputs(TensorDictModuleBase):
-    """Actions drawn uniformly within their bounds: what active inputs are compared with.
+    """Actions drawn uniformly within their bounds, the baseline for active inputs.
 
-    Written: "action" ``[*, D]``. Read: the batch size alone.
+    Written: "action" ``[*, D]``. Read: only the batch size.
 
     Args:
         spec: the action's, ``[*, D]`` with finite bounds.
@@ -172,8 +172,8 @@ class UniformInputs(TensorDictModuleBase):
 class FilteredPolicy(TensorDictModuleBase):
     """A filter, and a planner or random inputs that act on its belief.
 
-    A planner trusts a model that knows nothing yet as much as one that does. So each of its actions is a uniform one
-    with the probability :attr:`random_share`, a number on the device that a schedule writes in place.
+    A planner trusts an untrained model as much as a trained one. So each action is replaced by a uniform one with the
+    probability :attr:`random_share`, a number on the device that a schedule writes in place.
 
     Keys read and written: those of both parts, and with a recurrent encoder ("next", "previous_action").
 
@@ -214,7 +214,7 @@ class FilteredPolicy(TensorDictModuleBase):
             uniform = _between(self.inputs.low, self.inputs.high, draws)
             tensordict.set("action", torch.where(chance, uniform, planned))
         if self.filter.state_shapes:
-            # a copy: the action's own tensor is the env's to clip
+            # a copy, since the env may clip the action in place
             tensordict.set(("next", "previous_action"), cast("Tensor", tensordict.get("action")).clone())
         return tensordict
 

@@ -1,4 +1,4 @@
-"""Active learning of latent dynamics: a model that is fitted while it chooses the inputs that say most about it."""
+"""Active learning of latent dynamics: a model is fitted while the most informative inputs are chosen."""
 
 from functools import partial
 from typing import Any, cast
@@ -33,6 +33,7 @@ from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOL
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -51,11 +52,11 @@ class ActiveDynamicsTrainer(Checkpointed):
     An iteration collects T steps of N envs (filter, plan, act), appends them to a ring of recent steps, fits the model
     to windows of it, and measures how well the model predicts the batch: one function of device state. On CUDA it is
     captured into one CUDA graph; on a CPU the same code runs eagerly, or with a compiled step of the envs. The loss is
-    not compiled: unrolled over a window that takes minutes, and a graph has no launches to save. The loop is
+    not compiled: unrolled over a window, that takes minutes, and in a graph there are no launches to save. The loop is
     :meth:`iteration`; :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop.
 
-    The true state is read for metrics alone: ``prediction/r2`` (and ``persistence``, of the belief as if nothing
-    moved), ``prediction_horizon`` steps ahead, after the best linear map; :meth:`evaluate` does so on data of its own.
+    The true state is read only for metrics: ``prediction/r2`` (and ``persistence``, of the belief as if nothing moved),
+    ``prediction_horizon`` steps ahead, after the best linear map; :meth:`evaluate` does so on separate data.
 
     Args:
         config: every choice of the run.
@@ -64,7 +65,7 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     Attributes:
         model: the autoencoder.
-        reward: what the planner maximises; None with random inputs.
+        reward: the planner's objective; None with random inputs.
         policy: filter and inputs.
         window: the ring of recent steps.
         iterations_done: iterations run so far (host integer).
@@ -73,6 +74,11 @@ class ActiveDynamicsTrainer(Checkpointed):
     Raises:
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
+
+    metric_names = (
+        *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
+        *(f"train/{name}" for name in (*LOSSES, "grad_norm")),
+    )
 
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
@@ -111,6 +117,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=self.acceleration,
+            **adam_options(config),
         )
         self._keys = (*WINDOW_KEYS, *self.policy.filter.state_shapes)
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)
@@ -152,7 +159,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         return ICEMPlanner(self.model.dynamics, self.reward, spec=spec, settings=settings, state_key="belief")
 
     def _make_collector(self, carried: list[str]) -> DeviceCollector:
-        """Stores no plans, and of the filter's state what a window begins with."""
+        """A collector that stores no plans, and of the filter's state only what a window starts from."""
         plans = [key for key in carried if key.startswith("plan")]
         return DeviceCollector(
             self.env,
@@ -164,7 +171,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         )
 
     def _make_state(self) -> None:
-        """What changes from one iteration to the next on the device, beside parameters, moments and envs."""
+        """State on the device that changes between iterations, beside parameters, moments and envs."""
         device = self.device
         self.metrics = DeviceMetrics(device)
         self.episodes = EpisodeStatistics(self.config.num_envs, device)
@@ -198,7 +205,7 @@ class ActiveDynamicsTrainer(Checkpointed):
     def iteration(self) -> None:
         """Collect with the present model, remember, fit it to windows, measure: no host read, static shapes."""
         self._iteration += 1
-        # the first iterations, and those that "random_steps" begins in, are random altogether
+        # iterations that start within ``random_steps`` are entirely random
         early = (self._iteration - 1.0) * self.config.batch_size < self.config.random_steps
         self.policy.random_share.copy_(torch.where(early, 1.0, self.config.random_share))
         with self.phases.phase("collect"):
@@ -218,16 +225,16 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     @accelerated
     def store(self, batch: TensorDictBase) -> None:
-        """Append the steps to the ring, and what they say about the model to what is known."""
+        """Append the steps to the ring, and add their information about the model."""
         self.guard.check(batch)
         steps = batch.select(*self._keys)
         for t in range(batch.shape[1]):
-            # no reset: the ring goes on over the ends of episodes, which windows find by "is_init"
+            # no reset: the ring continues over the ends of episodes, which windows find by "is_init"
             self.window.append(steps[:, t])
 
     @accelerated
     def learn(self) -> None:
-        """``updates`` updates, each from windows of its own."""
+        """``updates`` updates, each from newly drawn windows."""
         self._sums.zero_()
         self._applied.zero_()
         view = self.window.view()
@@ -287,7 +294,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         size = (config.updates, config.minibatch_size)
         filled = mask[0].sum()
         choice = torch.rand(size, device=self.device)
-        # rounding may reach the number of choices itself
+        # rounding may give the number of choices itself
         first = (choice * (filled - config.window + 1)).long().clamp_max(filled - config.window)
         return torch.randint(config.num_envs, size, device=self.device), config.history - filled + first
 
@@ -320,7 +327,7 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     @torch.no_grad()
     def _assess(self, reward: InformationReward, windows: TensorDictBase, steps: Tensor) -> None:
-        """What ``steps`` kept ones say of the model, by windows ``[B]`` of them; its coordinates move: encoded anew."""
+        """Recompute the information of ``steps`` stored steps from windows ``[B]``, encoded by the present model."""
         observation, action, starts = (windows.get(key) for key in ("observation", "action", "is_init"))
         state = [windows.get(key)[:, 0] for key in self.policy.filter.state_shapes]
         belief = self.model.encode(observation, action, starts.squeeze(-1), *state)
@@ -329,7 +336,7 @@ class ActiveDynamicsTrainer(Checkpointed):
     # -- what was learnt ----------------------------------------------------------------------------------------------
 
     def evaluate(self, horizon: int | None = None, *, seed: int = EVALUATION_SEED) -> PredictionFigures:
-        """Predict on fresh data of probing inputs from all over the square, the same each time; reads the device.
+        """Predict on fresh data of probing inputs all over the square, the same at each call; reads the device.
 
         Args:
             horizon: steps ahead; by default the config's.
@@ -345,19 +352,19 @@ class ActiveDynamicsTrainer(Checkpointed):
         return make_portrait(self.model, self._fresh_env(1), alignment, self.collector.batch.get("latent"), title=title)
 
     def _fresh_env(self, rows: int) -> LatentField:
-        """An env of its own with the same world; the random numbers of the run are left alone."""
+        """A separate env with the same world; the random numbers of the run are not changed."""
         with seeded(None, self.device):
             return make_field_env(self.config, self.device, rows, 0)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def parts(self) -> dict[str, Stateful]:
-        """What a rollback restores, by name."""
+        """The parts that a rollback restores, by name."""
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         return parts if self.reward is None else {**parts, "reward": self.reward}
 
     def experience(self) -> dict[str, Stateful]:
-        """What a checkpoint holds besides, by name: memories of what the envs did."""
+        """Further parts of a checkpoint, by name: recorded experience."""
         return {
             "collector": self.collector,
             "window": self.window,

@@ -1,4 +1,4 @@
-"""A colony of cells that grows, divides and follows the stiffness of what it lives on, by hybrid-action PPO."""
+"""A colony of cells that grows, divides and follows the stiffness of its substrate, by hybrid-action PPO."""
 
 from torchrl_perf.systems.durotaxis.config import DUROTAXIS_PRESETS, DurotaxisConfig
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic

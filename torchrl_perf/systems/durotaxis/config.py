@@ -49,7 +49,7 @@ class DurotaxisConfig(PPOConfig):
     target_kl: float | None = 0.06
     """Skip the rest of an iteration's updates once a minibatch's KL divergence exceeds this; None never."""
     kl_estimate: Literal["samples", "closed_form"] = "closed_form"
-    """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
+    """How that divergence is computed: the mean of the log-ratios, or from both policies' parameters, without noise
     and never negative."""
     best_metric: str = "episode/score"
     """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
@@ -71,13 +71,13 @@ class DurotaxisConfig(PPOConfig):
     delete_max: float = 0.5
     """Largest share of the nodes that one action deletes."""
     reward_mode: Literal["centroid", "full", "delete"] = "centroid"
-    """Which components the reward is the sum of."""
+    """Which components the reward sums."""
     max_episode_steps: int = 1000
     """An episode is truncated after this many steps."""
     actions: Literal["global", "per_node"] = "global"
     """Five numbers for the whole colony, or also a choice for each node, to spawn or to be deleted."""
     stage_one_frames: int = 0
-    """Env steps at the start in which the action's share to delete counts alone; the rest of it is fixed. 0 is none."""
+    """Env steps at the start in which only the action's share to delete counts and the rest is fixed; 0 for none."""
     encoder_width: int = 32
     """Size of the embeddings of nodes and colony."""
     encoder_layers: int = 1

@@ -1,4 +1,4 @@
-"""What finished episodes of a colony were like, kept on the device across batches."""
+"""Statistics of finished episodes of a colony, kept on the device across batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EpisodeColumns:
     Args:
         num_envs: number of envs ``N``.
         totals: names of the ``C`` columns that are summed over an episode.
-        ends: names of the ``K`` columns of which the value at the last step counts.
+        ends: names of the ``K`` columns whose value at the last step counts.
         device: where the statistics are computed.
         window: number of finished episodes that the means run over.
 
@@ -47,8 +47,9 @@ class EpisodeColumns:
         self.names = (*totals, *ends)
         if num_envs < 1 or window < 1 or not self.names or len(set(self.names)) != len(self.names):
             raise ValueError(
-                f"EpisodeColumns: expected num_envs >= 1, window >= 1 and names that differ, received "
-                f"num_envs={num_envs}, window={window}, names={self.names}."
+                "EpisodeColumns: expected num_envs >= 1, window >= 1 and names that differ, received "
+                f"num_envs={num_envs}, window={window}, names={self.names}. Remedy: values in these ranges, each name "
+                "once."
             )
         self.window, self._columns = window, (len(totals), len(ends))
         self.running = torch.zeros(num_envs, len(totals), device=device)
@@ -61,7 +62,7 @@ class EpisodeColumns:
 
         Args:
             totals: what each step adds, float ``[N, T, C]``.
-            ends: what counts where the step ends the episode, real ``[N, T, K]``.
+            ends: values that count if the step ends the episode, real ``[N, T, K]``.
             done: ``("next", "done")``, bool ``[N, T, 1]``.
 
         Raises:
@@ -71,7 +72,10 @@ class EpisodeColumns:
         expected = [(*rows, self._columns[0]), (*rows, self._columns[1]), (*rows, 1)]
         received = [tuple(tensor.shape) for tensor in (totals, ends, done)]
         if received != expected:
-            raise ValueError(f"EpisodeColumns.update: expected shapes {expected}, received {received}.")
+            raise ValueError(
+                f"EpisodeColumns.update: expected shapes {expected}, received {received}. Remedy: columns of one env "
+                "a row."
+            )
         sums = self._sums(totals.detach().transpose(0, 1).float(), done.transpose(0, 1))
         self.running.copy_(torch.where(done[:, -1], 0.0, sums[-1]))
         rows_ = torch.cat([sums, ends.detach().transpose(0, 1).float()], -1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Actor and critic of a colony: an encoder of nodes and graph each, and heads."""
+"""Actor and critic of a colony, each with an encoder of nodes and graph, and heads."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -19,7 +19,7 @@ COLONY_KEYS: tuple[NestedKey, ...] = ("nodes", "node_mask", "graph")
 """What the encoder reads: ``[*, M, F]`` float, ``[*, M]`` bool, ``[*, G]`` float."""
 
 LOG_SCALE_RANGE = (-4.0, 1.0)
-"""Of the normals before squashing: exp(-1.5) to begin with, and never so narrow that a ratio says nothing."""
+"""Range for the normals before squashing: exp(-1.5) at the start, and never so narrow that ratios degenerate."""
 
 
 class GraphNetwork(nn.Module):
@@ -28,7 +28,7 @@ class GraphNetwork(nn.Module):
     Args:
         encoder: of nodes and graph.
         head: maps ``[*, encoder.out_features]``.
-        slots: how many of the M slots are looked at; a colony that goes on fills no more, from the first one on.
+        slots: how many of the M slots, from the first, are read; a colony whose episode goes on fills no more.
     """
 
     def __init__(self, encoder: NodeEncoder, head: nn.Module, slots: int) -> None:
@@ -49,7 +49,7 @@ class PartsNetwork(nn.Module):
         encoder: of nodes and graph.
         heads: one for each part, in order.
         per_node: for each part, whether its head is on nodes.
-        slots: how many of the M slots are looked at, as for :class:`GraphNetwork`; the others have features 0.
+        slots: how many of the M slots are read, as for :class:`GraphNetwork`; the others have features 0.
     """
 
     def __init__(self, encoder: NodeEncoder, heads: Sequence[nn.Module], per_node: Sequence[bool], slots: int) -> None:
@@ -147,7 +147,7 @@ def _head(size: int, features: int, config: DurotaxisConfig, device: Any) -> Fus
 
 def _is_per_node(leaf: TensorSpec, env: Durotaxis) -> bool:
     """Whether a part has an action for each node."""
-    own = 0 if hasattr(leaf.space, "n") else 1  # a choice is a number, a displacement a vector
+    own = 0 if hasattr(leaf.space, "n") else 1  # a choice is a scalar, a displacement a vector
     between = leaf.shape[env.batch_dims : len(leaf.shape) - own]
     nodes = cast("torch.Size", env.observation_spec["node_mask"].shape)[env.batch_dims :]
     if between and between != nodes:

@@ -61,7 +61,7 @@ class ColonyRecording:
 
     @property
     def centers(self) -> Tensor:
-        """Places of the centroid ``[T + 1, 2]``; that of a colony without nodes is where it was before."""
+        """Places of the centroid ``[T + 1, 2]``; without nodes it stays at its last place."""
         centers = [self.positions[0].mean(0)]
         for nodes in self.positions[1:]:
             centers.append(nodes.mean(0) if len(nodes) else centers[-1])
@@ -85,11 +85,15 @@ def recorded_colony(batch: TensorDictBase, env: Durotaxis, row: int = 0) -> Colo
 
     if batch.ndim != 2 or not 0 <= row < batch.shape[0]:
         raise IndexError(
-            f"row: expected one of the N rows of a batch [N, T], received {row} of a batch {list(batch.shape)}."
+            f"row: expected one of the N rows of a batch [N, T], received {row} of a batch {list(batch.shape)}. "
+            "Remedy: row=0, for example."
         )
     missing = [key for key in _KEYS if batch.get(key, None) is None]
     if missing:
-        raise KeyError(f"batch: expected {list(_KEYS)}, which a Durotaxis env writes, received it without {missing}.")
+        raise KeyError(
+            f"batch: expected {list(_KEYS)}, which a Durotaxis env writes, received it without {missing}. Remedy: "
+            "collect with a Durotaxis env, and exclude none of its keys."
+        )
     part = cast("TensorDictBase", batch.select(*_KEYS)[row]).cpu()
     ended = part.get(("next", "done")).flatten()
     part = cast("TensorDictBase", part[: int(ended.int().argmax()) + 1 if bool(ended.any()) else None])
@@ -97,7 +101,7 @@ def recorded_colony(batch: TensorDictBase, env: Durotaxis, row: int = 0) -> Colo
     scale = torch.tensor(env.settings.size, dtype=nodes.dtype)
     frames = [(nodes[0], mask[0])]
     frames += zip(part.get(("next", "nodes")), part.get(("next", "node_mask")), strict=True)
-    # Goal and critical number are those of the stage in which the episode ran, which the features know.
+    # Goal and critical number belong to the stage in which the episode ran; the features contain them.
     first = dict(zip(NODE_FEATURES, nodes[0, 0].tolist(), strict=True))
     width = env.settings.size[0]
     places = torch.linspace(0.0, width, PLACES).tolist()
@@ -117,7 +121,7 @@ def record_colony(
     """Reset an env, let a policy act until the episode of one row is over, and return that row's colony.
 
     Args:
-        env: whose colonies are reset; give it an env of its own, not the one that a run collects from.
+        env: its colonies are reset, so do not pass the env that a run collects from.
         policy: writes the action; under the exploration type of the caller.
         row: which of the N envs.
         max_steps: steps after which the recording is cut off.
@@ -127,9 +131,9 @@ def record_colony(
         ValueError: for ``max_steps`` below 1.
     """
     if not 0 <= row < env.num_envs:
-        raise IndexError(f"row: expected one of the env's {env.num_envs}, received {row}.")
+        raise IndexError(f"row: expected one of the env's {env.num_envs}, received {row}. Remedy: row=0, for example.")
     if max_steps < 1:
-        raise ValueError(f"max_steps: expected at least 1, received {max_steps}.")
+        raise ValueError(f"max_steps: expected at least 1, received {max_steps}. Remedy: max_steps=1 or more.")
     steps: list[TensorDictBase] = []
     with torch.no_grad():
         root = env.reset()
@@ -146,8 +150,8 @@ def draw_colony(
 ) -> Path:
     """Draw a colony on the stiffness of its substrate, and below it the number of nodes; save the picture.
 
-    The nodes of some moments are drawn in the colour of their time, joined from left to right as the chain that they
-    are; the line is the way of the centroid, the dashed one the goal, and rings mark the last colony.
+    The nodes of some moments are drawn in the colour of their time, joined from left to right as a chain; the solid
+    line is the path of the centroid, the dashed one the goal, and rings mark the last colony.
 
     Args:
         recording: of :func:`record_colony` or :func:`recorded_colony`.
@@ -162,7 +166,7 @@ def draw_colony(
         ValueError: for ``shown`` below 1.
     """
     if shown < 1:
-        raise ValueError(f"shown: expected at least 1, received {shown}.")
+        raise ValueError(f"shown: expected at least 1, received {shown}. Remedy: shown=1 or more.")
 
     figure = new_figure(7.2, 7.0)
     place, number = figure.subplots(2, 1, height_ratios=(3.2, 1.0))
@@ -174,7 +178,7 @@ def draw_colony(
 
 
 def _draw_places(figure: Any, axes: Any, recording: ColonyRecording, shown: int) -> None:
-    """The substrate, its nodes at some moments, and the way of the centroid."""
+    """The substrate, its nodes at some moments, and the path of the centroid."""
     width, height = recording.size
     field = axes.imshow(
         recording.stiffness.unsqueeze(0).numpy(), extent=(0, width, 0, height), origin="lower", cmap="Greys", alpha=0.6
@@ -200,7 +204,7 @@ def _draw_places(figure: Any, axes: Any, recording: ColonyRecording, shown: int)
 
 
 def _draw_numbers(axes: Any, recording: ColonyRecording) -> None:
-    """The number of nodes by step, and the number that is too many."""
+    """The number of nodes by step, and the critical number."""
     numbers = [len(positions) for positions in recording.positions]
     axes.step(range(len(numbers)), numbers, where="post", linewidth=1.4)
     axes.axhline(recording.critical_nodes, color="tab:red", linestyle="--", linewidth=1.0, label="over-growth")

@@ -15,7 +15,8 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
-from torchrl_perf.trainers.ppo import PPO, PPOTrainer
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
+from torchrl_perf.trainers.ppo import PPO
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.transforms import ComponentAdvantage, GAETransform
@@ -38,6 +39,9 @@ class ColonyPPO(PPO):
         component_advantage: adds the advantages of the components up; None with ``value_heads="total"``.
     """
 
+    metric_names: ClassVar[tuple[str, ...]] = (
+        *("episode/score", "episode/progress", "curriculum/stage", "colony/nodes"),
+    )
     component_advantage: ComponentAdvantage | None
 
     def __init__(self, config: DurotaxisConfig, env: EnvBase, acceleration: Acceleration, **networks: Any) -> None:
@@ -63,7 +67,10 @@ class ColonyPPO(PPO):
         colony = _durotaxis(env)
         counting = [number for number, weight in enumerate(colony.reward_weights.tolist()) if weight]
         if not counting:
-            raise ValueError("env: expected a reward_weights that is not 0 everywhere, received zeros.")
+            raise ValueError(
+                "env: expected a reward_weights that is not 0 everywhere, received zeros. Remedy: a weight above 0 "
+                "for at least one component."
+            )
         self._chosen = torch.tensor(counting, device=env.device)
         self.component_names = tuple(colony.component_names[number] for number in counting)
         return self.component_names if self.config.value_heads == "components" else ("total",)
@@ -90,7 +97,7 @@ class ColonyPPO(PPO):
         return parts if self.component_advantage is None else {**parts, "component_advantage": self.component_advantage}
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
-        """All of a batch but the next nodes, its largest part, which are the nodes of the step after."""
+        """All of a batch except the next nodes, its largest part, which are also the nodes of the following step."""
         return batch.exclude(("next", "nodes"))
 
     def columns(self, batch: TensorDictBase) -> Tensor:
@@ -125,21 +132,21 @@ class ColonyPPO(PPO):
         metrics.add("colony/nodes", following.get("node_mask").sum(-1, dtype=torch.float32))
 
 
-class DurotaxisTrainer(PPOTrainer):
+class DurotaxisTrainer(OnPolicyTrainer):
     """PPO on :class:`~torchrl_perf.envs.Durotaxis` (arXiv:1707.06347; actions for each node: arXiv:1903.01344).
 
     Actor and critic have a transformer encoder of nodes and colony each (:class:`~torchrl_perf.modules.NodeEncoder`).
     With ``value_heads="components"`` the critic has a value for each component of the reward that counts, in the units
-    of the reward, so that the values add up to that of the whole; each has an advantage of its own, and the policy
-    learns from their sum by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
-    place and are saved). With all of them 1, and unless they are standardised, that is the advantage of the reward.
+    of the reward, so that the values add up to that of the whole; each has its own advantage, and the policy learns
+    from their sum weighted by ``component_advantage.weights`` (on the device, all 1 at first; they may be changed in
+    place and are saved). With all weights 1, and unless they are standardised, that is the advantage of the reward.
 
     Metrics beside PPO's, of the last finished episodes: the shares of outcomes ``episode/success``,
     ``episode/overgrowth``, ...; ``episode/progress`` of the colony's centre to the goal; ``episode/score``, which is
     ``1000 * success + 100 * progress + return`` and marks the best checkpoint; and the return of each component,
     ``component/...``. Of the interval: ``colony/nodes``, the mean number of nodes.
 
-    Arguments and errors are those of :class:`PPOTrainer`, and so are the other attributes.
+    Arguments and errors are those of :class:`~torchrl_perf.trainers.PPOTrainer`, and so are the other attributes.
 
     Attributes:
         component_names: of the reward's components that count.
@@ -148,7 +155,6 @@ class DurotaxisTrainer(PPOTrainer):
     """
 
     algorithm_class: ClassVar[type[PPO]] = ColonyPPO  # pyright: ignore[reportIncompatibleVariableOverride]
-    algorithm: ColonyPPO
 
     def __init__(
         self,
@@ -159,12 +165,6 @@ class DurotaxisTrainer(PPOTrainer):
         critic: nn.Module | None = None,
     ) -> None:
         super().__init__(config, env=env, actor=actor, critic=critic)
-        self.component_names, self.colonies = self.algorithm.component_names, self.algorithm.colonies
-        self.component_advantage = self.algorithm.component_advantage
-
-    def columns(self, batch: TensorDictBase) -> Tensor:
-        """The components of the reward that count, in its units: ``[N, T, C]``, whose sum is the reward."""
-        return self.algorithm.columns(batch)
 
     def make_env(self) -> EnvBase:
         """The colony as the config describes it."""
@@ -189,7 +189,7 @@ class DurotaxisTrainer(PPOTrainer):
 
 
 def _durotaxis(env: EnvBase) -> Durotaxis:
-    """The env, if it has what the trainer asks a colony for."""
+    """The env, if it is a colony that the trainer can use."""
     if absent := [name for name in _NEEDED if not hasattr(env, name)]:
         raise ValueError(
             f"env: expected a Durotaxis, which has {', '.join(_NEEDED)}, received {type(env).__name__} without "

@@ -17,8 +17,8 @@ TASK = ("size", "budget", "landscape", "landscapes", "landscape_seed", "base", "
 class FuelBreaksConfig(DQNConfig):
     """Every choice of a run on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks` with DQN (arXiv:1312.5602).
 
-    A step places one break. Random actions may go on with lines of breaks: lines part a landscape, and cells at
-    random hardly ever make one.
+    A step places one break. Random actions may continue lines of breaks: lines divide a landscape, and random cells
+    hardly ever form one.
 
     Raises:
         ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
@@ -67,9 +67,9 @@ class FuelBreaksConfig(DQNConfig):
     demonstration_noise: float = 0.1
     """Random share of the ranks of a demonstration, so that they differ: 0 for none."""
     line_exploration: float = 0.0
-    """Share of the random actions that go on with a line of breaks, straight if they can."""
+    """Share of the random actions that continue a line of breaks, straight if possible."""
     line_envs: float = 0.0
-    """Share of the envs all of whose actions go on with lines at random, for the whole run."""
+    """Share of the envs all of whose actions continue random lines, for the whole run."""
     best_metric: str = "-fire/burned"
     """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
 

@@ -1,4 +1,4 @@
-"""What the placements of a policy are worth, beside random ones, columns and those that DomiRank puts first.
+"""Comparison of a policy's placements with random ones, columns and DomiRank's.
 
 Dimension key: ``L`` landscapes, ``H``, ``W`` cells.
 """
@@ -38,7 +38,7 @@ class PlacementFigures:
 
 @torch.no_grad()
 def place(policy: Policy, env: FuelBreaks) -> Tensor:
-    """Let a policy place its breaks in each landscape of an env, without exploration; the env is left alone.
+    """Let a policy place its breaks in each landscape of an env, without exploration; the env is not changed.
 
     Args:
         policy: reads breaks, remaining, landscape_id, action_mask, writes action; such as a trainer's.

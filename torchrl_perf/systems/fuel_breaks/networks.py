@@ -1,4 +1,4 @@
-"""Network and policy of fuel breaks: values of what a replay buffer keeps, and exploration along lines.
+"""Network and policy of fuel breaks: values from the entries of a replay buffer, and exploration along lines.
 
 Dimension key: ``N`` rows, ``H``, ``W`` cells, ``L`` landscapes, ``C`` planes of an observation.
 """
@@ -25,7 +25,7 @@ from torchrl_perf.trainers.spaces import single_choice
 __all__ = ["BREAK_KEYS", "BreakPolicy", "PlacementValues", "make_break_policy"]
 
 BREAK_KEYS = ("breaks", "remaining", "landscape_id")
-"""What a replay buffer keeps of an observation, and the network reads."""
+"""The entries of an observation that a replay buffer keeps and the network reads."""
 
 Planes = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -46,7 +46,7 @@ class PlacementValues(nn.Module):
         self.values, self.planes = values, planes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlacementValues":
-        """A copy with parameters of its own."""
+        """A copy with separate parameters that shares the planes."""
         return PlacementValues(copy.deepcopy(self.values, memo), self.planes)
 
     def forward(self, breaks: Tensor, remaining: Tensor, landscape_id: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ class PlacementValues(nn.Module):
 class BreakPolicy(EpsilonGreedy):
     """Epsilon-greedy on the values of allowed cells; demonstrates DomiRank first, and explores along lines.
 
-    Where TorchRL's exploration type is RANDOM: in the first ``demonstration_frames`` frames the action is the allowed
-    cell of the highest rank. Later ones are random with probability epsilon. A share ``line_exploration`` of those are
-    drawn from the allowed cells that go on straight with a line of breaks; or, where there are none, from those with
-    just one break among their 8 neighbours; or from all. Lines part a landscape, where cells at random do not.
+    If TorchRL's exploration type is RANDOM: in the first ``demonstration_frames`` frames the action is the allowed cell
+    of the highest rank. Later actions are random with probability epsilon. A share ``line_exploration`` of those are
+    drawn from the allowed cells that continue a line of breaks straight; or, if there are none, from those with just
+    one break among their 8 neighbours; or from all. Lines divide a landscape, random cells do not.
 
     Keys read: :data:`BREAK_KEYS` and ``"action_mask"`` bool ``[N, H W]``. Written: ``"action"`` int64 ``[N]``.
 
@@ -72,8 +72,8 @@ class BreakPolicy(EpsilonGreedy):
         demonstration_frames: frames at the start, counted by :meth:`step`.
         demonstration_noise: numbers in [0, this) are added to the ranks, drawn anew for each action.
         line_exploration: share of the random actions.
-        line_envs: number of rows, the first ones, all of whose actions go on with lines at random, for the whole run,
-            as each actor has an epsilon of its own in arXiv:1803.00933: a line takes an episode without greedy actions.
+        line_envs: number of rows, the first ones, all of whose actions continue random lines, for the whole run, like
+            the different epsilons of actors in arXiv:1803.00933: a line takes an episode without greedy actions.
         **options: of :class:`EpsilonGreedy`: ``spec``, ``eps_start``, ``eps_end``, ``decay_frames``.
     """
 
@@ -133,14 +133,14 @@ class BreakPolicy(EpsilonGreedy):
 
 
 def line_ends(breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Where lines of breaks end.
+    """The cells at the ends of lines of breaks.
 
     Args:
         breaks: bool ``[N, H, W]``.
 
     Returns:
-        Cells with just one break among their 8 neighbours, bool ``[N, H, W]``, and those of them where it and the
-        break behind it, two cells away, are in one line with the cell.
+        Cells with just one break among their 8 neighbours, bool ``[N, H, W]``, and those of them that lie in one line
+        with it and the next break, two cells away.
     """
     placed = F.pad(breaks.to(torch.int8), (2, 2, 2, 2))
     height, width = breaks.shape[-2:]

@@ -1,4 +1,4 @@
-"""Pictures of fuel breaks in their landscape and of where fires burn in spite of them.
+"""Pictures of fuel breaks in their landscape, and of where fires burn despite them.
 
 Dimension key: ``N`` envs, ``H``, ``W`` cells.
 """
@@ -36,7 +36,7 @@ class FireMap:
         burnable: bool ``[H, W]``.
         fuel: ignition probability on flat ground without wind ``[H, W]``.
         elevation: hundreds of metres above the mean ``[H, W]``.
-        wind: mean way of the wind to the east and to the north, m/s.
+        wind: mean velocity of the wind towards east and north, m/s.
         probability: share of the fires that burned each cell ``[H, W]``.
         burned: mean share of all cells that burned.
         error: its standard error.
@@ -61,7 +61,7 @@ def record_breaks(
     """Reset an env, let a policy act for one episode, and return the breaks that it has placed in each row.
 
     Args:
-        env: whose rows are reset; give it an env of its own, not the one that a run collects from.
+        env: its rows are reset, so do not pass the env that a run collects from.
         policy: writes the action, under the exploration type of the caller; allowed actions at random by default.
 
     Returns:
@@ -97,13 +97,21 @@ def fire_maps(
         ValueError: for no placement, or breaks of another size.
     """
     if not 0 <= landscape_id < len(env.landscape):
-        raise IndexError(f"landscape_id: expected one of the env's {len(env.landscape)}, received {landscape_id}.")
+        raise IndexError(
+            f"landscape_id: expected one of the env's {len(env.landscape)}, received {landscape_id}. Remedy: "
+            "landscape_id=0, for example."
+        )
     grid = (env.height, env.width)
     for name, breaks in placements.items():
         if tuple(breaks.shape) not in (grid, (1, *grid)):
-            raise ValueError(f"placements[{name!r}]: expected breaks {list(grid)}, received {list(breaks.shape)}.")
+            raise ValueError(
+                f"placements[{name!r}]: expected breaks {list(grid)}, received {list(breaks.shape)}. Remedy: breaks "
+                "[H, W] of that landscape."
+            )
     if not placements:
-        raise ValueError("placements: expected at least one, received none.")
+        raise ValueError(
+            "placements: expected at least one, received none. Remedy: a mapping of names to breaks [H, W]."
+        )
     stacked = torch.stack([breaks.reshape(grid) for breaks in placements.values()]).to(env.device, torch.bool)
     number = torch.full((len(stacked),), landscape_id, dtype=torch.int64, device=env.device)
     found = env.assess(stacked, landscape_id=number, fires=fires, seed=seed)
@@ -145,7 +153,7 @@ def draw_fire_maps(maps: Sequence[FireMap], path: str | os.PathLike[str], *, tit
         ValueError: for no map.
     """
     if not maps:
-        raise ValueError("maps: expected at least one, received none.")
+        raise ValueError("maps: expected at least one, received none. Remedy: a mapping of names to maps [H, W].")
     height, width = maps[0].breaks.shape
     side = 2.9
     figure = new_figure(side * len(maps) + 1.0, 2 * side * min(1.6, height / width) + 0.9)

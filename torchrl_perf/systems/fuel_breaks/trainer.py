@@ -21,7 +21,7 @@ from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 
 __all__ = ["FuelBreaksTask", "FuelBreaksTrainer", "make_fuel_breaks_env"]
 
-# what follows from breaks, remaining budget and the number of the landscape, and what only metrics read
+# entries that follow from breaks, remaining budget and the number of the landscape, and those that only metrics read
 REBUILT = ("observation", "action_mask", "burned")
 
 
@@ -55,7 +55,7 @@ def make_fuel_breaks_env(config: FuelBreaksConfig, device: torch.device | str, *
 
 
 class FuelBreaksTask(Task):
-    """Landscapes of which breaks, budget and number are stored, and how much of them burned."""
+    """The task: rows store breaks, budget and the number of the landscape; metrics say how much burned."""
 
     not_stored: ClassVar[tuple[NestedKey, ...]] = (*NOT_STORED, *both(REBUILT))
     metric_names = ("fire/burned",)
@@ -65,7 +65,7 @@ class FuelBreaksTask(Task):
         return make_fuel_breaks_env(config, device)
 
     def check(self, env: EnvBase | None) -> None:
-        """Refuses what is no :class:`FuelBreaks` in sequential mode."""
+        """Refuses an env that is not a :class:`FuelBreaks` in sequential mode."""
         if not isinstance(env, FuelBreaks) or env.mode != "sequential":
             mode = f" in mode {env.mode!r}" if isinstance(env, FuelBreaks) else ""
             raise ValueError(
@@ -127,8 +127,8 @@ class FuelBreaksTrainer(OffPolicyTrainer):
     """DQN on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks`.
 
     A row of the replay buffer holds the breaks as bool ``[H, W]``, the remaining budget, the number of the landscape,
-    action and reward. Planes and action masks are made of them when a sample is learnt from: the static planes are in
-    memory once. The next action of the targets is chosen among those that its mask allows.
+    action and reward. Planes and action masks are made from them for each sample: the static planes are in memory once.
+    The next action of the targets is chosen among those that its mask allows.
 
     Metrics beside those of DQN: ``fire/burned``, mean burned fraction of the episodes that ended in the interval.
 

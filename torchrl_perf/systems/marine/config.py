@@ -1,8 +1,8 @@
-"""Settings of runs that train vessels to navigate: what all agents share, and each agent's own."""
+"""Settings of runs that train vessels to navigate: those that all agents share, and each agent's own."""
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.ac_iqn import ACIQNConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count
@@ -26,15 +26,15 @@ class MarineSettings:
     """The world and the encoder of a navigation run; the other half of each ``Marine...Config``.
 
     Frames count one step of all vessels of an env, whatever their number; a batch has a row for each place of a vessel,
-    ``num_envs * max_robots`` of them in each step. Settings of the stages are numbers with commas, one for each stage;
-    one alone holds for all.
+    ``num_envs * max_robots`` of them in each step. Settings of the stages are numbers separated by commas, one for each
+    stage; a single one holds for all.
     """
 
     env_class: ClassVar[str] = "MarineNavigation"
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"
-    """What learns: iqn, dqn and rainbow choose among 25 changes of thrust, the others any."""
+    """The algorithm: iqn, dqn and rainbow choose among 25 changes of thrust, the others any."""
     env: MarineEnv = "MarineNavigation"
     """Which settings to start from: the whole curriculum, or one vessel in an empty world, 40 m from its goal."""
     max_robots: int = 5
@@ -127,6 +127,11 @@ class MarineSettings:
         return found
 
     @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """The agent's, and what the shapes of the networks depend on."""
+        return (*super().fixed_on_resume, *NETWORK)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
     def num_streams(self) -> int:
         """Rows that one step of all envs gives: one for each place of a vessel."""
         return self.num_envs * self.max_robots  # pyright: ignore[reportAttributeAccessIssue]
@@ -153,10 +158,6 @@ def _numbers_of(name: str, text: str) -> tuple[float, ...] | str:
     return numbers
 
 
-def _fixed(kind: Any) -> tuple[str, ...]:
-    return (*kind.fixed_by_checkpoint, *NETWORK)
-
-
 @dataclass(frozen=True)
 class MarineDQNConfig(MarineSettings, DQNConfig):
     """Every choice of a navigation run with DQN (arXiv:1312.5602).
@@ -167,7 +168,6 @@ class MarineDQNConfig(MarineSettings, DQNConfig):
 
     algorithm: ClassVar[str] = "marine-dqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DQN_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(DQNConfig)
     agent: Agent = "dqn"
 
 
@@ -181,7 +181,6 @@ class MarineIQNConfig(MarineSettings, IQNConfig):
 
     algorithm: ClassVar[str] = "marine-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_IQN_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(IQNConfig)
     agent: Agent = "iqn"
 
 
@@ -195,7 +194,6 @@ class MarineRainbowConfig(MarineSettings, RainbowConfig):
 
     algorithm: ClassVar[str] = "marine-rainbow"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_RAINBOW_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(RainbowConfig)
     agent: Agent = "rainbow"
 
 
@@ -209,7 +207,6 @@ class MarineDDPGConfig(MarineSettings, DDPGConfig):
 
     algorithm: ClassVar[str] = "marine-ddpg"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DDPG_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(DDPGConfig)
     agent: Agent = "ddpg"
 
 
@@ -223,7 +220,6 @@ class MarineACIQNConfig(MarineSettings, ACIQNConfig):
 
     algorithm: ClassVar[str] = "marine-ac-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_ACIQN_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(ACIQNConfig)
     agent: Agent = "ac-iqn"
 
 
@@ -237,7 +233,6 @@ class MarineSACConfig(MarineSettings, SACConfig):
 
     algorithm: ClassVar[str] = "marine-sac"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_SAC_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = _fixed(SACConfig)
     agent: Agent = "sac"
 
 

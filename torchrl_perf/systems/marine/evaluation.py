@@ -1,4 +1,4 @@
-"""How well a policy navigates: fixed scenarios, every vessel's first way to its goal, and what became of each.
+"""How well a policy navigates: fixed scenarios, and the outcome of every vessel's first episode.
 
 Dimension key: ``E`` scenarios, ``R`` vessels of each, ``T`` steps.
 """
@@ -22,7 +22,7 @@ from torchrl_perf.runtime.seeds import seeded
 __all__ = ["NavigationFigures", "Scenarios", "evaluate", "scripted", "start"]
 
 STEP_SECONDS = SUBSTEPS * TIME_STEP
-CHECK_INTERVAL = 50  # steps between two looks at whether all have ended
+CHECK_INTERVAL = 50  # steps between two checks of whether all have ended
 ActionKind = Literal["continuous", "discrete"]
 Layout = dict[str, Tensor]
 Policy = nn.Module | Callable[[TensorDictBase], TensorDictBase]
@@ -30,7 +30,7 @@ Policy = nn.Module | Callable[[TensorDictBase], TensorDictBase]
 
 @dataclass(frozen=True)
 class Scenarios:
-    """A fixed set of scenarios: the same layouts for the same numbers, on every machine.
+    """A fixed set of scenarios: the same layouts for the same arguments, on every machine.
 
     Raises:
         ValueError: for numbers out of range, or ``exact`` together with several vessels or obstacles.
@@ -49,15 +49,15 @@ class Scenarios:
     distance: float = 40.0
     """Least distance from start to goal, in metres."""
     exact: bool = False
-    """One vessel whose goal is at just this distance, in any direction, in an empty world."""
+    """One vessel whose goal is at exactly this distance, in any direction, in an empty world."""
     max_episode_steps: int = 1_000
     """Steps after which a vessel counts as late."""
 
     def __post_init__(self) -> None:
         if min(self.count, self.robots, self.max_episode_steps) < 1 or min(self.obstacles, self.cores) < 0:
             raise ValueError(
-                f"scenarios: expected count, robots and max_episode_steps of at least 1, obstacles and cores of at "
-                f"least 0, received {self}."
+                "scenarios: expected count, robots and max_episode_steps of at least 1, obstacles and cores of at "
+                f"least 0, received {self}. Remedy: numbers in these ranges."
             )
         if self.exact and (self.robots, self.obstacles, self.cores) != (1, 0, 0):
             raise ValueError(
@@ -85,7 +85,7 @@ class Scenarios:
             device: of everything.
             **options: further arguments of :class:`MarineNavigation`, such as ``observation_noise``.
         """
-        # other worlds than the layouts', which follow on them, need no distance
+        # worlds drawn after the layouts are not evaluated and need no distance
         stage = Curriculum.fixed(self.robots, self.obstacles, self.cores, distance=0.0)
         return AgentStreams(
             MarineNavigation(
@@ -101,10 +101,10 @@ class Scenarios:
 
 @dataclass(frozen=True)
 class NavigationFigures:
-    """What became of the vessels."""
+    """Outcomes of the vessels."""
 
     vessels: int
-    """How many there were."""
+    """Number of vessels."""
     success: float
     """Share that reached their goal."""
     collision: float
@@ -195,7 +195,7 @@ _SUMS = ("ended", "success", "collision", "timeout", "seconds", "reward", "steps
 
 
 def _add(sums: dict[str, Tensor], elapsed: Tensor, counts: Tensor, following: TensorDictBase) -> None:
-    """Adds what a step has brought the vessels that count, ``[N, 1]``."""
+    """Adds the results of a step for the vessels that count, ``[N, 1]``."""
     event, phi = following.get("event"), following.get("colregs")
     ended = counts & following.get("done")
     elapsed += counts

@@ -1,4 +1,4 @@
-"""Networks of the navigation agents: one encoder of a vessel and the objects around it below each of their heads."""
+"""Networks of the navigation agents: an encoder of a vessel and the objects around it, with a head for each agent."""
 
 import functools
 from collections.abc import Callable
@@ -38,7 +38,7 @@ __all__ = ["MarineTrunk", "TrunkCritic", "TrunkValues", "make_marine_actor", "ma
 class MarineTrunk(nn.Module):
     """Features of an observation of :class:`~torchrl_perf.envs.MarineNavigation`, by a :class:`SetEncoder`.
 
-    They do not depend on the order of the objects nor on what is in places without one.
+    They do not depend on the order of the objects, nor on the content of empty places.
 
     Args:
         config: gives the widths, the pool and the precision.
@@ -143,7 +143,7 @@ def make_marine_policy(env: EnvBase, config: MarineConfig) -> EpsilonGreedy:
 
 
 def make_marine_actor(action: TensorSpec, config: MarineConfig, squash: Squash = "tanh") -> nn.Module:
-    """The policy of SAC (a squashed normal) or of DDPG and AC-IQN (deterministic), on an encoder of its own.
+    """The policy of SAC (a squashed normal) or of DDPG and AC-IQN (deterministic), on a separate encoder.
 
     Args:
         action: spec ``[*, D]``, continuous with finite bounds.
@@ -185,7 +185,7 @@ def make_marine_actor(action: TensorSpec, config: MarineConfig, squash: Squash =
 
 
 def make_marine_critic(action: TensorSpec, config: MarineConfig) -> nn.Module:
-    """The critic of AC-IQN (quantiles), or the K values of SAC and DDPG, on an encoder of its own.
+    """The critic of AC-IQN (quantiles), or the K values of SAC and DDPG, on a separate encoder.
 
     Args:
         action: spec ``[*, D]``.

@@ -1,4 +1,4 @@
-"""Pictures of robots on their ways: one panel for each scenario, and a short animation.
+"""Pictures of the paths of robots: one panel for each scenario, and a short animation.
 
 Dimension key: ``E`` scenarios, ``R`` robots, ``O`` obstacles, ``C`` vortex cores, ``T`` steps.
 """
@@ -22,11 +22,11 @@ __all__ = ["animate", "draw_trajectories"]
 
 MOST_PANELS = 9
 MARK_SECONDS = 5.0
-"""Time between two boats of one robot's way."""
+"""Time between two boats drawn along a robot's path."""
 MOST_FRAMES = 120
-"""Of an animation; a longer recording is shown in larger steps."""
+"""Most frames of an animation; a longer recording is shown in larger steps."""
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8c5109", "#6a51a3", "#4d4d4d")
-"""One for each robot, told apart by the colour-blind too."""
+"""One for each robot, distinguishable for the colour-blind too."""
 BOAT = ((2.5, 0.0), (0.8, 1.25), (-2.5, 1.25), (-2.5, -1.25), (0.8, -1.25))
 """Outline of a vehicle of 5 m by 2.5 m: metres ahead and to starboard."""
 GOAL_RADIUS, ROBOT_RADIUS, CORE_RADIUS = 2.0, 2.795, 0.5  # metres, of the env
@@ -42,7 +42,7 @@ def draw_trajectories(
     scenarios: Sequence[int] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Draw the way of each robot, one panel for each scenario, and save the picture.
+    """Draw the path of each robot, one panel for each scenario, and save the picture.
 
     A robot has a colour: its start is a ring, its goal a star in a circle of 2 m, and boats in true size show where it
     was, and its heading, every five seconds. A red cross and disc mark a collision, a square a robot that was still
@@ -80,7 +80,7 @@ def animate(
     scenarios: Sequence[int] | None = None,
     frames_per_second: int = 12,
 ) -> Path:
-    """Write the robots' ways as a GIF that repeats; what is drawn is that of :func:`draw_trajectories`.
+    """Write the robots' paths as a GIF that repeats, drawn as in :func:`draw_trajectories`.
 
     Args:
         recording: of :func:`~torchrl_perf.envs.marine.recording.record`.
@@ -110,7 +110,7 @@ def animate(
     for axes, _ in panels:
         axes.set_title(" ", fontsize=9)  # room for the time
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # once is enough, and nothing moves from frame to frame
+    figure.set_layout_engine("none")  # one layout is enough, and nothing may shift between frames
     last = max(scenario.steps for _, scenario in panels)
     stride = -(-(last + 1) // MOST_FRAMES)
     moments = [*range(0, last, stride), last]
@@ -129,7 +129,7 @@ def animate(
 
 @dataclass(frozen=True)
 class _Robot:
-    """The way of one robot, as numpy arrays up to its end, on the map.
+    """The path of one robot up to its end, on the map, as numpy arrays.
 
     Attributes:
         color: of all that belongs to it.
@@ -173,7 +173,7 @@ class _Scenario:
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
-        """Least and greatest east, then north, of what has to be seen, with a margin."""
+        """Least and greatest east, then north, of everything drawn, with a margin."""
         points = [torch.zeros(0, 2)]
         for robot in self.robots:
             points += [torch.as_tensor(robot.places), torch.as_tensor(robot.goal).unsqueeze(0)]
@@ -333,10 +333,15 @@ def _figure(
     there = recording.goal.shape[0]
     chosen = list(range(min(there, MOST_PANELS))) if scenarios is None else list(scenarios)
     if not 1 <= len(chosen) <= MOST_PANELS:
-        raise ValueError(f"{caller}: expected 1 to {MOST_PANELS} scenarios, received {len(chosen)}.")
+        raise ValueError(
+            f"{caller}: expected 1 to {MOST_PANELS} scenarios, received {len(chosen)}. Remedy: choose fewer, or at "
+            "least one."
+        )
     outside = [number for number in chosen if not 0 <= number < there]
     if outside:
-        raise IndexError(f"{caller}: expected scenarios of 0 to {there - 1}, received {outside}.")
+        raise IndexError(
+            f"{caller}: expected scenarios of 0 to {there - 1}, received {outside}. Remedy: scenarios in this range."
+        )
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = new_figure(size * columns, (size + 0.25) * rows + 0.5)

@@ -11,8 +11,8 @@ from torchrl_perf.systems.marine.config import (
     MarineSACConfig,
 )
 
-# The curriculum of six million steps. Updates are fewer and of more rows than those of one env that is stepped at a
-# time: 8 rows are learnt from for each env step, so that an iteration is a few large kernels.
+# The curriculum of six million steps. Updates are fewer and larger than for a single env: 8 rows are learnt from for
+# each env step, so that an iteration is a few large kernels.
 _WHOLE: dict[str, Any] = {
     "num_envs": 256,
     "num_steps": 4,
@@ -76,7 +76,7 @@ _EMPTY_VALUES: dict[str, Any] = {
 _EMPTY_ACTORS: dict[str, Any] = {**_EMPTY, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "tau": 0.01}
 _EMPTY_NOISE: dict[str, Any] = {"noise_start": 0.4, "noise_end": 0.1, "noise_frames": 40_000}
 
-# the least and the greatest discounted return that there may be
+# the least and the greatest possible discounted return
 _ATOMS: dict[str, Any] = {"v_min": -20.0, "v_max": 60.0}
 _PRIORITIES: dict[str, Any] = {"alpha": 0.5, "beta": 0.4}
 

@@ -1,4 +1,4 @@
-"""Six agents that learn to navigate, each one of the package's algorithms on one policy that all vessels share."""
+"""Six agents that learn to navigate: each is an algorithm of the package with one policy that all vessels share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
@@ -15,22 +15,16 @@ from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation
 from torchrl_perf.modules.deterministic import Squash
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.systems.marine.config import (
-    MarineACIQNConfig,
-    MarineConfig,
-    MarineDDPGConfig,
-    MarineDQNConfig,
-    MarineIQNConfig,
-    MarineRainbowConfig,
-    MarineSACConfig,
-)
+from torchrl_perf.systems.marine.config import MarineConfig
 from torchrl_perf.systems.marine.networks import make_marine_actor, make_marine_critic, make_marine_policy
 from torchrl_perf.trainers.ac_iqn import ACIQN
 from torchrl_perf.trainers.ddpg import DDPG
 from torchrl_perf.trainers.dqn import DQN
 from torchrl_perf.trainers.iqn import IQN
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 from torchrl_perf.trainers.rainbow import Rainbow
 from torchrl_perf.trainers.sac import SAC
 
@@ -74,7 +68,7 @@ def make_marine_env(config: MarineConfig, device: torch.device, **options: Any) 
 
 
 class MarineTask(Task):
-    """The world of the vessels, and what becomes of them.
+    """The world of the vessels, and metrics of their outcomes.
 
     Metrics, means over the interval: ``navigation/success``, ``navigation/collision`` and ``navigation/timeout``, each
     a share of the vessels that ended; ``navigation/colregs``, share of a vessel's steps with a penalty;
@@ -92,7 +86,7 @@ class MarineTask(Task):
         return make_marine_env(config, device)
 
     def measure(self, trainer: Any, batch: TensorDictBase) -> None:
-        """How the vessels ended; nothing of a world without vessels."""
+        """Adds the outcomes of the vessels; worlds without active vessels do not count."""
         following, add = cast("Mapping[str, Any]", batch.get("next")), trainer.metrics.add
         if trainer.valid_key is None or following.get("event", None) is None:
             return
@@ -109,101 +103,87 @@ class MarineTask(Task):
             add("navigation/stage", stage.float(), reduce="last")
 
 
-class MarineDQNTrainer(OffPolicyTrainer):
+class ValueAgent:
+    """The part of a trainer that gives an algorithm of action values the vessels' networks and world.
+
+    Its arguments are those of :class:`~torchrl_perf.trainers.dqn.DQNTrainer`, and so are the errors.
+    """
+
+    algorithm_class: ClassVar[type[ValueAlgorithm]]
+
+    def __init__(
+        self,
+        config: MarineConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        policy: EpsilonGreedy | None = None,
+    ) -> None:
+        algorithm = self.algorithm_class(config, policy=policy, make_policy=make_marine_policy)
+        cast("Any", super()).__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+
+
+class ActorCriticAgent:
+    """The same for an algorithm of actor and critic, each on an encoder of its own.
+
+    Its arguments are those of :class:`~torchrl_perf.trainers.sac.SACTrainer`, and so are the errors.
+    """
+
+    algorithm_class: ClassVar[type[ActorCritic]]
+    squash: ClassVar[Squash] = "tanh"
+
+    def __init__(
+        self,
+        config: MarineConfig,
+        *,
+        env: EnvBase | None = None,
+        collector: BaseCollector | None = None,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        algorithm = self.algorithm_class(config, actor=actor, critic=critic, **_networks(self.squash))
+        cast("Any", super()).__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+
+
+class MarineDQNTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`DQN` on vessels that share its policy; the arguments are those of :class:`DQNTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineDQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = DQN(config, policy=policy, make_policy=make_marine_policy)
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = DQN
 
 
-class MarineIQNTrainer(OffPolicyTrainer):
+class MarineIQNTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`IQN` on vessels that share its policy; the arguments are those of :class:`IQNTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineIQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = IQN(config, policy=policy, make_policy=make_marine_policy)
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = IQN
 
 
-class MarineRainbowTrainer(OffPolicyTrainer):
+class MarineRainbowTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`Rainbow` on vessels that share its policy; the arguments are those of :class:`RainbowTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineRainbowConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = Rainbow(config, policy=policy, make_policy=make_marine_policy)
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = Rainbow
 
 
-class MarineDDPGTrainer(OffPolicyTrainer):
+class MarineDDPGTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`DDPG` on vessels that share its policy; the arguments are those of :class:`DDPGTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineDDPGConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        algorithm = DDPG(config, actor=actor, critic=critic, **_networks())
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = DDPG
 
 
-class MarineACIQNTrainer(OffPolicyTrainer):
+class MarineACIQNTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`ACIQN` on vessels that share its policy; the arguments are those of :class:`ACIQNTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineACIQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        algorithm = ACIQN(config, actor=actor, critic=critic, **_networks("atan"))
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = ACIQN
+    squash = "atan"
 
 
-class MarineSACTrainer(OffPolicyTrainer):
+class MarineSACTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`SAC` on vessels that share its policy; the arguments are those of :class:`SACTrainer`."""
 
-    def __init__(
-        self,
-        config: MarineSACConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        algorithm = SAC(config, actor=actor, critic=critic, **_networks())
-        super().__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    algorithm_class = SAC
 
 
-def _networks(squash: Squash = "tanh") -> dict[str, Callable[..., nn.Module]]:
-    """Actor and critic on encoders of their own, as an algorithm makes them."""
+def _networks(squash: Squash) -> dict[str, Callable[..., nn.Module]]:
+    """Actor and critic on separate encoders, as an algorithm makes them."""
 
     def make_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
         return make_marine_actor(action, config, squash)

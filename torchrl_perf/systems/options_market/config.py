@@ -149,10 +149,10 @@ _HOURLY = OptionsMarketConfig(
 
 OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     "OptionMarket": _HOURLY,
-    # Without costs a position moves the next return alone, so nothing is to be discounted. Returns say little about the
-    # best weight (a Sharpe ratio of .3 a bar): it takes many of them, at weights of all sizes, which the temperature
-    # sees to, and networks that cannot learn them by heart. Growth is flat around its maximum: options that differ by
-    # how much they hold at most could not be told apart, those that differ by the side can.
+    # Without costs a position affects only the next return, so no discount is needed. Returns carry little information
+    # on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at weights of all sizes, which the
+    # temperature ensures, and networks that cannot memorise them. Growth is flat around its maximum: options that
+    # differ by how much they hold at most cannot be told apart, those that differ by the side can.
     "OptionMarketKelly": dataclasses.replace(
         _HOURLY,
         env="OptionMarketKelly",

@@ -1,4 +1,4 @@
-"""What a trader is worth on bars that it has not learnt from, beside buying and holding, and doing nothing.
+"""Evaluation of a trader on bars that it has not learnt from, compared with buying and holding, and doing nothing.
 
 Dimension key: ``N`` envs, ``T`` steps or bars, ``O`` options.
 """
@@ -42,9 +42,9 @@ MEANING = (
 
 @dataclass(frozen=True)
 class TradingFigures:
-    """What became of the capital in the first episodes of N envs, means over the envs; growth is in log equity.
+    """Results of the first episodes of N envs, means over the envs; growth is in log equity.
 
-    With recorded prices envs that start together see the same ones, and differ in the options that are drawn alone.
+    With recorded prices, envs that start together see the same prices, and differ only in the options that are drawn.
     """
 
     envs: int
@@ -52,7 +52,7 @@ class TradingFigures:
     steps: float
     """Steps of an episode."""
     growth: float
-    """Log growth of the equity, after costs; what is held at the end is worth its price."""
+    """Log growth of the equity, after costs; an open position counts at its price."""
     growth_error: float
     """Standard error of that mean over the envs; NaN for one."""
     buy_and_hold: float
@@ -88,7 +88,7 @@ class Fold:
     Attributes:
         trained_on: first and last date of the window.
         tested_on: those of the next one.
-        before: figures on the window itself, which flatter.
+        before: figures on the window itself, which are too good.
         after: figures on the next one.
         picture: equity and options on the next one; None without a folder.
     """
@@ -103,7 +103,7 @@ class Fold:
 def evaluate(
     policy: Policy, env: TransformedEnv, *, seed: int = 0, max_steps: int | None = None
 ) -> tuple[TradingFigures, EquityRecording]:
-    """Let a policy trade the first episode of each row of an env, without exploration; random numbers of its own.
+    """Let a policy trade the first episode of each row of an env, without exploration, on separate random numbers.
 
     Args:
         policy: reads the observation and writes the action and "active_option", such as a trainer's.
@@ -167,10 +167,10 @@ def walk_forward(
     envs: int = 8,
     folder: str | Path | None = None,
 ) -> list[Fold]:
-    """Learn on a window of prices and trade the next one, then move on by that one's length, with a new trader.
+    """Learn on a window of prices and trade the next one, then move on by its length with a new trader; and so on.
 
-    The trades of a test are at closes that no learning has seen: the bars before it are looked at for the indicators
-    alone. Costs are the config's.
+    The trades of a test are at closes that no learning has seen: earlier bars are only used for the indicators. Costs
+    are the config's.
 
     Args:
         config: settings of each of the runs; its market has to be "recorded" unless there is a ``series``.
@@ -217,7 +217,7 @@ def summary(folds: list[Fold]) -> str:
 def kelly_fraction(drift: float, volatility: float, max_weight: float) -> float:
     """The weight of greatest expected log growth of a bar, within ``[-max_weight, max_weight]`` (Kelly, 1956).
 
-    For short bars it tends to Merton's ``drift / volatility^2`` (1969). It is looked for among 4001 weights, by the
+    For short bars it tends to Merton's ``drift / volatility^2`` (1969). It is searched among 4001 weights, by the
     quantiles of the log return, normal with mean ``drift - volatility^2 / 2``, and growth is bounded as the env's is.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a trader's networks and options are made of.
+"""Networks, options and market of a trader.
 
 Dimension key: ``O`` options, ``D`` action.
 """
@@ -34,14 +34,14 @@ EXPOSURES: dict[str, tuple[float, float]] = {
     "short": (-1.0, 0.0),
     "bold": (-1.0, 1.0),
 }
-"""Options that are ranges of the position, in parts of max_weight; each may be chosen at any time."""
+"""Options that are ranges of the position, as shares of max_weight; each may be chosen at any time."""
 SIDES: dict[str, tuple[float, float]] = {name: EXPOSURES[name] for name in ("flat", "long", "short")}
 """The three of them that differ by the side, and not by how much they hold at most."""
 SHORTEST_EXPOSURE, LONGEST_EXPOSURE = 3, 20
 
 
 class SymmetricLog(nn.Module):
-    """``sign(x) log(1 + |x|)`` (arXiv:2301.04104): small numbers as they are, large ones without their weight.
+    """``sign(x) log(1 + |x|)`` (arXiv:2301.04104), which leaves small numbers nearly unchanged and shrinks large ones.
 
     Columns of a market are in per cent, and a crash is a hundred times an ordinary bar.
     """
@@ -63,7 +63,7 @@ class Compressed(nn.Module):
         self.network, self.compress = network, SymmetricLog()
 
     def forward(self, observation: Tensor, *others: Tensor) -> Any:
-        """What the network gives for the compressed ``[*, O]`` and the other inputs."""
+        """The network's output for the compressed ``[*, O]`` and the other inputs."""
         return self.network(self.compress(observation), *others)
 
 

@@ -32,7 +32,7 @@ SLICES = 120
 
 @dataclass(frozen=True)
 class EquityRecording:
-    """The first episode of each of N envs, on the host; what follows its end repeats its last value.
+    """The first episode of each of N envs, on the host; after its end the last value is repeated.
 
     Attributes:
         equity: float64 ``[N, T + 1]``, in units of the capital, at the start and after each step.
@@ -70,11 +70,11 @@ def record_equity(
     *,
     max_steps: int | None = None,
 ) -> EquityRecording:
-    """Reset an env, let a policy act until the first episode of each row is over, and return what became of them.
+    """Reset an env, let a policy act until the first episode of each row is over, and return the recording.
 
     Args:
-        env: an :class:`~torchrl_perf.envs.OptionMarket`, or a ``TransformedEnv`` around one; give it an env of its own,
-            not the one that a run collects from.
+        env: an :class:`~torchrl_perf.envs.OptionMarket`, or a ``TransformedEnv`` around one; it is reset, so do not
+            pass the env that a run collects from.
         policy: writes the action, and "active_option" where there are options; under the exploration type of the
             caller.
         max_steps: steps after which the recording is cut off; by default the env's ``max_episode_steps``.
@@ -121,7 +121,10 @@ def recorded_equity(batch: TensorDictBase, env: OptionMarket | TransformedEnv) -
     needed = ("equity", "price", ("next", "equity"), ("next", "price"), ("next", "cost"), ("next", "done"))
     missing = [key for key in needed if batch.get(key, None) is None]
     if missing:
-        raise KeyError(f"batch: expected {list(needed)}, which an OptionMarket writes, received none of {missing}.")
+        raise KeyError(
+            f"batch: expected {list(needed)}, which an OptionMarket writes, received none of {missing}. Remedy: "
+            "collect with an OptionMarket, and exclude none of its keys."
+        )
     return _recording(_step(batch), _market(env).settings.cost)
 
 
@@ -157,7 +160,10 @@ def draw_equity(
     shown = _row(recording, row)
     highest = int(shown.option.max())
     if highest >= len(labels):
-        raise IndexError(f"names: expected one for each of the {highest + 1} options, received {labels}.")
+        raise IndexError(
+            f"names: expected one for each of the {highest + 1} options, received {labels}. Remedy: a name for each "
+            "option that the batch has."
+        )
     with_options = highest > NO_OPTION
     figure = new_figure(8.0, 7.2 if with_options else 5.0)
     ratios = (3.0, 1.2, 1.8) if with_options else (3.0, 1.2)
@@ -182,7 +188,8 @@ def _market(env: Any) -> OptionMarket:
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not isinstance(base, OptionMarket):
         raise TypeError(
-            f"env: expected an OptionMarket or a TransformedEnv around one, received {type(base).__name__}."
+            f"env: expected an OptionMarket or a TransformedEnv around one, received {type(base).__name__}. Remedy: "
+            "OptionMarket(...)."
         )
     return base
 
@@ -237,7 +244,7 @@ def _row(recording: EquityRecording, row: int | None) -> EquityRecording:
         return recording
     there = recording.equity.shape[0]
     if not 0 <= row < there:
-        raise IndexError(f"row: expected one of the recording's {there}, received {row}.")
+        raise IndexError(f"row: expected one of the recording's {there}, received {row}. Remedy: row=0, for example.")
     names = ("equity", "price", "size", "cost", "option", "steps")
     return EquityRecording(
         **{name: getattr(recording, name)[row : row + 1] for name in names}, cost_rate=recording.cost_rate
@@ -257,7 +264,7 @@ def _curve(axes: Any, values: Tensor, color: str, label: str, *, shade: float = 
 
 
 def _draw_equity(axes: Any, shown: EquityRecording) -> None:
-    """The equity, what it is compared with, and the least and greatest."""
+    """The equity, its baselines, and the least and greatest value."""
     _curve(axes, shown.buy_and_hold, "tab:orange", "buy and hold", shade=0.15, linewidth=1.2)
     _curve(axes, shown.equity, "tab:blue", "policy", linewidth=1.8)
     axes.axhline(1.0, color="0.35", linestyle="--", linewidth=1.0, label="do nothing")
@@ -276,7 +283,7 @@ def _draw_size(axes: Any, shown: EquityRecording) -> None:
 
 
 def _draw_options(axes: Any, shown: EquityRecording, labels: list[str]) -> None:
-    """The shares of the options over time, stacked; of one env, which ran when."""
+    """The shares of the options over time, stacked; for a single env, which option ran when."""
     count, num_steps = len(labels), shown.option.shape[1]
     ran = (shown.option.unsqueeze(-1) == torch.arange(count)).double().sum(0)  # [T, O]
     width = 1 if shown.option.shape[0] == 1 else -(-num_steps // SLICES)
@@ -301,7 +308,7 @@ def _draw_options(axes: Any, shown: EquityRecording, labels: list[str]) -> None:
 
 
 def _summary(shown: EquityRecording) -> str:
-    """What became of the capital."""
+    """The growth of the capital, in words."""
     count = shown.equity.shape[0]
     whose = "one env" if count == 1 else f"{count} envs (median, 10 to 90 %)"
     policy, held = (float(curve[:, -1].log().mean()) for curve in (shown.equity.clamp_min(1e-3), shown.buy_and_hold))

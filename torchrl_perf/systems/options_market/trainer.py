@@ -35,15 +35,15 @@ MIN_SHARE = 0.05
 
 
 class MarketNetworks(OptionNetworks):
-    """Those of SAC with options, which see observations through :class:`SymmetricLog`."""
+    """Networks of SAC with options, which see observations through :class:`SymmetricLog`."""
 
     def critic(self, observation: TensorSpec, action: TensorSpec, options: OptionSet) -> TensorDictModule:
-        """Critics that are told the option."""
+        """Critics conditioned on the option."""
         plain = super().critic(observation, action, options)
         return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
 
     def controller(self, selector: nn.Module, options: OptionSet, example: TensorDictBase) -> OptionController:
-        """A policy over the options whose temperature falls where the config says so."""
+        """A policy over the options, whose temperature falls if the config says so."""
         config = self.config
         return OptionController(
             selector,
@@ -60,7 +60,7 @@ class MarketNetworks(OptionNetworks):
 
 
 class MarketTask(Task):
-    """The market that a config describes, its scaled rewards, and what was traded.
+    """The market that a config describes, its scaled rewards, and metrics of its trades.
 
     Args:
         config: gives the factor of the rewards.
@@ -88,7 +88,7 @@ class MarketTask(Task):
         return batch.copy().set(("next", "reward"), reward * self.config.reward_scale)
 
     def measure(self, trainer: Any, batch: TensorDictBase) -> None:
-        """What was traded, and the temperature of the choice of an option."""
+        """Adds the trades, and the temperature of the choice of an option."""
         finite, following = trainer.guard.finite, cast("TensorDictBase", batch.get("next"))
         size, equity = reading(batch).size.unsqueeze(-1), batch.get("equity")
         traded, cost = following.get("traded"), following.get("cost")

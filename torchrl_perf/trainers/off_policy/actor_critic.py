@@ -21,7 +21,8 @@ from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import continuous_action, vector_observation
@@ -62,6 +63,8 @@ class ActorCriticConfig(OffPolicyConfig):
     """Adam's step size for the policy."""
     critic_learning_rate: float = 1e-3
     """Adam's step size for the critics."""
+    adam_eps: float = 1e-8
+    """Added to the root of Adam's mean of squares, so that no step is divided by 0."""
     tau: float = 0.005
     """How far the targets move towards the networks each time."""
     max_grad_norm: float | None = None
@@ -207,9 +210,9 @@ class ActorCritic(Algorithm):
     def make_passes(self) -> Passes:
         """The equations, of ``self.loss`` and the optimisers."""
 
-    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """Parameters that learn with the actor, and their step sizes."""
-        return [(list(self.loss.actor.parameters()), self.config.actor_learning_rate)]
+    def actor_groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters that learn with the actor, as :class:`GuardedAdam` takes them."""
+        return [{"params": list(self.loss.actor.parameters()), "lr": self.config.actor_learning_rate}]
 
     def actor_of(self, policy: nn.Module) -> nn.Module:
         """The actor in a policy that collects; by default the policy itself."""
@@ -239,6 +242,7 @@ class ActorCritic(Algorithm):
         self.passes = self.make_passes()
         self.weights = dict.fromkeys(self._of_the_actor, self.actor_interval) if self.actor_interval > 1 else {}
         self._update_fn = setup.compiled(self._update)
+        self._critic_step_fn, self._actor_step_fn = map(setup.compiled, (self._critic_step, self._actor_step))
         self._conclude_fn = setup.compiled(self._conclude)
         self._critic_micro_fn = setup.compiled(self._critic_micro)
         self._actor_micro_fn = setup.compiled(self._actor_micro)
@@ -294,24 +298,31 @@ class ActorCritic(Algorithm):
 
     def _make_optimizers(self) -> None:
         loss, config = self.loss, self.config
-        critics = [(list(loss.critic.parameters()), config.critic_learning_rate)]
-        self.critic_optimizer = self._make_optimizer(critics, loss.target_critic)
-        self.actor_optimizer = self._make_optimizer(self.actor_groups(), getattr(loss, "target_actor", None))
+        critics = {"params": list(loss.critic.parameters()), "lr": config.critic_learning_rate}
+        self.critic_optimizer = self._make_optimizer([critics])
+        self.actor_optimizer = self._make_optimizer(self.actor_groups())
+        self._critic_targets = list(loss.target_critic.parameters())
+        self._actor_targets = list(loss.target_actor.parameters()) if hasattr(loss, "target_actor") else []
         names = {param: name for name, param in loss.named_parameters()}
         params = [*self.critic_optimizer.params, *self.actor_optimizer.params]
         self.parameter_names = [names[param] for param in params]
 
-    def _make_optimizer(
-        self, groups: list[tuple[list[nn.Parameter], float]], target: nn.Module | None = None
-    ) -> GroupAdam:
-        """Adam of groups of parameters with a step size each; the parameters of ``target`` follow them."""
-        return GroupAdam(
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> GuardedAdam:
+        """Adam of groups of parameters with a step size each."""
+        return GuardedAdam(
             groups,
             max_grad_norm=self.config.max_grad_norm,
-            targets=[] if target is None else list(target.parameters()),
-            compile=self.setup.mode != "eager",
-            loss_scale=self.setup.acceleration.make_loss_scale(self.setup.device),
+            acceleration=self.setup.acceleration,
+            **adam_options(self.config),
         )
+
+    def _critic_step(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The critics' step, which their targets follow; whether it was taken, and the norm, 0-d both."""
+        return self.critic_optimizer.apply_gradients(grads, loss, self._critic_targets, tau)
+
+    def _actor_step(self, grads: list[Tensor], loss: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The same of the actor's."""
+        return self.actor_optimizer.apply_gradients(grads, loss, self._actor_targets, tau)
 
     @property
     def _of_the_actor(self) -> tuple[str, ...]:
@@ -325,12 +336,12 @@ class ActorCritic(Algorithm):
         context = self.passes.context(sample, None, to_actor=actor_due)
         tau = self.target_share() if actor_due else 0.0
         critic = self.passes.critic(sample, context)
-        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
+        critic_step = self._critic_step(critic.gradients, critic.loss, tau)
         if not actor_due:
             return self._outcome(critic, critic_step)
         actor = self.passes.actor(sample, context)
         # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
+        return self._outcome(critic, critic_step, actor, self._actor_step(actor.gradients, actor.loss, tau))
 
     def _outcome(
         self,
@@ -393,11 +404,11 @@ class ActorCritic(Algorithm):
             return self._split(self._actor_micro_fn, sample, noise, parts)
 
         critic = micro.run(critics, rows, undo=carry.clear)
-        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
+        critic_step = self._critic_step_fn(critic.gradients, critic.loss, tau)
         if not due:
             return self._outcome(critic, critic_step)
         actor = micro.run(actors, rows)
-        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
+        return self._outcome(critic, critic_step, actor, self._actor_step_fn(actor.gradients, actor.loss, tau))
 
     def _micro_batches(
         self, sample: TensorDictBase, noise: Tensor | None, parts: int
@@ -444,7 +455,7 @@ class ActorCritic(Algorithm):
         fault = fault | actor.is_fault(torch.stack(losses[1:]).sum(), statistics["grad_norm_actor"])
         taken = critic_taken & actor_taken
         self.setup.count(statistics, taken, fault)
-        return torch.stack(losses), torch.cat([critic.grad_checks, actor.grad_checks]), taken, fault
+        return torch.stack(losses), torch.cat([critic.grad_norms, actor.grad_norms]), taken, fault
 
 
 def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:

@@ -18,7 +18,7 @@ from torchrl_perf.objectives.sac import frozen
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCriticConfig, Pass, Passes, actor_layers
-from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.run.state import Stateful
 
 
@@ -74,8 +74,8 @@ class DeterministicPasses(Passes):
     def __init__(
         self,
         loss: DeterministicPolicyLoss,
-        critic_optimizer: GroupAdam,
-        actor_optimizer: GroupAdam,
+        critic_optimizer: GuardedAdam,
+        actor_optimizer: GuardedAdam,
         *,
         noise: Callable[[TensorDictBase], Tensor | None] | None = None,
     ) -> None:

@@ -18,6 +18,7 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
+from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
@@ -123,14 +124,7 @@ class OffPolicyTrainer(Checkpointed):
 
     def __getattr__(self, name: str) -> Any:
         """Public attributes of the algorithm, those that it documents."""
-        algorithm = self.__dict__.get("algorithm")
-        if name.startswith("_") or algorithm is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        try:
-            return getattr(algorithm, name)
-        except AttributeError:
-            message = f"neither {type(self).__name__!r} nor its {type(algorithm).__name__!r} has an attribute {name!r}"
-            raise AttributeError(message) from None
+        return of_algorithm(self, name)
 
     @property
     def metric_names(self) -> tuple[str, ...]:

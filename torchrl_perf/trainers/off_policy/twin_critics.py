@@ -10,6 +10,7 @@ from torch import nn
 
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.objectives.twins import members_of
+from torchrl_perf.runtime.seeds import seeded
 
 
 def critics_wanted(critic: nn.Module, specs: Any, number: int) -> int | None:
@@ -37,7 +38,7 @@ def critics_wanted(critic: nn.Module, specs: Any, number: int) -> int | None:
 
 
 def _values_written(critic: nn.Module, specs: Any) -> int | None:
-    """K of the values ``[*, K]`` of a critic, from a copy of it on zeros; None where it reads what an env has not."""
+    """K of the values ``[*, K]`` of a critic, from a copy of it on zeros; None if it reads keys that the env lacks."""
     if not isinstance(critic, TensorDictModuleBase):
         return None
     observation = specs.observation_spec.zero()
@@ -45,6 +46,5 @@ def _values_written(critic: nn.Module, specs: Any) -> int | None:
     rows = TensorDict({**observation.to_dict(), "action": specs.action_spec.zero()}, batch, device=observation.device)
     if any(rows.get(key, None) is None for key in critic.in_keys) or VALUE_KEY not in critic.out_keys:
         return None
-    devices = [rows.device] if rows.device is not None and rows.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):  # the copy may draw numbers, and keeps statistics
+    with torch.no_grad(), seeded(None, rows.device):  # a copy, since a call may change its statistics
         return copy.deepcopy(critic)(rows).get(VALUE_KEY).shape[-1]

@@ -20,6 +20,7 @@ from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, i
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import observation_inputs, single_choice
@@ -161,6 +162,7 @@ class ValueAlgorithm(Algorithm):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=setup.acceleration,
+            **adam_options(config),
         )
         self.parameter_names = [name for name, _ in self.q_network.named_parameters()]
         self._losses_fn = setup.compiled(self.sample_losses)

@@ -85,6 +85,7 @@ class OnPolicyAlgorithm(abc.ABC):
         unused_keys: entries that the policy writes and no one reads, left out of the batch.
         schedules: 0-d tensors that :meth:`schedule` writes and that are no part of a network, by name.
         valid_key: the env's flag of the rows that count, or None; see :func:`valid_key_of`.
+        metric_names: columns that :meth:`measure` adds, so that a misspelt one is found before a run.
     """
 
     losses: ClassVar[tuple[str, ...]]
@@ -97,6 +98,7 @@ class OnPolicyAlgorithm(abc.ABC):
     unused_keys: Iterable[NestedKey] = ()
     schedules: dict[str, Tensor]
     valid_key: str | None = None
+    metric_names: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def __init__(self, config: Any, env: EnvBase, acceleration: Acceleration, **networks: nn.Module | None) -> None: ...

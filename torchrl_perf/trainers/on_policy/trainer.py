@@ -16,10 +16,12 @@ from torchrl_perf.functional.rows.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
@@ -35,7 +37,8 @@ class OnPolicyTrainer(Checkpointed):
     On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
     costs the host one launch. On a CPU the same code runs eagerly, or compiled. The loop itself is :meth:`iteration`;
     :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it. A trainer of an
-    algorithm only names the algorithm and its networks; it changes nothing of the loop.
+    algorithm only names the algorithm and its networks; it changes nothing of the loop. What is no attribute of the
+    trainer is read from its algorithm, by :meth:`__getattr__`: ``actor``, ``critic``, ``gae``, ...
 
     Args:
         config: every choice of the run.
@@ -44,6 +47,7 @@ class OnPolicyTrainer(Checkpointed):
 
     Attributes:
         algorithm: what is learnt, and how.
+        policy: acts in the env.
         loss: the module whose parameters are learnt.
         own_env: whether the env was given, and not made as the config says.
         iterations_done: iterations run so far (host integer).
@@ -69,6 +73,7 @@ class OnPolicyTrainer(Checkpointed):
         torch.manual_seed(config.seed)
         self.env = env or self.make_env()
         self.algorithm = self.algorithm_class(config, self.env, self.acceleration, **networks)
+        self.policy = self.algorithm.policy
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
         check_networks(type(self).__name__, self.algorithm.networks, self.env, config)
@@ -79,6 +84,7 @@ class OnPolicyTrainer(Checkpointed):
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
             acceleration=self.acceleration,
+            **adam_options(config),
         )
         self.metrics = DeviceMetrics(self.device)
         self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)
@@ -96,6 +102,15 @@ class OnPolicyTrainer(Checkpointed):
         self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
         rows = config.batch_size // config.minibatches
         self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """Public attributes of the algorithm, those that it documents."""
+        return of_algorithm(self, name)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Columns that rows of metrics have beside those of every run and ``statistics``."""
+        return ("train/learning_rate", "train/grad_norm", *self.algorithm.metric_names)
 
     def make_env(self) -> EnvBase:
         """The default env: the package's task that the config names."""

@@ -1,17 +1,19 @@
-"""Optimiser steps that clip, schedule and skip on the device."""
+"""The optimiser of every trainer: Adam that clips, schedules and skips on the device."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
-from torchrl_perf.functional.adam import AdamSettings, adam_step_, exact_copy_, widest_dtype
+from torchrl_perf.functional.adam import widest_dtype
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
+from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
 from torchrl_perf.trainers.optim.settings import (
+    AdamGroup,
     check_params,
     check_setting,
     checked_betas,
@@ -19,10 +21,18 @@ from torchrl_perf.trainers.optim.settings import (
     refuse_absent,
 )
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_EXACT = "exact"  # the wide value of a 16-bit parameter, in its state
 _KERNELS = ("params", "lr", "foreach", "fused", "capturable", "maximize", "amsgrad", "differentiable")
-_OWN = ("max_grad_norm", "grad_norms", "params", "loss_scale", "_kind")
+_OWN = (
+    "max_grad_norm",
+    "grad_norms",
+    "params",
+    "loss_scale",
+    "_kind",
+    "_norm_dtype",
+    "_steps",
+    "_group_steps",
+    "_ends",
+)
 
 
 def is_fault(loss: Tensor, grad_norm: Tensor, loss_scale: LossScale | None = None) -> Tensor:
@@ -41,16 +51,21 @@ def is_fault(loss: Tensor, grad_norm: Tensor, loss_scale: LossScale | None = Non
 
 
 class GuardedAdam(torch.optim.Optimizer):
-    """Adam with gradient clipping, whose step can be skipped by a flag on the device.
+    """Adam with gradient clipping, whose step is skipped on the device where a gradient is not finite.
 
     PyTorch's fused Adam already divides the gradient by a tensor and skips on a flag, for mixed precision: here the
     divisor clips the norm, and the flag is raised where the gradient is not finite. So a bad step leaves parameters and
     moments untouched without a host read.
 
+    There are two ways to step. :meth:`step` takes the gradients that ``backward()`` left at the parameters;
+    :meth:`apply_gradients` takes those that ``torch.autograd.grad`` or ``torch.func`` returned, and may be compiled
+    together with the losses that they are of. Norm, guard, moments and parameters are few kernels then.
+
     It is a ``torch.optim.Optimizer``: groups with their own ``lr``, ``betas``, ``eps`` and ``weight_decay``, PyTorch's
     schedulers, hooks, ``closure`` and form of ``state_dict``, and ``torch.amp.GradScaler``. The norm is that of all
     groups together. Learning rates are tensors on the device: a scheduler, ``group["lr"] = 1e-4`` and
-    ``load_state_dict`` write them in place, which a captured graph honours; other settings are recorded with a graph.
+    ``load_state_dict`` write them in place, which a captured graph honours; other settings are recorded with a graph,
+    and with a compiled step.
 
     Parameters may be float32, float64, bfloat16 and float16, mixed as well. Moments and arithmetic are float32 (float64
     for float64). A 16-bit parameter has its float32 value in the state, and is the rounding of it: steps that are
@@ -63,7 +78,7 @@ class GuardedAdam(torch.optim.Optimizer):
         betas: decay of the means of gradients and of their squares.
         eps: Adam's epsilon.
         weight_decay: added to the gradient, times the parameter.
-        decoupled_weight_decay: whether it shrinks the parameter itself instead, as in AdamW.
+        decoupled_weight_decay: whether it shrinks the parameter itself instead, as in AdamW (arXiv:1711.05101).
         learning_rate: another name of ``lr``.
         max_grad_norm: norm above which the gradient is scaled down to it; None or ``math.inf`` never.
         acceleration: gives the kind of the optimiser, and the loss scale for ``"fp16"``. The kinds that are not fused
@@ -74,7 +89,9 @@ class GuardedAdam(torch.optim.Optimizer):
         learning_rate: the step size of the first group, 0-d, to be overwritten in place.
         learning_rates: those of all groups.
         loss_scale: factor on the loss, None where it needs none: differentiate ``scaled(loss)``.
-        grad_norms: norm of each parameter's gradient at the latest :meth:`grad_norm`, float ``[P]``, with the scale.
+        grad_norms: one number for each parameter, ``[P]``: the norm of its latest gradient, with the loss scale. Of a
+            compiled :meth:`apply_gradients` only the first that is not finite says something: the gradient of that
+            parameter was not.
 
     Raises:
         ValueError: for settings out of range, parameters on several devices or of another dtype, and for kind
@@ -97,11 +114,14 @@ class GuardedAdam(torch.optim.Optimizer):
         acceleration: Acceleration | None = None,
     ) -> None:
         if lr is not None and learning_rate is not None:
-            raise ValueError(f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}.")
+            raise ValueError(
+                f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}. Remedy: leave one out."
+            )
         acceleration = acceleration or Acceleration()
         self.max_grad_norm = math.inf if max_grad_norm is None else check_setting("max_grad_norm", max_grad_norm)
         self._kind = acceleration.optimizer
         self.params: list[nn.Parameter] = []
+        self._group_steps: list[AdamStep] = []
         given = learning_rate if lr is None else lr
         defaults = {
             "lr": 1e-3 if given is None else given,
@@ -118,7 +138,7 @@ class GuardedAdam(torch.optim.Optimizer):
             )
         self.loss_scale: LossScale | None = acceleration.make_loss_scale(device)
 
-    # -- torch.optim.Optimizer ----------------------------------------------------------------------------------------
+    # -- groups -------------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters with settings of their own; before a step is captured, since the graph keeps what it has.
@@ -137,7 +157,7 @@ class GuardedAdam(torch.optim.Optimizer):
                 param_group["lr"] = param_group.pop("learning_rate")
             refuse_absent(param_group, "param_group")
         super().add_param_group(param_group)
-        group = _Group(self.param_groups.pop())
+        group = AdamGroup(self.param_groups.pop())
         check_params(group["params"], self.params[0].device if self.params else None)
         group["betas"] = checked_betas(group["betas"])
         for name in ("eps", "weight_decay"):
@@ -145,10 +165,37 @@ class GuardedAdam(torch.optim.Optimizer):
         dict.__setitem__(group, "lr", learning_rate_tensor(group["lr"], group["params"]))
         self.param_groups.append(group)
         self.params = [*self.params, *group["params"]]
+        self._make_state(group)
+
+    def _make_state(self, group: AdamGroup) -> None:
+        """Makes what a step needs of the parameters of a new group, the last."""
+        device = self.params[0].device
+        counts = [] if len(self.param_groups) == 1 else [self._steps]
+        # all counts are one vector, so that all rise in one launch
+        self._steps = torch.cat([*counts, torch.zeros(len(group["params"]), device=device)])
+        self._group_steps.append(AdamStep(group["params"], group["lr"], group.settings))
+        self._show_state()
         # float64 as soon as one parameter is, and never the 16 bits that a norm overflows
         wide = max((widest_dtype(param.dtype) for param in self.params), key=lambda dtype: dtype.itemsize)
         self._norm_dtype = None if all(param.dtype == wide for param in self.params) else wide
-        self.grad_norms = torch.zeros(len(self.params), dtype=wide, device=self.params[0].device)
+        self.grad_norms = torch.zeros(len(self.params), dtype=wide, device=device)
+        self._ends = torch.tensor([param.numel() for param in self.params], device=device).cumsum(0)
+
+    def _show_state(self) -> None:
+        """Puts into ``state`` what the steps are computed with."""
+        states = [state for held in self._group_steps for state in held.states()]
+        for param, step, state in zip(self.params, self._steps.unbind(), states, strict=True):
+            self.state[param] = {"step": step, **state}
+
+    def _read_groups(self) -> None:
+        """Takes over what was changed in ``param_groups`` and in ``state`` since the last step."""
+        for held, group in zip(self._group_steps, self.param_groups, strict=True):
+            held.lr, held.settings = group["lr"], cast("AdamGroup", group).settings
+        if emptied := [param for param in self.params if not self.state.get(param)]:
+            self._show_state()
+            for param in emptied:
+                for name in MOMENTS:
+                    self.state[param][name].zero_()
 
     @property
     def adam(self) -> "GuardedAdam":
@@ -165,12 +212,19 @@ class GuardedAdam(torch.optim.Optimizer):
         """The step size of each group, 0-d on the device."""
         return [group["lr"] for group in self.param_groups]
 
+    # -- loss and norm ------------------------------------------------------------------------------------------------
+
     def scaled(self, loss: Tensor) -> Tensor:
         """What to differentiate: the loss, times the loss scale where there is one."""
         return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
 
+    def cotangent(self, loss: Tensor) -> Tensor:
+        """What to begin the backward pass of ``loss`` with: 1, or the loss scale; 0-d."""
+        one = torch.ones_like(loss)
+        return one if self.loss_scale is None else one * self.loss_scale.scale
+
     def grad_norm(self) -> Tensor:
-        """Norm of all gradients together, 0-d, the loss scale divided out."""
+        """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
         grads = [param.grad for param in self.params if param.grad is not None]
         try:
             norms: Sequence[Tensor] = torch._foreach_norm(grads, 2, self._norm_dtype) if grads else ()
@@ -192,6 +246,8 @@ class GuardedAdam(torch.optim.Optimizer):
     def is_fault(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """Whether loss or gradients (both 0-d) are bad themselves, and not just too large for the loss scale; 0-d."""
         return is_fault(loss, grad_norm, self.loss_scale)
+
+    # -- gradients at the parameters ----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -216,6 +272,7 @@ class GuardedAdam(torch.optim.Optimizer):
         if callable(grad_scale):
             grad_scale, closure = None, grad_scale
         loss = None
+        self._read_groups()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -238,76 +295,75 @@ class GuardedAdam(torch.optim.Optimizer):
         if self.loss_scale is not None:
             grad_scale = grad_scale * self.loss_scale.scale
             skip = torch.maximum(skip.float(), (~self.loss_scale.finite).float())
-        for group in self.param_groups:
-            self._step_group(group, grad_scale, skip)
+        skip = skip.to(torch.float32)
+        grads = [param.grad for param in self.params]
+        if all(grad is not None for grad in grads):
+            self._steps.add_(1.0 - skip)
+        elif counted := [self.state[param]["step"] for param in self.params if param.grad is not None]:
+            torch._foreach_add_(counted, [1.0 - skip] * len(counted))
+        self._step_groups(grads, grad_scale, skip)
         if self.loss_scale is not None:
             self.loss_scale.update()
         return loss
 
-    # -- one group ----------------------------------------------------------------------------------------------------
+    def _step_groups(self, grads: Sequence[Tensor | None], grad_scale: Tensor, skip: Tensor) -> None:
+        """The step of all groups, whose gradients stand one after the other."""
+        start = 0
+        for held in self._group_steps:
+            part = slice(start, start := start + len(held.params))
+            held(grads[part], self._steps[part], grad_scale, skip, self._kind)
 
-    def _step_group(self, group: dict[str, Any], grad_scale: Tensor, skip: Tensor) -> None:
-        """The step of the parameters of a group that have a gradient."""
-        narrow: list[tuple[Tensor, Tensor]] = []
-        usual, double = _Rows.empty(), _Rows.empty()
-        for param in group["params"]:
-            grad = param.grad
-            if grad is None:
-                continue
-            state = self.state[param]
-            if not state:
-                self._start(param, state)
-            value = param
-            if _EXACT in state:
-                value = exact_copy_(state[_EXACT], param)
-                narrow.append((param, value))
-            rows = double if value.dtype == torch.float64 else usual
-            rows.add(value, grad if grad.dtype == value.dtype else grad.to(value.dtype), state)
-        if usual.params and self._kind == "fused":
-            adam(
-                *usual,
-                fused=True,
-                # the kernel reads both as float32
-                grad_scale=grad_scale.to(torch.float32),
-                found_inf=skip.to(torch.float32),
-                decoupled_weight_decay=group["decoupled_weight_decay"],
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"] if group["lr"].dtype == torch.float32 else group["lr"].to(torch.float32),
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
-        elif self._kind == "for-loop":
-            for row in usual.each():
-                self._formula(row, group, grad_scale, skip)
+    # -- gradients that are given -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def apply_gradients(
+        self, grads: Sequence[Tensor], loss: Tensor, targets: Sequence[Tensor] = (), tau: float | Tensor = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """One step, or none where a gradient or the loss is not finite; targets follow in any case.
+
+        Nothing is read by the host, and a compiler takes it whole.
+
+        Args:
+            grads: one for each of ``params``, of the loss times the loss scale where there is one.
+            loss: 0-d, what they are the gradients of.
+            targets: one for each of ``params``, such as those of a target network, or none.
+            tau: how far the targets go towards the parameters, a number or 0-d.
+
+        Returns:
+            Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
+        """
+        if torch.compiler.is_compiling():
+            norm = self._compiled_norm(grads)
         else:
-            self._formula(usual, group, grad_scale, skip)
-        self._formula(double, group, grad_scale, skip)
-        if narrow:
-            params, values = zip(*narrow, strict=True)
-            torch._foreach_copy_(list(params), list(values))
+            self._read_groups()
+            norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))
+            self.grad_norms.copy_(norms)
+            norm = torch.linalg.vector_norm(norms)
+        applies = norm.isfinite() & loss.detach().isfinite()
+        self._steps += applies
+        scale = self.loss_scale
+        before = None if scale is None else scale.scale.clone()
+        if scale is not None:
+            norm = scale.check(norm)
+            scale.update()
+        limit = self.max_grad_norm
+        divisor = torch.ones_like(norm) if limit == math.inf else (norm / limit).clamp_min(1.0)
+        divisor = divisor if before is None else divisor * before
+        self._step_groups(grads, divisor, (~applies).to(torch.float32))
+        if targets:
+            follow_(targets, [value for held in self._group_steps for value in held.exact], tau)
+        return applies, norm
 
-    def _formula(self, rows: "_Rows", group: Mapping[str, Any], grad_scale: Tensor, skip: Tensor) -> None:
-        """The step in ordinary operations."""
-        adam_step_(
-            *(rows.params, rows.grads, rows.exp_avgs, rows.exp_avg_sqs, rows.steps),
-            lr=group["lr"],
-            settings=AdamSettings(group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"]),
-            grad_scale=grad_scale,
-            skip=skip,
-        )
-
-    def _start(self, param: Tensor, state: dict[str, Tensor]) -> None:
-        """Fills the state of a parameter that gets its first gradient; the names are PyTorch's."""
-        _check_dense(param)
-        dtype = widest_dtype(param.dtype)
-        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-        for name in _MOMENTS[1:]:
-            state[name] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
-        if param.dtype != dtype:
-            state[_EXACT] = param.detach().to(dtype)
+    def _compiled_norm(self, grads: Sequence[Tensor]) -> Tensor:
+        """Norm of all gradients in one pass, 0-d; the first bad one is marked in ``grad_norms``."""
+        # one sum over all: a sum for each gradient is two kernels where it is large
+        flat = torch.cat([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
+        # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
+        place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
+        number = (self._ends <= place).sum()
+        numbers = torch.arange(len(self.params), device=flat.device)
+        self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
+        return flat.square().sum().sqrt()
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -319,13 +375,17 @@ class GuardedAdam(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, or that of a ``torch.optim.Adam``, in place: a captured graph stays valid.
 
+        The lists that off-policy runs up to 0.1 stored are read as well.
+
         Raises:
             ValueError: for other groups, or parameters of other shapes; nothing is changed then.
         """
         groups, state, given = self.param_groups, self.state, []
+        if "exp_avg" in state_dict:
+            state_dict = from_lists(state_dict, super().state_dict())
 
         def check(_: Any, final: dict[str, Any]) -> dict[str, Any]:
-            given.append((final, self._saved_states(final)))
+            given.append((final, saved_states(self.params, self.param_groups, final)))
             # what torch would copy, in the dtype of the parameter, is written in place below
             return {**final, "state": {}}
 
@@ -348,56 +408,25 @@ class GuardedAdam(torch.optim.Optimizer):
             for handle in handles:
                 handle.remove()
 
-    def _saved_states(self, state_dict: Mapping[str, Any]) -> dict[Tensor, Mapping[str, Any]]:
-        """The saved state of each parameter, by its place in the groups; refused where it does not fit."""
-        groups = state_dict["param_groups"]
-        sizes = [[len(group["params"]) for group in part] for part in (self.param_groups, groups)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"state_dict: expected param_groups of {sizes[0]} parameters, received {sizes[1]}. Remedy: the "
-                "groups that it was saved with."
-            )
-        for group in groups:
-            refuse_absent(group, "state_dict")
-            check_setting("lr", group["lr"])
-        numbers = [number for group in groups for number in group["params"]]
-        pairs = zip(self.params, numbers, strict=True)
-        saved = {param: state_dict["state"][n] for param, n in pairs if state_dict["state"].get(n)}
-        for param, values in saved.items():
-            absent = [name for name in _MOMENTS if name not in values]
-            received = [tuple(values[name].shape) for name in _MOMENTS[1:] if name in values]
-            if absent or received != [tuple(param.shape)] * 2:
-                raise ValueError(
-                    f"state_dict: expected {', '.join(_MOMENTS)} of shapes (), {tuple(param.shape)}, "
-                    f"{tuple(param.shape)}, received {received} without {absent}. Remedy: the networks that it was "
-                    "saved with."
-                )
-        return saved
-
     @torch.no_grad()
     def _load(self, groups: Sequence[Mapping[str, Any]], saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group["lr"] = loaded["lr"]
             group.update({name: value for name, value in loaded.items() if name not in _KERNELS})
+        self._read_groups()
         for param in self.params:
-            values = saved.get(param)
-            if values is None and param not in self.state:
-                continue
-            state = self.state[param]
-            if not state:
-                self._start(param, state)
-            for name in _MOMENTS:
+            values, state = saved.get(param), self.state[param]
+            for name in MOMENTS:
                 # none: the state was saved before the parameter had a gradient
                 if values is None:
                     state[name].zero_()
                 else:
                     state[name].copy_(torch.as_tensor(values[name]))
-            if _EXACT in state:
-                state[_EXACT].copy_(param if values is None else values.get(_EXACT, param))
+            if EXACT in state:
+                state[EXACT].copy_(param if values is None else values.get(EXACT, param))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in (*_OWN, "_norm_dtype")}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _OWN}}
 
 
 def _check_dense(param: Tensor) -> None:
@@ -407,51 +436,3 @@ def _check_dense(param: Tensor) -> None:
             f"grad: expected a dense one, received {param.grad.layout} of shape {tuple(param.grad.shape)}. Remedy: "
             "an Embedding with sparse=False, or torch.optim.SparseAdam."
         )
-
-
-class _Rows(NamedTuple):
-    """What a step is made of, one entry for each parameter; in the order of ``torch.optim.adam.adam``."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    max_exp_avg_sqs: list[Tensor]
-    steps: list[Tensor]
-
-    @classmethod
-    def empty(cls) -> "_Rows":
-        """No rows."""
-        return cls([], [], [], [], [], [])
-
-    def add(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
-        """One more parameter."""
-        self.params.append(param)
-        self.grads.append(grad)
-        self.exp_avgs.append(state["exp_avg"])
-        self.exp_avg_sqs.append(state["exp_avg_sq"])
-        self.steps.append(state["step"])
-
-    def each(self) -> "Iterator[_Rows]":
-        """The rows one by one."""
-        columns = (self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps)
-        for param, grad, mean, square, step in zip(*columns, strict=True):
-            yield _Rows([param], [grad], [mean], [square], [], [step])
-
-
-class _Group(dict[str, Any]):
-    """A group of parameters whose learning rate is written into its tensor, where a captured graph reads it."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        held = self.get(name)
-        if name != "lr" or not isinstance(held, Tensor) or held is value:
-            super().__setitem__(name, value)
-        elif isinstance(value, Tensor):
-            held.copy_(value)
-        else:
-            held.fill_(check_setting("lr", value))
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """As a dict's, the learning rate in place."""
-        for name, value in dict(*args, **kwargs).items():
-            self[name] = value

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.adam import widest_dtype
+from torchrl_perf.functional.adam import AdamSettings, widest_dtype
 
-__all__ = ["check_params", "check_setting", "checked_betas", "learning_rate_tensor"]
+__all__ = [
+    "AdamGroup",
+    "adam_options",
+    "check_params",
+    "check_setting",
+    "checked_betas",
+    "learning_rate_tensor",
+    "refuse_absent",
+]
 
 _RANGES = {
     "lr": ("a finite number of at least 0", lambda value: 0.0 <= value < math.inf),
@@ -119,3 +127,36 @@ def learning_rate_tensor(lr: float | Tensor, params: Iterable[Tensor]) -> Tensor
             f"{tuple(lr.shape)} on {lr.device}. Remedy: torch.tensor(…, dtype={dtype}, device={str(device)!r})."
         )
     return lr.detach()
+
+
+def adam_options(config: Any) -> dict[str, Any]:
+    """The arguments of :class:`~torchrl_perf.trainers.GuardedAdam` that every config has settings for."""
+    return {
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_eps,
+        "weight_decay": config.weight_decay,
+        "decoupled_weight_decay": True,
+    }
+
+
+class AdamGroup(dict[str, Any]):
+    """A group of parameters whose learning rate is written into its tensor, where a captured graph reads it."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        held = self.get(name)
+        if name != "lr" or not isinstance(held, Tensor) or held is value:
+            super().__setitem__(name, value)
+        elif isinstance(value, Tensor):
+            held.copy_(value)
+        else:
+            held.fill_(check_setting("lr", value))
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As a dict's, the learning rate in place."""
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    @property
+    def settings(self) -> AdamSettings:
+        """What a step is made with, beside its step size."""
+        return AdamSettings(self["betas"], self["eps"], self["weight_decay"], self["decoupled_weight_decay"])

@@ -29,11 +29,11 @@ logger = logging.getLogger("torchrl_perf")
 
 
 class CheckpointFolder:
-    """A folder of checkpoints ``<iteration>.pt`` (nine digits), of which the newest ``keep`` stay, and ``best.pt``.
+    """A folder of the newest ``keep`` checkpoints ``<iteration>.pt`` (nine digits) and of ``best.pt``.
 
-    Each file is written whole or not at all, and older ones are removed only after that: at any moment, a process that
-    is killed leaves a checkpoint that loads. ``best.pt`` shares its bytes with the numbered file it was, where the file
-    system can do so.
+    Each file is written whole or not at all, and older ones are removed only after that: a process that is killed at
+    any moment leaves a checkpoint that loads. ``best.pt`` is a hard link to its numbered file, if the file system
+    allows.
 
     Args:
         path: the folder; made at the first write.
@@ -45,7 +45,9 @@ class CheckpointFolder:
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep: expected a positive number of checkpoints, received {keep}.")
+            raise ValueError(
+                f"keep: expected a positive number of checkpoints, received {keep}. Remedy: keep=1 or more."
+            )
         self.path = Path(path)
         self.keep = keep
 
@@ -62,8 +64,8 @@ class CheckpointFolder:
     def write(self, state: Mapping[str, Any], iteration: int) -> Path:
         """Writes a checkpoint, then removes the oldest beyond ``keep``.
 
-        Checkpoints of later iterations are of a run that this one has left, going on from an earlier state: they are
-        set aside under another name, so that the newest number is always this run's.
+        Checkpoints of later iterations belong to a run that was resumed from an earlier state: they are renamed, so
+        that the highest number is always this run's.
 
         Args:
             state: what :meth:`TrainState.snapshot` gives.
@@ -77,7 +79,7 @@ class CheckpointFolder:
         path = self.path / f"{iteration:09d}.pt"
         later = [file for file in self.files() if iteration_of(file) > iteration]
         if later:
-            # written whole before they go: they may be all there is, where the run was taken up from the best one
+            # written before the others are renamed: they may be the only ones, if the run resumed from the best one
             new = save_checkpoint(state, path.with_name(f"{path.name}{PARTIAL}"))
             for file in later:
                 file.replace(file.with_name(file.name + ASIDE))
@@ -90,7 +92,7 @@ class CheckpointFolder:
         return path
 
     def mark_best(self, iteration: int) -> None:
-        """Makes ``best.pt`` the checkpoint of an iteration; does nothing if that is not there or is it already.
+        """Makes ``best.pt`` the checkpoint of an iteration; does nothing if that is missing or already the best.
 
         Raises:
             OSError: for a full disk or a folder that is read-only; the earlier best is as it was.
@@ -127,7 +129,7 @@ class CheckpointFolder:
         if not files:
             beside = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else "no such folder"
             raise FileNotFoundError(
-                f"checkpoint: expected files <iteration>.pt in {self.path}, found {beside}. Remedy: a run that has "
+                f"checkpoint: expected files <iteration>.pt in {self.path}, received {beside}. Remedy: a run that has "
                 "written one; checkpoint_interval sets how often."
             )
         problems = []
@@ -141,7 +143,7 @@ class CheckpointFolder:
             return path, state
         raise CheckpointError(
             f"checkpoint: expected one of {[path.name for path in files]} in {self.path} to be readable, received: "
-            + " ".join(problems)
+            f"{' '.join(problems)} Remedy: start a new run, or restore the files from a backup."
         )
 
 
@@ -164,5 +166,8 @@ def iteration_of(path: Path) -> int:
     """Iterations that were done when a numbered checkpoint was written, by its name."""
     match = NUMBERED.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"checkpoint: expected a name <iteration>.pt of nine digits, received {path.name}.")
+        raise ValueError(
+            f"checkpoint: expected a name <iteration>.pt of nine digits, received {path.name}. Remedy: keep the name "
+            "that the run gave the file."
+        )
     return int(match[1])

@@ -1,4 +1,4 @@
-"""What is told of a number that was not finite: its place, and what to do."""
+"""Reports of a number that was not finite: its place, and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +37,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a row of metrics says about its interval, and what to do."""
+    """The judgement of a row of metrics on its interval, and what to do."""
 
     action: OnNan
     """``"stop"``: end the run; ``"rollback"``: call :meth:`NumericalGuard.rollback`; ``"skip"``: go on."""

@@ -41,11 +41,11 @@ def make_run_dir(config: RunConfig, env: str = "") -> Path:
             path.mkdir(parents=True)
             break
         except FileExistsError:
-            # a link to nothing has the name, and no run behind it
+            # a dangling link takes the name, but has no run behind it
             if not path.is_dir() and not (path.is_symlink() and not path.exists()):
                 raise RunFolderError(
-                    f"run_dir: expected a folder that can be written to at {path}, found {_in_the_way(path)}. Remedy: "
-                    "move it away, or another run_dir."
+                    f"run_dir: expected a folder that can be written to at {path}, received {_in_the_way(path)}. "
+                    "Remedy: move it away, or another run_dir."
                 ) from None
             count += 1
             path = base.with_name(f"{base.name}-{count}")
@@ -64,7 +64,7 @@ def run_name(config: RunConfig, env: str = "") -> str:
 
 
 def card(config: RunConfig, env: str = "") -> dict[str, Any]:
-    """What files and loggers store of a run: its algorithm and settings, with the true name of its env."""
+    """The entries that files and loggers store of a run: algorithm and settings, with the true name of its env."""
     return {**config.card(), "env": env or config.env}
 
 
@@ -74,10 +74,10 @@ def write_config(run_dir: Path, config: RunConfig, env: str = "") -> None:
 
 
 class RunFolder:
-    """The folder of a run, which is this process's own from construction to :meth:`release`.
+    """The folder of a run, locked by this process from construction to :meth:`release`.
 
-    It is locked, gets settings and machine card, and loses the partial files of a process that was killed. A folder
-    that is deleted while the run goes on is made again in the same way, so that what comes later can be resumed from.
+    It gets settings and machine card, and the partial files of a killed process are removed. If the folder is deleted
+    while the run goes on, it is made again in the same way, so that later checkpoints can be resumed from.
 
     Args:
         path: the folder; made if missing.
@@ -87,7 +87,7 @@ class RunFolder:
     Attributes:
         path: as given.
         checkpoints: the newest few, and the best.
-        lost: whether the folder is another run's now, and nothing may be written to it.
+        lost: whether the folder now belongs to another run, so that nothing may be written to it.
 
     Raises:
         RunFolderError: if another process has it, it is that of another algorithm or env, or it cannot be written to.
@@ -108,11 +108,11 @@ class RunFolder:
         self.release()
 
     def release(self) -> None:
-        """Lets other processes have the folder; more calls do nothing."""
+        """Unlocks the folder; further calls do nothing."""
         self._lock.release()
 
     def write_status(self, state: RunState, step: int) -> None:
-        """Says in ``status.json`` where the run stands; see :meth:`StatusFile.write`."""
+        """Writes the state of the run to ``status.json``; see :meth:`StatusFile.write`."""
         if not self.lost:
             self._status.write(state, step)
 
@@ -152,7 +152,7 @@ class RunFolder:
 
 
 def _take(run_dir: Path, config: RunConfig, env: str) -> FolderLock:
-    """Makes a folder this process's own: lock, settings, machine card, no partial files."""
+    """Prepares a folder for this process: lock, settings, machine card, no partial files."""
     lock = FolderLock(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def _check_same_run(run_dir: Path, wanted: dict[str, Any]) -> None:
 
 
 class StatusFile:
-    """``status.json``: process, state and env steps of the run, for whoever watches it.
+    """``status.json``: process, state and env steps of the run, for monitors.
 
     Args:
         run_dir: folder of the run.
@@ -250,7 +250,7 @@ def _folders_of(config: RunConfig) -> Iterator[Path]:
 
 
 def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
-    """Why a run cannot be gone on with, or an empty text."""
+    """Why a run cannot be resumed, or an empty text."""
     stored = read_json(run_dir / CONFIG)
     if any(stored.get(name) != getattr(config, name) for name in ("env", "seed")):
         return "its config.json is missing or of another run"
@@ -262,7 +262,7 @@ def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
         return "it has no checkpoint"
     total = given.get("total_steps", stored.get("total_steps", 0))
     taken = iteration_of(files[0]) * stored.get("num_envs", 0) * stored.get("num_steps", 0)
-    # one that was killed between its last checkpoint and its end is gone on with, to end as it should
+    # a run killed between its last checkpoint and its end is resumed, to end properly
     if is_finished(run_dir) and (taken >= total or total == stored.get("total_steps")):
         return "it is complete"
     return _why_locked(run_dir)

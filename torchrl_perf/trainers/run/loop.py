@@ -23,13 +23,13 @@ logger = logging.getLogger("torchrl_perf")
 
 
 class Trainer(Protocol):
-    """What :func:`train` needs of an algorithm.
+    """The interface of a trainer for :func:`train`.
 
     Attributes:
         iterations_done: iterations run so far; counted by :func:`train`.
         metrics: flushed once an interval; has ``episode/mean_return``.
         phases: times of the parts of an iteration.
-        guard: finds what is not finite, and judges the flushed rows.
+        guard: finds numbers that are not finite, and judges the flushed rows.
         train_state: everything that changes between two iterations.
     """
 
@@ -58,11 +58,11 @@ class TrainingDivergedError(RuntimeError):
 
 
 class RunLoop:
-    """Iterations of a run, and what they leave behind: rows, checkpoints, the status file, the decision to stop.
+    """Iterations of a run, with its rows, checkpoints, status file, and the decision to stop.
 
-    At the end of an interval the metrics are sent on their way and, where a checkpoint is due, the state is copied to
-    the host; the next iteration is launched; only then are the row read, judged and logged and the checkpoint written.
-    So the device works on while the host does, and a run stops one iteration after the row that says so, on every
+    At the end of an interval the copy of the metrics is started and, if a checkpoint is due, the state is copied to the
+    host; then the next iteration is launched; only then is the row read, judged and logged, and the checkpoint written.
+    The device thus works while the host does, and a run stops one iteration after the row that ends it, on every
     device. A checkpoint is written after the rows up to it are on disk.
 
     Args:
@@ -95,7 +95,7 @@ class RunLoop:
         self._watch = Stopwatch("cpu").start()
 
     def start(self) -> None:
-        """Before the first iteration: the best checkpoint as the state has it, a state to roll back to, the status."""
+        """Before the first iteration: restore the best checkpoint, take a state to roll back to, write the status."""
         self._restore_best()
         self.trainer.guard.snapshot()
         self.write_status("running")
@@ -128,7 +128,7 @@ class RunLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over: all iterations done, or one more than those of the row that reached the return."""
+        """Whether the run is over: all iterations are done, or one more after the row that reached the return."""
         done = self.trainer.iterations_done
         return done >= self.trainer.config.iterations or (self.solved and done > self._notes["row"]["iteration"])
 
@@ -139,7 +139,7 @@ class RunLoop:
 
     @property
     def way_on(self) -> str:
-        """How to go on after an error, in words."""
+        """A sentence on how to continue after an error."""
         newest = self.newest_checkpoint
         if newest is None:
             return f"The run in {self.folder.path} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
@@ -149,7 +149,7 @@ class RunLoop:
     # -- an iteration -------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Launch an iteration, then finish what the one before has left."""
+        """Launch an iteration, then finish the row and the checkpoint of the one before."""
         trainer, config = self.trainer, self.trainer.config
         trainer.step()
         trainer.iterations_done += 1
@@ -163,7 +163,7 @@ class RunLoop:
             self._take_snapshot()
 
     def settle(self) -> None:
-        """Read, judge and log the row that is under way, and write the checkpoint that is due.
+        """Read, judge and log the pending row, and write the pending checkpoint.
 
         Raises:
             TrainingDivergedError: if the row has numbers that are not finite, as ``on_nan`` says.
@@ -174,7 +174,7 @@ class RunLoop:
             self._write_snapshot()
 
     def finish(self, *, save: bool = True) -> None:
-        """Save the state as it is, and log what the last interval holds.
+        """Save the present state, and log the last interval.
 
         A resumed run takes the interval up where it is, so its rows are those of a run that was never stopped: the row
         of this interval is not part of the state.
@@ -192,14 +192,14 @@ class RunLoop:
             self._finish_row(lasting=False)
 
     def rescue(self) -> None:
-        """After an error: write the checkpoint and the row that were still under way, as far as that is possible."""
+        """After an error: write the pending checkpoint and row, as far as possible."""
         try:
             self.settle()
-        except Exception as error:  # the first error is the one to tell
+        except Exception as error:  # the first error is the one to report
             logger.info("what was under way is lost: %s", error)
 
     def write_status(self, state: RunState) -> None:
-        """Say where the run stands."""
+        """Write the state of the run to the status file."""
         self.folder.write_status(state, self.steps)
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class RunLoop:
         self._row = (self.trainer.iterations_done, self.seconds)
 
     def _finish_row(self, *, lasting: bool = True) -> None:
-        """Log the row under way and act on it; one that is not lasting is written again by a resumed run."""
+        """Log the pending row and act on it; a resumed run writes a row again if it is not lasting."""
         assert self._row is not None
         trainer, config = self.trainer, self.trainer.config
         (done, now), self._row = self._row, None
@@ -250,7 +250,7 @@ class RunLoop:
         return learning * config.experiences_per_iteration
 
     def _judge(self, row: dict[str, float]) -> None:
-        """Do what ``on_nan`` asks for after a row with numbers that are not finite."""
+        """Apply ``on_nan`` after a row with numbers that are not finite."""
         guard = self.trainer.guard
         verdict = guard.verdict(row)
         if verdict is None:
@@ -308,7 +308,7 @@ class RunLoop:
             self._tell_unknown(metric)
             return {}
         sign = -1.0 if metric.startswith("-") else 1.0
-        # with another metric than before the resume, the comparison begins anew
+        # with another metric than before the resume, the comparison starts over
         if before.get("metric") == metric and sign * value <= sign * before["value"]:
             return {}
         return {"best": {"metric": metric, "value": value, "iteration": iteration}}

@@ -1,6 +1,6 @@
-"""What a run is made of, as plain values: its env's class, specs and arguments, and its networks' classes.
+"""Description of a run's parts, as plain values: its env's class, specs and arguments, and its networks' classes.
 
-A checkpoint holds it, so that it goes on with the parts it was saved with and with no others.
+A checkpoint holds it, so that it can only be loaded with the same parts.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def describe_networks(parts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def check_made_of(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """What keeps a checkpoint from being loaded, in words, or an empty text; what neither side knows is not judged.
+    """Why a checkpoint cannot be loaded, or an empty text; entries unknown on either side are not compared.
 
     Args:
         own: :func:`describe` of the trainer that loads.
@@ -106,11 +106,11 @@ def _env_difference(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
     name, other = own["name"], saved["name"]
     remedy = "Nothing was changed. Remedy: the trainer with env= (or collector=) of the run, passed from Python."
     mine, theirs = own["module"], saved["module"]
-    # a script that is run has another name than the same file imported
+    # a script's main module has another name than the same file imported
     if name != other or (mine != theirs and "__main__" not in (mine, theirs)):
         return f"expected one of the env {name} of {mine}, received one of {other} of {theirs}. {remedy}"
     groups = ["transforms", "specs"]
-    # of envs that the config makes, its own rules say which settings may change
+    # for envs that the config makes, the config's rules say which settings may change
     groups += ["arguments"] if own["given"] or saved["given"] else []
     for group in groups:
         mine, theirs = (_numbered(side[group]) for side in (own, saved))
@@ -145,7 +145,7 @@ def _innermost(env: Any) -> Any:
 
 
 def _class_name(env: Any) -> str:
-    """The task's name of a Gymnasium env, or the name of a class; without what has no place in a folder's name."""
+    """The id of a Gymnasium env, or the name of a class, without characters that do not fit into a folder's name."""
     if env is None:
         return ""
     spec = getattr(env, "spec", None)
@@ -167,7 +167,7 @@ def _transform(transform: Any) -> str:
 
 
 def _specs(env: Any) -> dict[str, str]:
-    """Shape, dtype and range of each entry that a network sees or gives, without the batch."""
+    """Shape, dtype and range of each entry that a network reads or writes, without the batch."""
     source = env if isinstance(env, EnvBase) else getattr(env, "specs", None)
     if source is None:
         return {}
@@ -222,7 +222,7 @@ def _parameters(kind: type) -> list[str]:
 
 
 def _kept(owner: Any, attribute: str) -> tuple[bool, Any]:
-    """Whether an object has an attribute of its own, and its value; nothing is computed for it."""
+    """Whether an object itself has an attribute, and its value; properties are not evaluated."""
     for place in (vars(owner), vars(owner).get("_buffers", {}), vars(owner).get("_parameters", {})):
         if attribute in place:
             return True, place[attribute]

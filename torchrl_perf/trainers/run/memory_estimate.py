@@ -1,4 +1,4 @@
-"""How much memory a run is going to take: counted and probed before it starts, announced, refused if it cannot fit."""
+"""Memory that a run will take: counted and probed before it starts, announced, and refused if it cannot fit."""
 
 import contextlib
 import logging
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from torchrl_perf.replay.memory import available_bytes, readable
+from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.config import RunConfig
 
 __all__ = ["MemoryEstimate", "PeakBytes", "announce_memory"]
@@ -22,7 +23,7 @@ logger = logging.getLogger("torchrl_perf")
 
 PROBE_ROWS = 8
 WORKSPACE = 2 * 32 * 2**20  # of cuBLAS on recent cards, for the ordinary stream and for the one that graphs are made on
-GRAPH_SHARE = 1.25  # memory of a graph is kept in a pool of its own, with gaps
+GRAPH_SHARE = 1.25  # the memory of a graph is a separate pool, with gaps
 ADAM_MOMENTS = 2
 
 
@@ -45,7 +46,7 @@ class MemoryEstimate:
     advantage: int = 0
     """Intermediate results of the advantages of a batch."""
     workspace: int = 0
-    """What libraries take for matrix products."""
+    """Workspace of libraries for matrix products."""
 
     @property
     def total(self) -> int:
@@ -54,7 +55,7 @@ class MemoryEstimate:
         return held + max(self.update, self.advantage) + self.workspace
 
     def pending(self, rows: int) -> int:
-        """What is not allocated yet when training starts, with an update of that many rows."""
+        """Bytes not yet allocated when training starts, for an update of that many rows."""
         passing = max(self.update * rows // self.rows, self.advantage)
         return self.optimizer + self.replay + passing + self.workspace
 
@@ -65,7 +66,7 @@ class MemoryEstimate:
 
 
 class Estimated(Protocol):
-    """What :func:`announce_memory` needs of a trainer."""
+    """The interface of a trainer for :func:`announce_memory`."""
 
     device: torch.device
     mode: str
@@ -81,7 +82,7 @@ class Estimated(Protocol):
         ...
 
     def probe_batch(self, batch: TensorDictBase) -> object:
-        """What is computed of a whole batch ``[n, T]`` before the updates."""
+        """The computations on a whole batch ``[n, T]`` before the updates."""
         ...
 
 
@@ -95,9 +96,9 @@ def announce_memory(
 ) -> MemoryEstimate | None:
     """Estimates the memory of a run, says it in one line (logger "torchrl_perf", level info), refuses what cannot fit.
 
-    An update is probed with 8 and with 16 rows of zeros: what is in use after each operation grows in proportion to the
-    rows, which tells the peak of a whole minibatch. Random state, buffers and gradients are as before. What cannot be
-    probed counts as nothing.
+    An update is probed with 8 and with 16 rows of zeros: the memory in use after each operation is extrapolated
+    linearly to the peak of a whole minibatch. Random state, buffers and gradients are restored. Parts that cannot be
+    probed count as 0.
 
     Args:
         trainer: with its collector.
@@ -107,11 +108,10 @@ def announce_memory(
         not_stored: keys of the collector's batch that are not stored.
 
     Returns:
-        The estimate; None where the collector does not say what its batch is like.
+        The estimate; None if the collector does not describe its batch.
 
     Raises:
-        ValueError: with the bytes needed and the bytes there are; where updates may be split, only if one row at a time
-            is too much.
+        ValueError: with the bytes needed and available; if updates may be split, only if a single row is too much.
     """
     batch = getattr(trainer.collector, "batch", None)
     if not isinstance(batch, TensorDictBase) or batch.is_empty():
@@ -156,13 +156,13 @@ def probe_bytes(
     modules: list[nn.Module],
     device: torch.device,
 ) -> float:
-    """Most bytes in use within ``step(data[:count])``, extrapolated from a few rows; 0 where it cannot be found out.
+    """Most bytes in use within ``step(data[:count])``, extrapolated from a few rows; 0 if it cannot be probed.
 
     Args:
-        step: what is probed.
-        data: what its input is like; zeros are taken.
+        step: the function to probe.
+        data: example of its input; zeros are used.
         count: rows (of the first dim) to extrapolate to.
-        modules: what the step may change.
+        modules: modules that the step may change.
         device: of the step.
     """
     rows = min(PROBE_ROWS, max(1, data.shape[0] // 2))
@@ -176,12 +176,12 @@ def probe_bytes(
 
     try:
         short, long = history(rows), history(2 * rows)
-        if len(short) != len(long):  # something was made that later calls find made
+        if len(short) != len(long):  # the first call made something that later calls reuse
             short, long = history(rows), history(2 * rows)
     except Exception as error:
         logger.info("a step could not be probed for its memory: %s", error)
         return 0.0
-    if len(short) != len(long):  # other operations for other sizes: their peaks, which may not be of the same one
+    if len(short) != len(long):  # the operations depend on the size: compare only the peaks
         short, long = [max(short, default=0)], [max(long, default=0)]
     slopes = [(more - less) / rows for less, more in zip(short, long, strict=True)]
     return max((less + slope * (count - rows) for less, slope in zip(short, slopes, strict=True)), default=0.0)
@@ -189,10 +189,9 @@ def probe_bytes(
 
 @contextlib.contextmanager
 def _as_before(modules: list[nn.Module], device: torch.device) -> Iterator[None]:
-    """Puts back random state, buffers and gradients."""
-    devices = [device] if device.type == "cuda" else []
+    """Context that restores random state, buffers and gradients."""
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
-    with torch.random.fork_rng(devices):
+    with seeded(None, device):
         try:
             yield
         finally:
@@ -204,7 +203,7 @@ def _as_before(modules: list[nn.Module], device: torch.device) -> Iterator[None]
 
 
 class PeakBytes(TorchDispatchMode):
-    """Within it, the most bytes of tensors that are in use at once, of those that are made within it.
+    """Context that records the most bytes in use at once by tensors made inside it.
 
     Attributes:
         history: bytes in use after each operation.
@@ -218,7 +217,7 @@ class PeakBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs the operation and counts what it made."""
+        """Runs the operation and counts its new tensors."""
         known = {StorageWeakRef(arg.untyped_storage()).cdata for arg in tree_iter(args) if isinstance(arg, Tensor)}
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
@@ -237,7 +236,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 def bytes_of(data: TensorDictBase) -> int:
-    """Bytes of all leaves, views counted as what they show."""
+    """Bytes of all leaves; a view counts the bytes that it shows."""
     return sum(leaf.numel() * leaf.element_size() for leaf in data.values(True, True))
 
 

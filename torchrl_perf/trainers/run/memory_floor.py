@@ -1,7 +1,7 @@
-"""The least memory that settings can take, by arithmetic alone: what cannot fit is refused before anything is made.
+"""A lower bound of the memory of settings, by arithmetic: those that cannot fit are refused before anything is made.
 
-What a run takes in truth is probed once its networks exist (:mod:`~torchrl_perf.trainers.run.memory_estimate`); a
-network of a billion units, or the states of a billion envs, must not be allocated in order to find that out.
+The actual need is probed once the networks exist (:mod:`~torchrl_perf.trainers.run.memory_estimate`); but a network of
+a billion units, or the states of a billion envs, must not be allocated for that.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ ADAM = 4  # copies of a parameter: itself, its gradient, two moments
 COLLECTED, STORED = 24, 11  # bytes of a row beside observations: reward, action, flags, what the collector adds
 OBJECT = 5  # numbers of an object that a vessel sees
 NODE = 45  # bytes of a node of a colony
-SHARE = 0.5  # of what is free, that a remedy's number takes: there is more than the floor counts
+SHARE = 0.5  # of the free memory that a remedy's number may use, since a run needs more than the floor counts
 
 
 def check_fits(config: RunConfig, device: torch.device) -> None:
-    """Refuse settings that cannot fit into what is free on a device.
+    """Refuse settings that cannot fit into the free memory of a device.
 
     Args:
         config: settings of a run.
         device: where it is to run.
 
     Raises:
-        ValueError: with the bytes needed at least, the bytes there are, and a number that works.
+        ValueError: with the least bytes needed, the bytes available, and a number that works.
     """
     floor = least_bytes(config)
     needed, free = sum(floor.values()), available_bytes(device)
@@ -48,7 +48,7 @@ def check_fits(config: RunConfig, device: torch.device) -> None:
 
 
 def least_bytes(config: RunConfig) -> dict[str, int]:
-    """Bytes that a run takes at least, by purpose: no more than it takes in truth.
+    """Bytes that a run takes at least, by purpose.
 
     Args:
         config: settings of any algorithm or system.
@@ -97,14 +97,14 @@ def _stored_bytes(config: RunConfig, seen: int) -> int:
 
 
 def _world_bytes(config: RunConfig) -> int:
-    """What worlds hold beside observations: planes of landscapes, fires, recent steps."""
+    """Bytes of the worlds' states beside observations: planes of landscapes, fires, recent steps."""
     cells = _of(config, "size") ** 2
     history = _of(config, "history") * config.num_envs * FLOAT * _of(config, "observation_size")
     return cells * (FLOAT * _of(config, "landscapes") + _of(config, "fires") * config.num_envs) + history
 
 
 def _weights(config: RunConfig) -> int:
-    """Numbers of the weights that are learnt, targets counted with a quarter of the rest."""
+    """Number of learnt weights; targets count a quarter, since they have no gradient and moments."""
     width = _of(config, "hidden_size")
     critics = max(1, _of(config, "num_critics"))
     nets = 1 if hasattr(config, "eps_start") else 2 if hasattr(config, "lmbda") else 1 + critics
@@ -133,7 +133,7 @@ def _act(config: RunConfig) -> int:
 
 
 def _update_bytes(config: RunConfig) -> int:
-    """What an update takes beside its rows; of one row where updates may be split."""
+    """Bytes of an update beside its rows; for one row if updates may be split."""
     rows = _of(config, "minibatch_size") or config.num_envs * config.num_steps // max(1, _of(config, "minibatches"))
     rows = 1 if config.split_on_oom else rows
     taus, others, width = _of(config, "num_taus"), _of(config, "num_target_taus"), _of(config, "hidden_size")
@@ -172,7 +172,7 @@ def _largest_fitting(config: RunConfig, name: str, room: int) -> int | None:
 
 
 def _with(config: RunConfig, name: str, value: Any) -> RunConfig:
-    """The settings with another value of one, whether they go together or not."""
+    """The settings with another value of one, without checking that they go together."""
     changed = object.__new__(type(config))
     for field in dataclasses.fields(config):
         object.__setattr__(changed, field.name, value if field.name == name else getattr(config, field.name))

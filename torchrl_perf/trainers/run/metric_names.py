@@ -1,4 +1,4 @@
-"""Names of the metrics that a trainer's rows have, so that one that does not exist is told before a run."""
+"""Names of the metrics in a trainer's rows, so that an unknown one is refused before a run."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,23 +13,14 @@ LOOP = ("time/steps_per_second", "time/experiences_per_second")
 FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_")
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 
-OF_TRAINERS: dict[str, tuple[str, ...]] = {
-    "OnPolicyTrainer": ("train/learning_rate", "train/grad_norm"),
-    "ActiveDynamicsTrainer": (
-        *("prediction/r2", "prediction/persistence", "prediction/filter_r2", "input/mean_square", "train/beta"),
-        *("train/loss_recon", "train/loss_kl", "train/loss_novelty", "train/grad_norm"),
-    ),
-    "DurotaxisTrainer": (*("episode/score", "episode/progress", "curriculum/stage", "colony/nodes"),),
-}
-"""What each class of trainers adds to those that it derives from."""
-
 
 def known_metrics(trainer: Any) -> list[str]:
-    """Names that the rows of a trainer may have, those of :data:`FAMILIES` left out; those it has so far come first."""
+    """Names that the rows of a trainer may have, those of :data:`FAMILIES` left out; those it has so far come first.
+
+    A trainer says those of its own in ``metric_names``.
+    """
     names = [*getattr(trainer.metrics, "names", ()), *EVERY, *LOOP]
     names += [f"train/{name}" for name in getattr(trainer, "statistics", ())]
-    for kind in type(trainer).__mro__:
-        names += OF_TRAINERS.get(kind.__name__, ())
     names += getattr(trainer, "metric_names", ())
     names += [f"episode/{outcome}" for outcome in getattr(trainer.env, "outcomes", ())[1:]]
     return list(dict.fromkeys(names))

@@ -28,7 +28,7 @@ class NumericalGuard:
     ``nonfinite/<key>`` counts the values that were not finite in each floating-point entry of the batch,
     ``nonfinite/loss`` and ``nonfinite/gradient`` the updates. :meth:`verdict` reads a flushed row and names the first.
 
-    The trainers have one; a loop of your own calls it so::
+    The trainers have one; your own loop calls it like this::
 
         guard = NumericalGuard(metrics, iteration, parameters=[name for name, _ in loss.named_parameters()])
         batch = collector.collect()
@@ -38,16 +38,16 @@ class NumericalGuard:
         guard.report()
         verdict = guard.verdict(metrics.flush(steps))  # on the host, once an interval
 
-    What happens then is ``on_nan``. A loss or gradient that is not finite skips its update under each policy.
+    ``on_nan`` says what happens then. Under each policy, a loss or gradient that is not finite skips its update.
 
     * ``"stop"``: the run ends at the next row.
     * ``"skip"``: rows of a batch or sample that are not finite are replaced by the good row before them
       (:meth:`repair`), so that they reach no loss; a :class:`DeviceEnv` whose state is not finite is truncated and
       reset. If no update of an interval could be made, the run ends.
     * ``"rollback"``: as ``"skip"``, and networks, targets and optimisers go back to the last snapshot whose interval
-      was good, in place; random numbers go on, so that the next try is another one. What the envs and the replay
-      buffer hold is true experience and stays. After ``max_rollbacks`` in a row the run ends. Two copies of networks
-      and moments are kept on the device.
+      was good, in place; random numbers continue, so that the next attempt differs. The contents of envs and replay
+      buffer are true experience and stay. After ``max_rollbacks`` in a row the run ends. Two copies of networks and
+      moments are kept on the device.
 
     Args:
         metrics: where the findings go.
@@ -55,7 +55,7 @@ class NumericalGuard:
         on_nan: the policy.
         losses: names of the losses that :meth:`note` gets.
         parameters: names of the parameters whose gradients it gets.
-        compile: makes a function faster, such as ``runtime.compiled``; by default it stays as it is.
+        compile: makes a function faster, such as ``runtime.compiled``; by default it is not changed.
         parts: gives what a rollback restores, by name: objects with ``state_dict`` and ``load_state_dict`` in place.
         max_rollbacks: rollbacks in a row, without a good interval in between.
 
@@ -81,7 +81,7 @@ class NumericalGuard:
         max_rollbacks: int = 3,
     ) -> None:
         if on_nan not in get_args(OnNan):
-            raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}.")
+            raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}. Remedy: one of these.")
         if not isinstance(iteration, Tensor) or iteration.ndim or iteration.device != metrics.device:
             raise ValueError(
                 f"iteration: expected a 0-d tensor on {metrics.device}, received {_describe(iteration)}. Remedy: "
@@ -115,7 +115,7 @@ class NumericalGuard:
     # -- on the device ------------------------------------------------------------------------------------------------
 
     def watch(self, env: EnvBase | None) -> None:
-        """Lets a :class:`DeviceEnv`, also below transforms, reset rows whose state is not finite, if it shall go on.
+        """Lets a :class:`DeviceEnv`, also below transforms, reset rows whose state is not finite, if the run may go on.
 
         Any other env that can do so has an attribute ``resets_nonfinite``.
         """
@@ -124,7 +124,7 @@ class NumericalGuard:
             base.resets_nonfinite = self.repairs
 
     def check(self, batch: TensorDictBase) -> None:
-        """Counts what is not finite in a batch and finds the first of it; call it before anything is added to it.
+        """Counts the non-finite values of a batch and finds the first; call it before anything is added to the batch.
 
         Args:
             batch: ``[N, T]``, ``[T]`` of one env, or ``[N, T, *]``; always of the same entries. Those of floating
@@ -143,7 +143,7 @@ class NumericalGuard:
                 f"{[name_of(key) for key in self.keys]}, received {list(batch.shape)} without {absent}. Remedy: a "
                 "guard for each kind of batch."
             )
-        self._noted.clear()  # of an iteration that broke off
+        self._noted.clear()  # from an iteration that broke off
         if not self.keys:
             return
         if batch.ndim == 1:
@@ -152,7 +152,7 @@ class NumericalGuard:
             self._counts, self._row = self._scan_fn(values)
 
     def note(self, losses: Tensor, gradients: Tensor, fault: Tensor) -> None:
-        """Keeps what an update was made of, until :meth:`report`; costs the device nothing.
+        """Keeps the losses and gradients of an update until :meth:`report`; costs the device nothing.
 
         Args:
             losses: one value for each of ``losses``, float ``[L]``; must not be overwritten in this iteration.
@@ -203,7 +203,7 @@ class NumericalGuard:
         return good, repaired_rows(good)
 
     def finite(self, values: Tensor) -> Tensor:
-        """The values, with 0 for what is not finite if the run shall go on: for statistics that it would spoil."""
+        """The values, with 0 in place of non-finite ones if the run may go on, for statistics that they would spoil."""
         return torch.where(values.isfinite(), values, 0.0) if self.repairs else values
 
     def _prepare(self, batch: TensorDictBase) -> None:
@@ -253,7 +253,7 @@ class NumericalGuard:
     # -- on the host --------------------------------------------------------------------------------------------------
 
     def verdict(self, row: Mapping[str, float]) -> Verdict | None:
-        """What to do after an interval; None where all of it was finite.
+        """What to do after an interval; None if all of it was finite.
 
         Args:
             row: the flushed metrics of the interval.
@@ -262,7 +262,7 @@ class NumericalGuard:
         bad = {name: value for name, value in counts.items() if value > 0}
         if not bad:
             candidate = self._candidates.popleft() if self._candidates else None
-            if counts and candidate is not None:  # an interval that a rollback emptied says nothing
+            if counts and candidate is not None:  # an interval emptied by a rollback proves nothing
                 self._good, self.rollbacks = candidate, 0
             return None
         fault = self._first_fault(row)
@@ -319,7 +319,7 @@ class NumericalGuard:
     # -- rollback -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> None:
-        """Keeps what a rollback may go back to, once the verdict on its interval is good; the first one at once.
+        """Keeps a state for a rollback, valid once the verdict on its interval is good; the first one at once.
 
         Call it before the first iteration and at each interval's end. Does nothing under the other policies.
         """
@@ -339,8 +339,8 @@ class NumericalGuard:
         """
         if self._good is None:
             raise RuntimeError(
-                "NumericalGuard.rollback: expected a snapshot, found none. Remedy: on_nan='rollback', and snapshot() "
-                "before the first iteration."
+                "NumericalGuard.rollback: expected a snapshot, received none. Remedy: on_nan='rollback', and "
+                "snapshot() before the first iteration."
             )
         for name, part in self._parts().items():
             part.load_state_dict(tree_map_only(Tensor, Tensor.clone, self._good[name]))

@@ -55,7 +55,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
 
     Metrics cross to the host in one copy every ``log_interval`` iterations, read while the next iteration runs. Ctrl-C
     and SIGTERM finish the iteration, write a checkpoint and close the loggers; the result's ``exit_code`` says so. A
-    second one ends the process at once, and so may a kill: what is on disk loads. Rows that were logged behind the
+    second one ends the process at once, as a kill may: the files on disk still load. Rows that were logged after the
     checkpoint that ``trainer`` has loaded are dropped; the run writes them again.
 
     Args:
@@ -73,7 +73,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
     resumes = run_dir is not None
     path = Path(run_dir) if resumes else make_run_dir(config, env)
     if resumes:
-        go_on(trainer, path)  # compares the settings with those in the folder, which are written anew below
+        go_on(trainer, path)  # compares the settings with those in the folder, which are overwritten below
     with RunFolder(path, config, env) as folder:
         rows = make_loggers(config.logger, path, "torchrl_perf", path.name, card(config, env), resume=resumes)
         with closing(rows), _progress_line(config, progress) as line:
@@ -88,7 +88,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
 
 
 def _run(loop: RunLoop) -> RunResult:
-    """The loop to its end, whichever it is; the status file has the last word."""
+    """Run the loop to its end, whether it is good or bad, and write that to the status file last."""
     trainer, before = loop.trainer, loop.trainer.iterations_done
     state: RunState = "failed"
     try:
@@ -130,7 +130,7 @@ def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
     except Exception as error:
         if not stop.requested:
             raise
-        # a signal to the whole group of processes takes workers and compilers from under the iteration
+        # a signal to the whole process group also ends workers and compilers that the iteration needs
         logger.warning("the iteration was cut off by signal %s (%r); the last checkpoint is kept.", stop.signum, error)
         loop.rescue()
         return False

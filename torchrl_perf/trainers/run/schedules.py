@@ -1,4 +1,4 @@
-"""What changes over a run by itself, and what a resumed run with other settings makes of it: said, kept or applied."""
+"""Schedules of a run, and what a resumed run with other settings does with them: report, keep or apply the change."""
 
 import dataclasses
 import logging
@@ -13,6 +13,7 @@ from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.optim.settings import adam_options
 
 __all__ = [
     "Change",
@@ -31,6 +32,8 @@ LENGTH = ("total_steps", "schedule_steps")
 """Fields that say how long the run is, and what is annealed over it."""
 
 
+_ADAM = ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
+
 _ANNEALED = ("learning_rate", "entropy_coeff", "beta")
 
 
@@ -42,7 +45,7 @@ class _Schedule(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A schedule that other settings change."""
+    """A schedule that is changed by new settings."""
 
     name: str
     """Of the schedule: ``learning_rate``, ``epsilon``, ..."""
@@ -55,7 +58,7 @@ class Change(NamedTuple):
     end_after: float
     """The same, by the new ones."""
     fields: tuple[str, ...]
-    """The settings that make the difference."""
+    """The settings that cause the change."""
 
 
 def scheduled_values(config: RunConfig, iteration: int) -> dict[str, float]:
@@ -72,7 +75,7 @@ def scheduled_values(config: RunConfig, iteration: int) -> dict[str, float]:
 
 
 def schedule_changes(before: RunConfig, after: RunConfig, iteration: int) -> list[Change]:
-    """The schedules that go on otherwise by other settings.
+    """The schedules that continue differently with the new settings.
 
     Args:
         before: settings that the run was stored with.
@@ -146,7 +149,7 @@ def with_schedules_of(before: RunConfig, after: RunConfig) -> RunConfig:
 
 
 def apply_changes(trainer: Any, before: RunConfig) -> None:
-    """Writes what was set otherwise for a resumed run over what its checkpoint has restored.
+    """Overwrites what a checkpoint has restored with the settings that a resumed run has changed.
 
     A checkpoint holds the constants of most schedules: step sizes that are not annealed, the ends of epsilon and noise,
     the exponents of prioritised replay. Without a change of settings nothing is touched.
@@ -156,7 +159,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
         before: settings that the run was stored with.
 
     Raises:
-        ValueError: for a setting that has no place in a trainer's parts of its user's own.
+        ValueError: for a setting that does not exist in a part that the user has passed to the trainer.
     """
     config = trainer.config
     changed = set(_changed(before, config, tuple(field.name for field in dataclasses.fields(config))))
@@ -172,7 +175,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
 
 
 def go_on(trainer: Any, run_dir: Path) -> None:
-    """Says how the schedules of a resumed run change with its settings, and applies what was set otherwise.
+    """Reports how the schedules of a resumed run change with its settings, and applies the changes.
 
     Args:
         trainer: has loaded a checkpoint of the run; nothing is done for a new one.
@@ -303,6 +306,7 @@ _SCHEDULES = {
         name: _constant(name)
         for name in (
             *("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),
+            *_ADAM,
         )
     },
 }
@@ -316,6 +320,16 @@ def _write_learning_rate(trainer: Any, config: Any) -> None:
         trainer.optimizer.learning_rate.fill_(config.learning_rate)
 
 
+def _write_adam(trainer: Any, config: Any) -> None:
+    settings = adam_options(config)
+    for name in ("optimizer", "critic_optimizer", "actor_optimizer"):
+        groups = getattr(trainer, name).param_groups if hasattr(trainer, name) else ()
+        # the temperature, for one, keeps a weight decay of 0
+        own = trainer.actor_groups() if name == "actor_optimizer" and groups else [{}] * len(groups)
+        for held, group in zip(groups, own, strict=True):
+            held.update({setting: group.get(setting, value) for setting, value in settings.items()})
+
+
 def _write_entropy_coeff(trainer: Any, config: Any) -> None:
     if config.entropy_coeff_final is None:
         trainer.loss.entropy_coeff.fill_(config.entropy_coeff)
@@ -323,8 +337,8 @@ def _write_entropy_coeff(trainer: Any, config: Any) -> None:
 
 def _write_actor_critic(trainer: Any, config: Any) -> None:
     trainer.critic_optimizer.learning_rates[0].fill_(config.critic_learning_rate)
-    for held, (_, rate) in zip(trainer.actor_optimizer.learning_rates, trainer.actor_groups(), strict=True):
-        held.fill_(rate)
+    for held, group in zip(trainer.actor_optimizer.learning_rates, trainer.actor_groups(), strict=True):
+        held.fill_(group["lr"])
 
 
 def _writes_ramp(part: str, fields: tuple[str, str, str], buffers: tuple[str, str, str]) -> Any:
@@ -367,6 +381,7 @@ _NOISE = ("noise_start", "noise_end", "noise_frames"), ("sigma_start", "sigma_en
 
 _WRITES: list[tuple[tuple[str, ...], Callable[[Any, Any], None]]] = [
     (("learning_rate", "anneal_learning_rate"), _write_learning_rate),
+    (_ADAM, _write_adam),
     (("entropy_coeff", "entropy_coeff_final"), _write_entropy_coeff),
     (
         ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),

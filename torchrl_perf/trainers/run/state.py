@@ -1,4 +1,4 @@
-"""All that changes while a run trains, as one object: saved whole, refused or restored whole."""
+"""Everything that changes while a run trains, as one object: saved, refused and restored as a whole."""
 
 import os
 import random
@@ -33,7 +33,7 @@ ENTRIES = ("parts", "counters", "random", "notes")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that a checkpoint holds: a module, an optimiser, a schedule, a replay buffer, a collector."""
+    """A part of a checkpoint: a module, an optimiser, a schedule, a replay buffer, a collector."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What changes during training, as tensors and plain values."""
@@ -73,9 +73,9 @@ class Attributes(MutableMapping[str, Any]):
 
 
 class TrainState:
-    """Everything that a run needs to go on bit for bit on the same kind of device, in one file.
+    """Everything that a run needs to continue bit for bit on the same kind of device, in one file.
 
-    The trainers have one; a loop of your own makes it of what it has::
+    The trainers have one; your own loop makes it from its parts::
 
         state = TrainState(network=net, optimizer=adam, replay=buffer, env=collector, counters={"iteration": 0})
         ...
@@ -120,7 +120,10 @@ class TrainState:
                     f"{type(part).__name__}. Remedy: pass numbers and tensors as counters={{{name!r}: ...}}."
                 )
         if taken := sorted(set(parts) & set(ENTRIES)):
-            raise ValueError(f"TrainState: expected parts of other names than {', '.join(ENTRIES)}, received {taken}.")
+            raise ValueError(
+                f"TrainState: expected parts of other names than {', '.join(ENTRIES)}, received {taken}. Remedy: "
+                "other names."
+            )
         self._parts: dict[str, Stateful] = dict(parts)
         self.counters: MutableMapping[str, Any] = {} if counters is None else counters
         self.notes: dict[str, Any] = {}
@@ -156,10 +159,10 @@ class TrainState:
         difference = self._check(state, skip)
         saved = state.get("parts", {})
         parts = {name: part for name, part in self._parts.items() if name not in skip}
-        # a buffer comes last: it refuses by itself, and is too large to be copied in order to be put back
+        # a buffer comes last: it checks its state itself, and is too large to be copied for a restore
         order = sorted(parts, key=lambda name: isinstance(parts[name], DeviceReplayBuffer))
         small = {name: parts[name] for name in order if not isinstance(parts[name], DeviceReplayBuffer)}
-        order = list(small) if difference else order  # to say what does not fit beside the name, and put it back
+        order = list(small) if difference else order  # load only these, to report what does not fit, and restore them
         before = {name: _copied(part, Tensor.clone) for name, part in small.items()}
         try:
             for name in order:
@@ -210,7 +213,7 @@ class TrainState:
         return {name: entry for name, entry in entries.items() if name not in skip}
 
     def _check(self, state: Mapping[str, Any], skip: Collection[str]) -> str:
-        """Refuse what cannot be restored before anything is touched; returns how env or networks are others."""
+        """Refuse a state that cannot be restored, before anything changes; returns how env or networks differ."""
         check_format(state, self.made_by)
         saved = state.get("made_of", {})
         difference = check_made_of(self.made_of, saved)
@@ -246,7 +249,7 @@ class TrainState:
 
 
 class Checkpointed:
-    """Gives a trainer that has a :class:`TrainState` the methods that a run needs beside its loop.
+    """Methods that a run needs of a trainer beside its loop, for a trainer with a :class:`TrainState`.
 
     Attributes:
         train_state: everything that changes between two iterations.
@@ -255,7 +258,7 @@ class Checkpointed:
     train_state: TrainState
 
     def summarise(self, row: dict[str, float]) -> dict[str, float]:
-        """A row of metrics as it is logged; here as it is, a trainer may add what sums it up.
+        """A row of metrics before it is logged; unchanged here, a trainer may add summaries.
 
         Args:
             row: name to value, as :meth:`~torchrl_perf.metrics.DeviceMetrics.finish_flush` reads it.
@@ -312,7 +315,7 @@ def load_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def check_format(state: Any, made_by: str = "") -> None:
-    """That a loaded object is the state of a :class:`TrainState` of this version, and of this algorithm.
+    """Check that a loaded object is the state of a :class:`TrainState` of this version, and of this algorithm.
 
     Args:
         state: what a checkpoint file holds.
@@ -341,7 +344,7 @@ def check_format(state: Any, made_by: str = "") -> None:
 
 
 def check_modules(parts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """That a checkpoint holds the tensors of the modules among ``parts``, in their shapes.
+    """Check that a checkpoint holds the tensors of the modules among ``parts``, in their shapes.
 
     Args:
         parts: what a trainer saves, by name; optimisers and the like are not looked at.
@@ -357,7 +360,7 @@ def check_modules(parts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 
 def check_shapes(name: str, expected: Mapping[str, list[int]], received: Mapping[str, list[int]]) -> None:
-    """That the tensors of a part have the names and shapes that a checkpoint has for it.
+    """Check that the tensors of a part have the names and shapes that a checkpoint has for it.
 
     Raises:
         ValueError: naming what differs.
@@ -366,19 +369,19 @@ def check_shapes(name: str, expected: Mapping[str, list[int]], received: Mapping
     if differing:
         listed = ", ".join(f"{key}: {expected.get(key)}, received {received.get(key)}" for key in differing[:4])
         raise ValueError(
-            f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. "
-            "Remedy: make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
+            f"checkpoint: expected in {name} {listed}{', ...' if differing[4:] else ''}. Nothing was changed. Remedy: "
+            "make the trainer with the settings, such as hidden_size, that the checkpoint was saved with."
         )
 
 
 def _load(name: str, part: Stateful, state: Any, difference: str = "") -> None:
-    """Load one part; what its class refuses in words of its own is told in those of a checkpoint.
+    """Load one part; an error of its class is raised again as one about the checkpoint.
 
     Args:
         name: of the part.
         part: what is loaded into.
         state: what it is loaded with.
-        difference: how env or networks are others, which is told beside it.
+        difference: how env or networks differ, for the message.
     """
     try:
         part.load_state_dict(state)

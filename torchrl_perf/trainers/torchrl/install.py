@@ -1,6 +1,6 @@
-"""TorchRL's own PPOTrainer, SACTrainer and DQNTrainer on the device's parts, without a host read a batch.
+"""TorchRL's own PPOTrainer, SACTrainer and DQNTrainer with parts on the device, without a host read per batch.
 
-Where TorchRL 0.14's trainers wait for the device, and what stands in for it here (lines of ``torchrl``):
+Where TorchRL 0.14's trainers wait for the device, and the replacement here (lines of ``torchrl``):
 
 * ``trainers/trainers.py:2204``: every batch is copied to the CPU, once an epoch. :class:`MinibatchHook`,
   :class:`DeviceReplayHook`.
@@ -14,7 +14,7 @@ Where TorchRL 0.14's trainers wait for the device, and what stands in for it her
 * ``modules/tensordict_module/exploration.py:146``: no wait, but a Python step for each frame. ``EpsilonGreedy``.
 * ``collectors/_single.py``, ``envs/common.py``: resets and trajectory ids. ``DeviceCollector``.
 
-What stays is ``trainers/trainers.py:1687``: the size of each batch, read from a tensor that ``torch.tensor`` makes on
+What remains is ``trainers/trainers.py:1687``: the size of each batch, read from a tensor that ``torch.tensor`` makes on
 the CPU. Leave torch's default device alone, or that tensor is on CUDA and its read a wait.
 """
 
@@ -37,7 +37,7 @@ from torchrl_perf.trainers.torchrl.stepper import GuardedStepper
 
 
 class DeviceParts(NamedTuple):
-    """What :func:`use_device_parts` has installed."""
+    """The parts that :func:`use_device_parts` has installed."""
 
     replay: DeviceReplayHook | MinibatchHook
     """Where minibatches come from."""
@@ -109,7 +109,7 @@ def use_device_parts(
 
 
 def _move_buffers(loss: nn.Module, device: torch.device) -> None:
-    """Moves buffers that are still on the CPU to the device: one that a loss moves at its first use waits for it there.
+    """Moves buffers that are still on the CPU to the device: moved by the loss at first use, they would wait.
 
     ``make_value_estimator(gamma=…)`` leaves the discount on the CPU, for one. Parameters stay the objects they are.
     """
@@ -123,7 +123,7 @@ def _move_buffers(loss: nn.Module, device: torch.device) -> None:
 def _check(
     trainer: Trainer, optimizer: GuardedAdam, replay_buffer: ReplayBuffer | None, minibatch_size: int | None
 ) -> None:
-    """Refuses what cannot be taken out of a constructed trainer again."""
+    """Refuses a trainer with parts that cannot be removed again."""
     name = type(trainer).__name__
     own = {
         "replay_buffer=None": trainer.replay_buffer is None,

@@ -1,4 +1,4 @@
-"""Logging of TorchRL's trainers, deferred: the device adds up, and one row an interval crosses to the host."""
+"""Deferred logging of TorchRL's trainers: sums on the device, and one copy to the host per interval."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +55,7 @@ class DeviceLogHook(TrainerHookBase):
         window: int = 100,
     ) -> None:
         if interval < 1:
-            raise ValueError(f"interval: expected at least 1 frame, received {interval}.")
+            raise ValueError(f"interval: expected at least 1 frame, received {interval}. Remedy: interval=1 or more.")
         self.metrics = metrics
         self.interval = interval
         self.show = tuple(show)

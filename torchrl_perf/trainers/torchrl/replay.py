@@ -1,4 +1,4 @@
-"""Where TorchRL's trainers keep a batch and take minibatches from, without leaving the device."""
+"""Storage of batches and minibatches of TorchRL's trainers on the device."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

@@ -55,7 +55,7 @@ class GuardedStepper(OptimizationStepper):
         self.metrics = metrics
         self.device = optimizer.params[0].device
         if mode not in ("eager", "graph"):
-            raise ValueError(f"mode: expected 'eager' or 'graph', received {mode!r}.")
+            raise ValueError(f"mode: expected 'eager' or 'graph', received {mode!r}. Remedy: one of the two.")
         if mode == "graph" and self.device.type != "cuda":
             raise ValueError(
                 f"mode='graph': expected parameters on CUDA, received them on {self.device}. Remedy: mode='eager'."

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
@@ -193,6 +193,36 @@ class TestModules:
         assert modules.has_hooks(net)
         handle.remove()
         assert not modules.has_hooks(net)
+
+    @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+    def test_backward_hooks(self, register):
+        net = nn.Linear(1, 1)
+        assert not modules.has_backward_hooks(net)
+        getattr(net, register)(lambda *_: None)
+        assert modules.has_backward_hooks(net)
+
+    def test_slots_show_a_tensor_that_was_replaced(self):
+        net = nn.BatchNorm1d(2)
+        slots = list(modules.tensor_slots(net))
+        held = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        assert {name: id(tensor) for _, name, tensor in slots} == {name: id(tensor) for name, tensor in held.items()}
+        net.weight = nn.Parameter(torch.zeros(2))
+        assert [name for holder, name, tensor in slots if holder[name] is not tensor] == ["weight"]
+        params = TensorDictParams(TensorDict.from_module(nn.Sequential(nn.Linear(1, 2))))
+        assert {id(tensor) for _, _, tensor in modules.tensor_slots(params)} == {
+            id(leaf) for leaf in params.values(True, True)
+        }
+
+    def test_a_replica_has_other_parameters_and_leaves_the_module_alone(self):
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        net.append(net[0])
+        alias = net[0].weight.detach().clone()
+        copy = modules.replica(net, {id(net[0].weight): alias})
+        assert copy[0].weight is alias
+        assert copy[2] is copy[0]
+        assert isinstance(net[0].weight, nn.Parameter)
+        assert copy[0].bias is net[0].bias
+        assert copy[1].running_mean is net[1].running_mean
 
     def test_the_function_sees_parameters_and_buffers(self):
         net = nn.BatchNorm1d(2)

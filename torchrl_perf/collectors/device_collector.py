@@ -31,6 +31,7 @@ from torchrl_perf.collectors.env_state import (
 from torchrl_perf.collectors.native_autoreset import NativeResets, check_members, check_native, is_native
 from torchrl_perf.collectors.random_actions import RandomActions
 from torchrl_perf.collectors.repeats import EndsKept, check_repeats, steps_in_reset
+from torchrl_perf.collectors.rollout_graphs import RolloutGraphs
 from torchrl_perf.collectors.shared_policy import SharedPolicyCollector
 from torchrl_perf.collectors.stepping import (
     autoreset_step,
@@ -42,12 +43,10 @@ from torchrl_perf.collectors.stepping import (
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
 from torchrl_perf.functional.rows.copies import copy_all_
-from torchrl_perf.runtime import Captured, capture, host_syncs, is_capturing
+from torchrl_perf.runtime import host_syncs, is_capturing
 from torchrl_perf.runtime.compile import CompileMode, compiled
 from torchrl_perf.runtime.upstream.envs import inner_reset, may_be_done_after_reset, replaced
 
-COMPILE_AFTER = 200_000
-"""Steps (of all envs) after which mode ``"auto"`` compiles, where as many are left to repay the 15 s or so."""
 Mode = Literal["auto", "eager", "compile", "graph"]
 COMPILES_ANY_STEP = TorchVersion(torch.__version__) >= "2.13"
 """Whether the compiler traces the step of TorchRL's base class, whose specs are cached in the env's ``__dict__``."""
@@ -72,8 +71,7 @@ class DeviceCollector(SharedPolicyCollector):
         mode: ``"eager"``; ``"compile"``: the step is one compiled function (below transforms on torch before 2.13 the
             policy and the env's own arithmetic are); ``"graph"``: the compiled rollout is one CUDA graph; ``"auto"``:
             ``"graph"`` on CUDA where nothing waits for the host, else ``"eager"``, and a warning that names what waits.
-            Its graph begins with eager kernels, within a second, and compiles them after 200,000 steps (15 s) where as
-            many are left, or at once where it is recorded by somebody else; results then agree to rounding.
+            Its kernels are eager at first, compiled after 200,000 steps where as many are left (equal to rounding).
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
@@ -101,24 +99,20 @@ class DeviceCollector(SharedPolicyCollector):
         trust_policy: a module is taken to act on TensorDicts.
         compile_policy: in mode ``"eager"`` the policy alone is compiled; a dict is passed to ``torch.compile``. The
             other modes compile it with the env.
-        cudagraph_policy: in mode ``"eager"`` on CUDA the policy alone is a ``CudaGraphModule``; ``"graph"`` and
-            ``"auto"`` capture it with the env.
-        no_cuda_sync: makes no difference: nothing is ever synchronised.
-        weight_updater: called by ``update_policy_weights_``, as TorchRL does.
+        cudagraph_policy: in mode ``"eager"`` on CUDA the policy alone is a ``CudaGraphModule``; others capture the env.
+        no_cuda_sync, weight_updater: without effect, since nothing is synchronised; called by
+            ``update_policy_weights_``.
         track_policy_version: frames hold the number of weight updates, a host number; needs mode ``"eager"``.
-        trajs_per_batch: iteration yields this many whole episodes, on the host, as TorchRL does.
-        trajs_per_write: with a replay buffer too, how many episodes are written at once.
+        trajs_per_batch, trajs_per_write: whole episodes that iteration yields, on the host, and that are written at
+            once with a replay buffer, as TorchRL does.
         traj_format: ``"padded"`` (also None) or ``"cat"``.
         auto_register_policy_transforms: True adds the transforms that carry the state of a recurrent policy.
-        pre_collect_hook: called before each batch.
-        post_collect_hook: called on each batch that iteration yields or writes.
+        pre_collect_hook, post_collect_hook: called before each batch, and on each that iteration yields or writes.
         compact_obs: observations under "next" are not stored.
         backend, backend_options, num_collectors, sync, reset_when_done, interruptor, weight_sync_schemes,
-        weight_recv_schemes, worker_idx: of TorchRL's collector; accepted only at values that change nothing, see
-            :data:`~torchrl_perf.collectors.arguments.REFUSED`.
+        weight_recv_schemes, worker_idx: TorchRL's, at values that change nothing (``collectors.arguments.REFUSED``).
 
-    Keys written, beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, a different number for
-    each episode.
+    Keys written beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, one number an episode.
 
     Resets are masked by ``torch.where`` where ``_step`` and ``_reset`` of the env are functions of tensors
     (:func:`~torchrl_perf.collectors.stepping.masked_reset`): nothing waits. Other envs reset through
@@ -306,14 +300,7 @@ class DeviceCollector(SharedPolicyCollector):
                 fuse = _as_it_is
         self._advance_fn = fuse(self._advance)
         self._step_fn = self._host_reset_step if self._env_step is unreset_step else fuse(self._step)
-        self._runs: dict[ExplorationType, Callable[[], None]] = {}
-
-    def _run_for(self, kind: ExplorationType) -> Callable[[], None]:
-        """The rollout under one exploration type, which a graph holds fixed."""
-        if kind not in self._runs:
-            run = partial(self._rollout, kind=kind)
-            self._runs[kind] = capture(run, device=self.device, audit=False) if self.mode == "graph" else run
-        return self._runs[kind]
+        self._graphs = RolloutGraphs(self._rollout, self.device)
 
     # -- collection ---------------------------------------------------------------------------------------------------
 
@@ -427,11 +414,14 @@ class DeviceCollector(SharedPolicyCollector):
         with torch.no_grad():
             root = inner_reset(self.env) if quiet else self.env.reset(**kwargs)
         check_members(self.env)
-        for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
-            row.copy_(root.get(key))
+        self._take_root(root)
         if self._iter >= 0:
             self._traj_ids.restart()
         self._started = True
+
+    def _take_root(self, root: TensorDictBase) -> None:
+        for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
+            row.copy_(root.get(key))
 
     def collect(self) -> TensorDictBase:
         """Collects N * T frames into the one preallocated batch and returns it; the next call overwrites it.
@@ -458,7 +448,7 @@ class DeviceCollector(SharedPolicyCollector):
         elif self._audit_pending:
             self._rollout(kind=kind)
         else:
-            self._run_for(kind)()
+            self._graphs.run(kind, graph=self.mode == "graph")
         self._frames += self.frames_per_batch
         self._iter += 1
         return self.batch if self._stored is None else self._stored.update_(self.batch)
@@ -466,15 +456,11 @@ class DeviceCollector(SharedPolicyCollector):
     rollout = collect
 
     def _compile_where_it_pays(self) -> None:
-        """Mode ``"auto"`` on CUDA: a graph of eager kernels at first, compiled ones after :data:`COMPILE_AFTER` steps.
-
-        A graph that somebody else records has them from the start, since it is recorded once.
-        """
-        if self._compiles or self._audit_pending or self.mode != "graph":
-            return
-        left = (self.total_frames - self._frames) // self.num_envs if self.total_frames >= 0 else COMPILE_AFTER
-        if is_capturing() or min(self._frames // self.num_envs, left) >= COMPILE_AFTER:
+        """Mode ``"auto"`` on CUDA: a graph of eager kernels first; one that somebody else records has compiled ones."""
+        repays = is_capturing() or validation.repays_compiling(self._frames, self.total_frames, self.num_envs)
+        if repays and self.mode == "graph" and not (self._compiles or self._audit_pending):
             self._compiles = True
+            self._graphs.release()
             self._select_step()
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -534,9 +520,7 @@ class DeviceCollector(SharedPolicyCollector):
             td.set(key, row.clone())
         mark_rows(self.env, td, index)
         with torch.no_grad():
-            root = self.env.reset(td, **kwargs)
-        for key, row in zip(self._root_keys, self._root_rows[-1], strict=True):
-            row.copy_(root.get(key))
+            self._take_root(self.env.reset(td, **kwargs))
         chosen = torch.zeros(self.env.batch_size, dtype=torch.bool, device=self.device)
         chosen[index] = True
         replaced = self._traj_ids.restart(chosen.flatten())
@@ -552,9 +536,7 @@ class DeviceCollector(SharedPolicyCollector):
             return
         self.closed = True
         self._background.stop(timeout)
-        for run in self._runs.values():
-            if isinstance(run, Captured):
-                run.release()
+        self._graphs.release()
         if close_env and not self.env.is_closed:
             self.env.close(raise_if_closed=raise_on_error)
 

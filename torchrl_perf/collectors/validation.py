@@ -291,3 +291,19 @@ def _described(td: TensorDictBase) -> str:
 
 def _names(keys: Iterable[object]) -> list[str]:
     return sorted(map(str, keys))
+
+
+COMPILE_AFTER = 200_000
+"""Steps of all envs at once that a compiled graph takes to repay its 15 s or so."""
+
+
+def repays_compiling(frames: int, total_frames: int, num_envs: int) -> bool:
+    """Whether as many steps have been taken, and are left, as repay the time of compiling.
+
+    Args:
+        frames: collected so far, of all envs.
+        total_frames: to be collected; negative without an end.
+        num_envs: envs that step together.
+    """
+    left = (total_frames - frames) // num_envs if total_frames >= 0 else COMPILE_AFTER
+    return min(frames // num_envs, left) >= COMPILE_AFTER

@@ -22,6 +22,15 @@ from torchrl_perf.functional.rows.missing import stand_in, steps_without_success
 from torchrl_perf.functional.rows.valid import fitted_rows
 from torchrl_perf.runtime.self_capture import self_capturing
 from torchrl_perf.runtime.upstream.transforms import holder_of
+from torchrl_perf.transforms.gae_rows import (
+    available,
+    fitted_steps,
+    read_next,
+    read_pairs,
+    read_terminated,
+    with_own_bootstrap,
+    write_entry,
+)
 
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""
@@ -244,10 +253,10 @@ class GAETransform(ValueEstimatorBase, Transform):
         """What a recording holds of a batch: what an estimate may read."""
         keys, network = self.tensor_keys, self.value_network
         states = [keys.value, *([] if network is None else network.in_keys)]
-        following = [keys.reward, keys.done, keys.terminated, "truncated", *states]
+        following = [keys.reward, keys.done, keys.terminated, *states]
         flags = [keys.steps_to_next_obs, MASK_KEY, *([] if self.valid_key is None else [self.valid_key])]
         read = {unravel_key(key) for key in [*states, *flags]} | {unravel_key(("next", key)) for key in following}
-        return {key: leaf for key, leaf in leaves.items() if key in read}
+        return {key: leaf for key, leaf in leaves.items() if key in read or key[-1] == "truncated"}
 
     def value_estimate(
         self,
@@ -300,10 +309,10 @@ class GAETransform(ValueEstimatorBase, Transform):
         value, next_value, advantage, target = self._solve(td, params, time_dim, None)
         if self.average_gae:
             advantage = normalized_advantage(advantage, self._counting(td), least_std=LEAST_STD)
-        _write(td, keys.value, value)
-        _write(td, unravel_key(("next", keys.value)), next_value)
-        _write(td, keys.advantage, advantage)
-        _write(td, keys.value_target, target)
+        write_entry(td, keys.value, value)
+        write_entry(td, unravel_key(("next", keys.value)), next_value)
+        write_entry(td, keys.advantage, advantage)
+        write_entry(td, keys.value_target, target)
         return td
 
     def _solve(
@@ -318,7 +327,7 @@ class GAETransform(ValueEstimatorBase, Transform):
             next_value = stand_in(next_value.detach(), value.detach(), signals.ended, td.batch_dims)
             gamma, reward, done, terminated, _ = signals
             if self.auto_reset_env:
-                reward = _with_own_bootstrap(gamma, reward, done & ~terminated, value)
+                reward = with_own_bootstrap(gamma, reward, done & ~terminated, value)
                 terminated = done
             advantage, target = generalized_advantage_estimate(
                 gamma, self.lmbda, value, next_value, reward, done, terminated, time_dim=dim
@@ -327,12 +336,12 @@ class GAETransform(ValueEstimatorBase, Transform):
 
     def _signals(self, td: TensorDictBase, dim: int) -> _Signals:
         keys = self.tensor_keys
-        reward, done = _read_next(td, keys.reward), _read_next(td, keys.done)
-        terminated = _read_terminated(td, keys.terminated, done)
+        reward, done = read_next(td, keys.reward), read_next(td, keys.done)
+        terminated = read_terminated(td, keys.terminated, done)
         if self.gamma.device != reward.device:
             self.gamma, self.lmbda = self.gamma.to(reward.device), self.lmbda.to(reward.device)
         steps = td.get(keys.steps_to_next_obs, None)
-        gamma = self.gamma if steps is None else self.gamma ** _fitted(steps, reward, td.batch_dims)
+        gamma = self.gamma if steps is None else self.gamma ** fitted_steps(steps, reward, td.batch_dims)
         ended = steps_without_successor(done | terminated, dim)
         return _Signals(gamma, reward, done, terminated, ended)
 
@@ -344,9 +353,7 @@ class GAETransform(ValueEstimatorBase, Transform):
             return valid
         own = td.get(self.valid_key, None)
         if own is None:
-            raise KeyError(
-                f"expected {self.valid_key!r} in the batch, received {_available(td)}. Remedy: keep it there"
-            )
+            raise KeyError(f"expected {self.valid_key!r} in the batch, received {available(td)}. Remedy: keep it there")
         own = own.squeeze(-1) if own.ndim > td.batch_dims else own
         if valid is None:
             return own
@@ -385,7 +392,7 @@ class GAETransform(ValueEstimatorBase, Transform):
         if network is None:
             if value is None or next_value is None:
                 pair = [key, ("next", key)]
-                raise KeyError(f"expected {pair}, received {_available(td)}. Remedy: pass a value_network")
+                raise KeyError(f"expected {pair}, received {available(td)}. Remedy: pass a value_network")
             return value, next_value
         if key not in network.out_keys:
             raise KeyError(f"expected a network that writes {key!r}, received {network.out_keys}. Remedy: set_keys")
@@ -427,7 +434,7 @@ class GAETransform(ValueEstimatorBase, Transform):
 
         # V(s) stands in for a V(s') of the same parameters; else, and where a gradient passes, the observation has to
         replaces = self.differentiable or params.root is not params.following
-        inputs = _read_pairs(td, network.in_keys, signals.ended if replaces else None)
+        inputs = read_pairs(td, network.in_keys, signals.ended if replaces else None)
         roots = {key: rows(root) for key, (root, _) in inputs.items()}
         nexts = {key: rows(following) for key, (_, following) in inputs.items()}
         num_rows, chunk_size = td.batch_size.numel(), self._chunk(td)
@@ -519,38 +526,6 @@ def _is_recurrent(network: TensorDictModuleBase) -> bool:
     return has_flag or any(isinstance(module, LSTMModule | GRUModule) for module in network.modules())
 
 
-def _available(td: TensorDictBase) -> list[Any]:
-    return sorted(td.keys(include_nested=True, leaves_only=True), key=str)
-
-
-def _read_next(td: TensorDictBase, key: NestedKey) -> Tensor:
-    tensor = td.get(("next", key), None)
-    if tensor is None:
-        raise KeyError(f"expected {('next', key)!r} in the batch, received {_available(td)}. Remedy: set_keys names it")
-    return tensor
-
-
-def _read_pairs(
-    td: TensorDictBase, keys: list[NestedKey], ended: Tensor | None
-) -> dict[NestedKey, tuple[Tensor, Tensor]]:
-    """The network's inputs of the steps and of the next ones; missing ones are replaced where ``ended`` is True."""
-    pairs = {}
-    for key in keys:
-        root, following = td.get(key, None), td.get(("next", key), None)
-        if root is None:
-            raise KeyError(f"expected {key!r} for the value network, received {_available(td)}. Remedy: keep it there")
-        if following is not None and ended is not None:
-            following = stand_in(following, root, ended, td.batch_dims)
-        pairs[key] = root, root if following is None else following
-    if keys and all(root is following for root, following in pairs.values()):
-        raise KeyError(
-            f"expected one of {[('next', key) for key in keys]}, inputs of the value network at the next step, in the "
-            f"batch, received {_available(td)}. Remedy: keep them in the batch; without them the next step's value "
-            "would be this one's"
-        )
-    return pairs
-
-
 def _of(params: TensorDictBase | None, target_params: TensorDictBase | None) -> _Parameters:
     """Parameters for both values, without a gradient; without ``target_params``, V(s') uses those of V(s).
 
@@ -572,45 +547,5 @@ def _holding(network: TensorDictModuleBase, params: TensorDictBase | None) -> co
     return cast("Any", params).to_module(network, preserve_module_state=False)
 
 
-def _with_own_bootstrap(gamma: Tensor, reward: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
-    """The reward, and at truncated steps the discounted value of the step's own observation: ``value``'s shape."""
-    reward, truncated = (
-        tensor.reshape(*tensor.shape[:-1], *(1,) * (value.ndim - tensor.ndim), tensor.shape[-1])
-        for tensor in (reward, truncated)
-    )
-    return torch.where(truncated, reward + gamma.to(value.dtype) * value, reward)
-
-
 def _unravelled(key: Any) -> Any:
     return [unravel_key(one) for one in key] if isinstance(key, list) else unravel_key(key)
-
-
-def _read_terminated(td: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor:
-    """The terminated flag; if it is missing, done and not truncated."""
-    terminated = td.get(("next", key), None)
-    if terminated is not None:
-        return terminated
-    sibling = (*key[:-1], "truncated") if isinstance(key, tuple) else "truncated"
-    truncated = td.get(("next", sibling), None)
-    if truncated is None:
-        raise KeyError(
-            f"expected {('next', key)!r} or {('next', sibling)!r} in the batch, received {_available(td)}. Remedy: "
-            "write one; done alone does not tell a terminated step, without future value, from a truncated one"
-        )
-    return done & ~truncated
-
-
-def _fitted(steps: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """Steps in a shape that broadcasts to the reward, which may have further dims of agents or components."""
-    if steps.numel() == reward.numel():
-        return steps.view_as(reward)
-    return steps.reshape(*reward.shape[:batch_dims], *[1] * (reward.ndim - batch_dims))
-
-
-def _write(td: TensorDictBase, key: NestedKey, tensor: Tensor) -> None:
-    if not td.is_locked:
-        td.set(key, tensor)
-    elif key in td.keys(include_nested=True):
-        td.set_(key, tensor)
-    else:
-        raise RuntimeError(f"expected {key!r} in a locked batch, received {_available(td)}. Remedy: unlock or allocate")

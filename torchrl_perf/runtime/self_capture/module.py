@@ -157,9 +157,9 @@ class _Recorder:
     def _say(self, what: str, why: str) -> None:
         if what not in self._said:
             self._said.add(what)
+            name = type(self._module()).__name__
             warnings.warn(
-                f"{type(self._module()).__name__} runs eagerly: expected a call that CUDA graphs can repeat, received "
-                f"{why}, or capture=False.",
+                f"{name} runs eagerly: expected calls that CUDA graphs can repeat, received {why}, or capture=False.",
                 SelfCaptureWarning,
                 stacklevel=6,
             )

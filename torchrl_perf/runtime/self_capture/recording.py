@@ -129,21 +129,27 @@ class Recording:
         finally:
             torch.set_autocast_cache_enabled(cached)
         if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
-            raise NotRecordableError(f"it writes to {written[0]!r} of its argument in place")
+            raise NotRecordableError(
+                f"argument: expected to be left as it is, received a write to {written[0]!r}. Remedy: a new tensor."
+            )
         self._groups = _by_dtype(self._inputs)
         self._find_leaves(aliases, list(seen.values()))
 
     def _take(self, result: Any, static: TensorDictBase, seen: dict[NestedKey, Tensor]) -> None:
         """Keeps what the module returns and what it writes into its argument."""
         if not isinstance(result, TensorDictBase):
-            raise NotRecordableError(f"it returns {type(result).__name__}, not a TensorDict")
+            raise NotRecordableError(
+                f"result: expected a TensorDict, received {type(result).__name__}. Remedy: a TensorDict."
+            )
         self._returns_argument = result is static
         named = [(_Output(key, True), leaf) for key, leaf in static.items(True, True) if seen.get(key) is not leaf]
         if not self._returns_argument:
             self._batch_size = result.batch_size
             named += [(_Output(key, False), leaf) for key, leaf in result.items(True, True)]
         if strange := [each.key for each, leaf in named if not isinstance(leaf, Tensor)]:
-            raise NotRecordableError(f"{strange[0]!r} of its result is no tensor")
+            raise NotRecordableError(
+                f"result: expected tensors, received {strange[0]!r} beside them. Remedy: leave it out."
+            )
         self._keys = [each for each, _ in named]
         # a leaf that is returned as it is has no history to go back through
         self._outputs = [leaf.clone() if leaf.requires_grad and leaf.grad_fn is None else leaf for _, leaf in named]

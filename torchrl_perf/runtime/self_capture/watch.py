@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.upstream.modules import has_backward_hooks, has_hooks
+from torchrl_perf.runtime.upstream.modules import has_backward_hooks, has_hooks, tensor_slots
 
 __all__ = ["Watch"]
 
@@ -34,7 +34,9 @@ class Watch:
     def __init__(self, module: nn.Module) -> None:
         self.parts = list(_parts(module))
         self._slots = [
-            _Slot(*found, found[2].data_ptr(), found[2].requires_grad, name) for name, *found in _slots(self.parts)
+            _Slot(holder, key, tensor, tensor.data_ptr(), tensor.requires_grad, f"{type(part).__name__}.{key}")
+            for part in self.parts
+            for holder, key, tensor in tensor_slots(part)
         ]
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         self._attributes = module.__dict__

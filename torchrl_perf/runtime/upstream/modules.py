@@ -1,4 +1,4 @@
-"""torch's modules: hooks, the dicts that hold their tensors, and the function that ``to`` and ``double`` apply to each."""
+"""torch's modules: hooks, the dicts that hold their tensors, shallow copies, and what ``to`` does with each tensor."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -30,20 +30,16 @@ def tensor_slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tenso
 
     Looking into a dict is how a replaced tensor is found at each call: asking the module costs the host 3 us a name.
     """
+    waiting = [module._parameters, module._buffers]
     if isinstance(module, TensorDictParams):
-        yield from _entries(module._param_td)
-        return
-    for holder in (module._parameters, module._buffers):
-        yield from ((holder, name, tensor) for name, tensor in holder.items() if isinstance(tensor, Tensor))
-
-
-def _entries(tensordict: TensorDictBase) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    holder = entries_of(tensordict)
-    for name, value in holder.items():
-        if isinstance(value, TensorDictBase):
-            yield from _entries(value)
-        elif isinstance(value, Tensor):
-            yield holder, name, value
+        waiting = [entries_of(module._param_td)]
+    while waiting:
+        holder = cast("dict[str, Any]", waiting.pop())
+        for name, value in holder.items():
+            if isinstance(value, TensorDictBase):
+                waiting.append(entries_of(value))
+            elif isinstance(value, Tensor):
+                yield holder, name, value
 
 
 def replica(module: nn.Module, aliases: Mapping[int, Tensor]) -> nn.Module:
@@ -53,23 +49,21 @@ def replica(module: nn.Module, aliases: Mapping[int, Tensor]) -> nn.Module:
         module: left as it is.
         aliases: what stands for a parameter, by its ``id``; parameters in a ``TensorDictParams`` stay.
     """
-    return _replica(module, aliases, {})
+    made: dict[int, nn.Module] = {}
 
+    def copied(part: nn.Module) -> nn.Module:
+        if isinstance(part, TensorDictParams):
+            return part
+        if id(part) in made:
+            return made[id(part)]
+        copy = made[id(part)] = cast("Any", part).__new__(type(part))
+        attributes = copy.__dict__ = dict(part.__dict__)
+        kept = {name: value for name, value in attributes.items() if isinstance(value, nn.Module)}  # not registered
+        attributes |= {name: copied(value) for name, value in kept.items()}
+        params = part._parameters.items()
+        attributes["_parameters"] = {name: None if p is None else aliases.get(id(p), p) for name, p in params}
+        children = part._modules.items()
+        attributes["_modules"] = {name: None if child is None else copied(child) for name, child in children}
+        return copy
 
-def _replica(part: nn.Module, aliases: Mapping[int, Tensor], made: dict[int, nn.Module]) -> nn.Module:
-    if isinstance(part, TensorDictParams):
-        return part
-    if id(part) in made:
-        return made[id(part)]
-    copy = made[id(part)] = cast("Any", part).__new__(type(part))
-    attributes = copy.__dict__ = dict(part.__dict__)
-    for name, value in part.__dict__.items():
-        if isinstance(value, nn.Module):  # kept without being registered
-            attributes[name] = _replica(value, aliases, made)
-    attributes["_parameters"] = {
-        name: param if param is None else aliases.get(id(param), param) for name, param in part._parameters.items()
-    }
-    attributes["_modules"] = {
-        name: child if child is None else _replica(child, aliases, made) for name, child in part._modules.items()
-    }
-    return copy
+    return copied(module)

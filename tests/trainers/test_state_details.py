@@ -66,7 +66,7 @@ def test_the_remedy_of_an_overflow_without_a_place():
 
 
 class DurotaxisTrainer:
-    """As much of one as names of metrics are read from."""
+    """Stands in for a trainer: only what the names of metrics are read from."""
 
     metrics, env = SimpleNamespace(names=["speed"]), SimpleNamespace(outcomes=("none", "solved", "lost"))
     statistics = ("loss_actor",)

@@ -22,6 +22,7 @@ class Ring:
         steps: number of time rows.
         num_streams: number of streams N.
         capacity: number of slots, ``steps * num_streams``.
+        counters: int64, ``[3]``, on the device: cursor, length and a zero.
         cursor: int64, 0-d, on the device: time rows written since the start; the next goes to ``cursor % steps``.
         length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
         host_cursor: mirror of ``cursor`` on the host, advanced by Python calls alone.
@@ -37,8 +38,10 @@ class Ring:
     def __init__(self, steps: int, num_streams: int, device: torch.device) -> None:
         self.steps, self.num_streams, self.device = steps, num_streams, device
         self.capacity = steps * num_streams
-        self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # side by side: one addition counts both
-        self.cursor, self.length = self._counters[0], self._counters[1]
+        # Side by side, so that one addition counts both; then what a kernel that counts needs, zero between its calls.
+        self.counters = torch.zeros(3, dtype=torch.int64, device=device)
+        self.cursor, self.length = self.counters[0], self.counters[1]
+        self._both = self.counters[:2]
         self.host_cursor = self.host_length = 0
         self.recorded, self.ordered = False, True
         self.may_forget = False  # whether rows may have been forgotten on the device, so that filled slots have gaps
@@ -79,8 +82,12 @@ class Ring:
 
     def advance(self, time_rows: int) -> None:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
-        self._counters.add_(time_rows)
+        self._both.add_(time_rows)
         self.length.clamp_(max=self.steps)
+        self.count_on_host(time_rows)
+
+    def count_on_host(self, time_rows: int) -> None:
+        """Bring the mirrors up to date with a write that counts itself on the device."""
         if capturing():  # nothing is written now, and the replays are not seen from here
             self.recorded = True
         else:
@@ -136,8 +143,21 @@ class Ring:
 
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
-        uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
+        uniform = self.uniform(count, generator)
+        if self.device.type == "cpu" and not self.recorded and not torch.compiler.is_compiling():
+            return self.vouch(self._slots_by_mirrors(uniform))
         return self.vouch(slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams))
+
+    def uniform(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Random numbers to draw slots with, ``[count]`` float64: each row of a large ring can be told apart."""
+        return torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
+
+    def _slots_by_mirrors(self, uniform: Tensor) -> Tensor:
+        """What :func:`slots_among` gives, in a third of the operations, with the counters that the host knows."""
+        rows = self.host_length * self.num_streams
+        slots = uniform.mul_(rows).to(torch.int64).clamp_(0, max(rows - 1, 0))
+        first = (self.host_cursor - self.host_length) % self.steps
+        return slots.add_(first * self.num_streams).remainder_(self.capacity) if first else slots
 
     def vouch(self, slots: Tensor) -> Tensor:
         """Mark slots as drawn from this ring, so that reading them checks nothing; returns the same tensor."""

@@ -1,9 +1,8 @@
 """Packed rows on CUDA against plain indexing, and the torch form against a loop."""
 
-import os
-
 import pytest
 import torch
+from interpreted import kernel_device
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.kernels import gather_rows, write_rows
@@ -51,43 +50,34 @@ def test_write_puts_every_field_of_every_row_in_its_slot(
     assert torch.equal(ring.cpu(), expected)
 
 
-@pytest.fixture
-def kernel_device() -> str:
-    """CUDA; where there is none, the CPU with Triton's interpreter (TRITON_INTERPRET=1, read at Triton's import)."""
-    if torch.cuda.is_available():
-        return "cuda"
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs CUDA, or TRITON_INTERPRET=1")
-    pytest.importorskip("triton")
-    return "cpu"
-
-
 @pytest.mark.parametrize("width", [7, 16, 20, 64, 3088])
 @pytest.mark.parametrize(("cursor", "length"), [(3, 3), (10, 10), (23, 7)])
-def test_one_launch_draws_and_gathers(kernel_device: str, width: int, cursor: int, length: int):
+def test_one_launch_draws_and_gathers(width: int, cursor: int, length: int):
+    device = kernel_device()
     from torchrl_perf.kernels.rows import launch_draw_and_gather
 
-    source = torch.randint(0, 255, (50, width), dtype=torch.uint8, device=kernel_device)
-    counters = torch.tensor([cursor, length, 0], device=kernel_device)
-    uniform = torch.rand(37, dtype=torch.float64, device=kernel_device)
+    source = torch.randint(0, 255, (50, width), dtype=torch.uint8, device=device)
+    counters = torch.tensor([cursor, length, 0], device=device)
+    uniform = torch.rand(37, dtype=torch.float64, device=device)
     index, rows = launch_draw_and_gather(source, uniform, counters[0], counters[1], 10, 5)
     assert torch.equal(index, uniform_rows(uniform, counters[0], counters[1], 10, 5))
-    assert torch.equal(rows.view(torch.uint8), source[index])
+    assert torch.equal(rows, source[index])
 
 
 @pytest.mark.parametrize("cursor", [0, 5, 12, 700])
 @pytest.mark.parametrize(("steps", "num_streams", "num_steps"), [(7, 3, 4), (5, 1, 5), (64, 33, 20), (5000, 1, 5000)])
-def test_one_launch_writes_and_counts(kernel_device: str, cursor: int, steps: int, num_streams: int, num_steps: int):
+def test_one_launch_writes_and_counts(cursor: int, steps: int, num_streams: int, num_steps: int):
     """Rows, slots and counters; of many programs the last one counts, and leaves the zero for the next launch."""
+    device = kernel_device()
     from torchrl_perf.kernels.rows import launch_write
 
     rows, sizes, offsets = num_steps * num_streams, (20, 1, 16), (16, 1, 40)
     fields = [torch.randn(rows, 5), torch.rand(rows, 1) > 0.5, torch.randn(rows, 2, dtype=torch.complex64)]
-    moved = [field.to(kernel_device) for field in fields]
-    counters = torch.tensor([cursor, min(cursor, steps), 0], device=kernel_device)
-    ring = torch.zeros(steps * num_streams, 64, dtype=torch.uint8, device=kernel_device)
+    moved = [field.to(device) for field in fields]
+    counters = torch.tensor([cursor, min(cursor, steps), 0], device=device)
+    ring = torch.zeros(steps * num_streams, 64, dtype=torch.uint8, device=device)
     for times in range(2):
-        index = torch.full((rows,), -1, device=kernel_device)
+        index = torch.full((rows,), -1, device=device)
         launch_write(ring, counters, moved, offsets, sizes, (rows, num_streams), index)
         row = torch.arange(rows)
         slot = (cursor + times * num_steps + row // num_streams) % steps * num_streams + row % num_streams

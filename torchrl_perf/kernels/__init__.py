@@ -20,6 +20,7 @@ __all__ = [
     "has_scan_kernels",
     "recurrence_rows",
     "row_kernels",
+    "slice_kernels",
     "tree_kernels",
     "write_rows",
 ]
@@ -161,6 +162,17 @@ def tree_kernels(words: Tensor) -> ModuleType | None:
     return _module_of_trees()
 
 
+def slice_kernels(flags: Tensor) -> ModuleType | None:
+    """The kernel of slices, :mod:`torchrl_perf.kernels.slices`, or None where torch operations serve.
+
+    Args:
+        flags: a tensor of the rows; the kernel needs it on CUDA. Under ``torch.compile`` the answer is None.
+    """
+    if not (_HAS_TRITON and flags.is_cuda) or torch.compiler.is_compiling():
+        return None
+    return _module_of_slices()
+
+
 @functools.cache  # an import statement costs a microsecond at each call
 def _module_of_rows() -> ModuleType:
     from torchrl_perf.kernels import rows
@@ -173,6 +185,13 @@ def _module_of_trees() -> ModuleType:
     from torchrl_perf.kernels import priority_tree
 
     return priority_tree
+
+
+@functools.cache
+def _module_of_slices() -> ModuleType:
+    from torchrl_perf.kernels import slices
+
+    return slices
 
 
 def _split_number(number: float | Tensor) -> tuple[float, Tensor | None]:

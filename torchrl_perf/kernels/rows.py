@@ -11,7 +11,7 @@ Import this module only where Triton is. References: ``Tensor.index_select``, ``
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -25,9 +25,12 @@ from torchrl_perf.kernels.priority_tree import uniform_slot
 @triton.jit
 def _move_rows(
     source_ptr, out_ptr, place, row, is_row, source_stride,
-    WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_W: tl.constexpr,
+    IS_WORDS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """``out[row] = source[place]`` for BLOCK_R rows and the BLOCK_W words of this program."""
+    """``out[row] = source[place]`` for BLOCK_R rows and BLOCK_W words of this program, or bytes."""
+    if IS_WORDS:
+        source_ptr = source_ptr.to(tl.pointer_type(tl.int32))
+        out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
     column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     start = tl.multiple_of(place * source_stride, ALIGN)
     mask = is_row[:, None] & (column < WIDTH)[None, :]
@@ -39,20 +42,20 @@ def _move_rows(
 @triton.jit
 def _gather(
     source_ptr, index_ptr, out_ptr, num_rows, source_rows, source_stride,
-    WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    IS_WORDS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """``out[i] = source[index[i]]``; out of range, the nearest row."""
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row = row < num_rows
     place = tl.load(index_ptr + row, mask=is_row, other=0).to(tl.int64)
     place = tl.minimum(tl.maximum(place, 0), source_rows - 1)
-    _move_rows(source_ptr, out_ptr, place, row, is_row, source_stride, WIDTH, ALIGN, BLOCK_W)
+    _move_rows(source_ptr, out_ptr, place, row, is_row, source_stride, IS_WORDS, WIDTH, ALIGN, BLOCK_W)
 
 
 @triton.jit
 def _draw_and_gather(
     source_ptr, uniform_ptr, index_ptr, out_ptr, cursor_ptr, length_ptr, num_rows, source_stride, steps, num_streams,
-    WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    IS_WORDS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Slots among the newest rows of a ring, one a uniform number, and their rows."""
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -60,7 +63,7 @@ def _draw_and_gather(
     uniform = tl.load(uniform_ptr + row, mask=is_row, other=0.0)
     place = uniform_slot(uniform, tl.load(cursor_ptr), tl.load(length_ptr), steps, num_streams)
     tl.store(index_ptr + row, place, mask=is_row & (tl.program_id(1) == 0))
-    _move_rows(source_ptr, out_ptr, place, row, is_row, source_stride, WIDTH, ALIGN, BLOCK_W)
+    _move_rows(source_ptr, out_ptr, place, row, is_row, source_stride, IS_WORDS, WIDTH, ALIGN, BLOCK_W)
 
 
 @triton.jit
@@ -116,9 +119,8 @@ def launch_gather(source: Tensor, index: Tensor, out: Tensor) -> None:
     """See :func:`torchrl_perf.kernels.gather_rows`; ``out`` is ``[B, row_bytes]`` uint8, contiguous."""
     rows, row_bytes = out.shape
     stride = source.stride(0)
-    plan = _gather_plan(rows, row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
-    args = (source.view(plan.word), index, out.view(plan.word), rows, source.shape[0], stride // plan.scale)
-    launch(_gather, plan.blocks, args, plan.constants)
+    scale, grid, constants = _gather_plan(rows, row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
+    launch(_gather, grid, (source, index, out, rows, source.shape[0], stride // scale), constants)
 
 
 def launch_draw_and_gather(
@@ -135,36 +137,27 @@ def launch_draw_and_gather(
         num_streams: streams of a time row.
 
     Returns:
-        Slots ``[B]`` int64, as :func:`~torchrl_perf.functional.priority_tree.uniform_rows` gives them, and the rows in
-        words: ``[B, row_bytes / 4]`` int32 where the size of a row allows, else ``[B, row_bytes]`` uint8.
+        Slots ``[B]`` int64, as :func:`~torchrl_perf.functional.priority_tree.uniform_rows` gives them, and the rows
+        ``[B, row_bytes]`` uint8, contiguous.
     """
     rows, row_bytes = uniform.shape[0], source.shape[1]
-    plan = _gather_plan(rows, row_bytes, math.gcd(row_bytes, source.data_ptr(), 16))
+    scale, grid, constants = _gather_plan(rows, row_bytes, math.gcd(row_bytes, source.data_ptr(), 16))
     index = torch.empty_like(uniform, dtype=torch.int64)
-    out = torch.empty((rows, row_bytes // plan.scale), dtype=plan.word, device=source.device)
-    width = row_bytes // plan.scale
-    args = (source.view(plan.word), uniform, index, out, cursor, length, rows, width, steps, num_streams)
-    launch(_draw_and_gather, plan.blocks, args, plan.constants)
+    out = source.new_empty((rows, row_bytes))
+    args = (source, uniform, index, out, cursor, length, rows, row_bytes // scale, steps, num_streams)
+    launch(_draw_and_gather, grid, args, constants)
     return index, out
 
 
-class _GatherPlan(NamedTuple):
-    """Type and bytes of a word, programs, and the constants of a kernel."""
-
-    word: torch.dtype
-    scale: int
-    blocks: tuple[int, int]
-    constants: dict[str, int]
-
-
 @functools.lru_cache(maxsize=256)
-def _gather_plan(rows: int, row_bytes: int, alignment: int) -> _GatherPlan:
-    word, scale = (torch.int32, 4) if alignment % 4 == 0 else (torch.uint8, 1)
+def _gather_plan(rows: int, row_bytes: int, alignment: int) -> tuple[int, tuple[int, int], dict[str, int]]:
+    """Bytes of a word, programs, and the constants of a kernel."""
+    scale = 4 if alignment % 4 == 0 else 1
     width = row_bytes // scale
     block_w = min(_power_of_2(width), 256)
     block_r = max(1, 1024 // block_w)
-    constants = {"WIDTH": width, "ALIGN": alignment // scale, "BLOCK_R": block_r, "BLOCK_W": block_w}
-    return _GatherPlan(word, scale, (-(-rows // block_r), -(-width // block_w)), constants)
+    constants = {"IS_WORDS": scale == 4, "WIDTH": width, "ALIGN": alignment // scale}
+    return scale, (-(-rows // block_r), -(-width // block_w)), {**constants, "BLOCK_R": block_r, "BLOCK_W": block_w}
 
 
 def launch_write(

@@ -78,7 +78,7 @@ class RowLayout:
         """One view per field, in the order of ``fields``.
 
         Args:
-            rows: uint8 ``[R, row_bytes]``, contiguous, or the same memory in another dtype.
+            rows: uint8 ``[R, row_bytes]``, contiguous.
             batch_size: shape that the rows are seen in, ``[R]`` by default.
             first: number of the first row of the view.
 
@@ -91,7 +91,7 @@ class RowLayout:
         if plan is None:
             plan = self._plan(batch_size)
         typed = [rows.view(dtype) for dtype in self._dtypes]
-        ahead = rows.storage_offset() * rows.itemsize + first * self.row_bytes
+        ahead = rows.storage_offset() + first * self.row_bytes
         if ahead:
             return [
                 typed[kind].as_strided(shape, strides, start + ahead // typed[kind].itemsize)

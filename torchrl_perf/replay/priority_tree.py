@@ -98,6 +98,11 @@ class PriorityTree:
         return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums)
 
     @property
+    def words(self) -> Tensor:
+        """The leaves as kernels read them, ``[num_slots and more]`` int64: a float32 weight in the low half of each."""
+        return self._words
+
+    @property
     def weights(self) -> Tensor:
         """Weights of all slots, ``[num_slots]`` float32, a strided view to read."""
         return self._leaves[: self.num_slots]

@@ -143,20 +143,31 @@ class Ring:
 
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
-        uniform = self.uniform(count, generator)
-        if self.device.type == "cpu" and not self.recorded and not torch.compiler.is_compiling():
-            return self.vouch(self._slots_by_mirrors(uniform))
-        return self.vouch(slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams))
+        return self.vouch(self.slots_at(self.uniform(count, generator)))
 
     def uniform(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Random numbers to draw slots with, ``[count]`` float64: each row of a large ring can be told apart."""
         return torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
 
-    def _slots_by_mirrors(self, uniform: Tensor) -> Tensor:
-        """What :func:`slots_among` gives, in a third of the operations, with the counters that the host knows."""
-        rows = self.host_length * self.num_streams
-        slots = uniform.mul_(rows).to(torch.int64).clamp_(0, max(rows - 1, 0))
-        first = (self.host_cursor - self.host_length) % self.steps
+    def slots_at(self, uniform: Tensor, newer: int = 0) -> Tensor:
+        """Slots drawn uniformly among the rows that at least ``newer`` rows of their stream follow.
+
+        Args:
+            uniform: ``[B]`` float64 in [0, 1).
+            newer: number of rows; where a stream holds no more than that, the rows so far back are drawn none the less.
+
+        Returns:
+            int64 ``[B]``.
+        """
+        if self.device.type != "cpu" or self.recorded or torch.compiler.is_compiling():
+            length = (self.length - newer).clamp_min_(1) if newer else self.length
+            return slots_among(
+                uniform, self.cursor - newer if newer else self.cursor, length, self.steps, self.num_streams
+            )
+        # The host knows the counters: a third of the operations.
+        length = max(self.host_length - newer, 1)
+        slots = (uniform * (length * self.num_streams)).to(torch.int64).clamp_(max=length * self.num_streams - 1)
+        first = (self.host_cursor - newer - length) % self.steps
         return slots.add_(first * self.num_streams).remainder_(self.capacity) if first else slots
 
     def vouch(self, slots: Tensor) -> Tensor:

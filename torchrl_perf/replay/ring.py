@@ -65,6 +65,10 @@ class Ring:
             # What is made inside a graph has no value until the graph is replayed: it must not serve other calls.
             if not capturing():
                 self._offsets[time_rows, flat] = offsets
+        if self.device.type == "cpu" and not self.recorded and not torch.compiler.is_compiling():
+            first = self.host_cursor % self.steps  # known to the host: nothing to compute where the ring does not wrap
+            slots = torch.add(offsets, first * self.num_streams)
+            return slots if first + time_rows <= self.steps else slots.remainder_(self.capacity)
         return torch.add(offsets, self.cursor, alpha=self.num_streams).remainder_(self.capacity)
 
     def age(self, slot: Tensor) -> Tensor:
@@ -82,8 +86,12 @@ class Ring:
 
     def advance(self, time_rows: int) -> None:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
-        self._both.add_(time_rows)
-        self.length.clamp_(max=self.steps)
+        is_known = not self.recorded and not capturing() and not torch.compiler.is_compiling()
+        if is_known and self.host_length == self.steps:
+            self.cursor.add_(time_rows)
+        else:
+            self._both.add_(time_rows)
+            self.length.clamp_(max=self.steps)
         self.count_on_host(time_rows)
 
     def count_on_host(self, time_rows: int) -> None:

@@ -109,11 +109,15 @@ class PackedRows:
         first = (self.ring.host_cursor + skipped) % self.ring.steps
         fits = min(time_rows, self.ring.steps - first)
         runs = [(first, 0, fits), (0, fits, time_rows - fits)][: 1 if fits == time_rows else 2]
+        targets, sources = [], []
         for key, view in self._by_time.items():
             if key in leaves:
                 leaf = leaves[key] if self.flat else leaves[key].transpose(0, 1)
                 for slot, row, count in runs:
-                    view.narrow(0, slot, count).copy_(leaf.narrow(0, row, count))
+                    targets.append(view.narrow(0, slot, count))
+                    sources.append(leaf if count == time_rows else leaf.narrow(0, row, count))
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def read(self, slot: Tensor, last: Tensor, batch_size: tuple[int, ...]) -> Leaves:
         """Rows at ``slot [B]`` (those of the second buffer at ``last [B]``) as leaves ``[*batch_size, *shape]``."""

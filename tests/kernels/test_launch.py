@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import tries_kernels
 
 from torchrl_perf.kernels import launch as module
 
@@ -83,9 +84,9 @@ def test_kernels_do_not_share_variants(kernel: Kernel):
     assert [call[0] for call in kernel.calls + other.calls] == ["triton", "triton"]
 
 
+@tries_kernels
 def test_the_assumptions_are_tritons():
     """Two calls that Triton tells apart are told apart here, for every pair of arguments."""
-    pytest.importorskip("triton")
     from triton.backends.compiler import BaseBackend
     from triton.runtime.jit import native_specialize_impl
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from interpreted import kernel_device
+from interpreted import kernel_device, tries_kernels
 
 from torchrl_perf.functional.priority_tree import uniform_rows
 from torchrl_perf.kernels import gather_rows, write_rows
@@ -50,6 +50,7 @@ def test_write_puts_every_field_of_every_row_in_its_slot(
     assert torch.equal(ring.cpu(), expected)
 
 
+@tries_kernels
 @pytest.mark.parametrize("width", [7, 16, 20, 64, 3088])
 @pytest.mark.parametrize(("cursor", "length"), [(3, 3), (10, 10), (23, 7)])
 def test_one_launch_draws_and_gathers(width: int, cursor: int, length: int):
@@ -64,6 +65,7 @@ def test_one_launch_draws_and_gathers(width: int, cursor: int, length: int):
     assert torch.equal(rows, source[index])
 
 
+@tries_kernels
 @pytest.mark.parametrize("cursor", [0, 5, 12, 700])
 @pytest.mark.parametrize(("steps", "num_streams", "num_steps"), [(7, 3, 4), (5, 1, 5), (64, 33, 20), (5000, 1, 5000)])
 def test_one_launch_writes_and_counts(cursor: int, steps: int, num_streams: int, num_steps: int):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted import kernel_device
+from interpreted import kernel_device, tries_kernels
 from tensordict import TensorDict
 
 from torchrl_perf.replay import DeviceStorage, PriorityTree
@@ -24,6 +24,7 @@ def filled(device: str, written: int, *, keys: tuple[str, ...], p_end: float) ->
     return storage
 
 
+@tries_kernels
 @pytest.mark.parametrize("written", [2, 5, 20, 33])
 @pytest.mark.parametrize("weights", ["none", "zero", "some", "priorities"])
 @pytest.mark.parametrize(
@@ -73,3 +74,37 @@ def test_equals_the_operations(
     for key, value in expected.items():
         assert received[key].dtype == value.dtype
         assert torch.equal(received[key], value), key
+
+
+@tries_kernels
+@pytest.mark.parametrize("written", [1, 5, 20, 33])
+@pytest.mark.parametrize("within_episode", [True, False])
+@pytest.mark.parametrize(
+    ("keys", "mask_key"),
+    [(("done",), None), (("done", "active"), "active"), (("done", "active", "terminated"), "active")],
+    ids=["ends", "mask", "terminal rows"],
+)
+@pytest.mark.parametrize("length", [1, 5, 20])
+def test_starts_equal_the_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    written: int,
+    within_episode: bool,
+    keys: tuple[str, ...],
+    mask_key: str | None,
+    length: int,
+):
+    device = kernel_device()
+    from torchrl_perf.kernels import slices as kernels
+
+    torch.manual_seed(written)
+    storage = filled(device, written, keys=keys, p_end=0.2)
+    for time_rows in (1, 3, 18, 20):
+        run = torch.randint(0, 8, (STREAMS,), device=device)
+        answers = []
+        for answer in (None, kernels):
+            monkeypatch.setattr(module, "slice_kernels", lambda _, answer=answer: answer)
+            carried = run.clone()
+            rows = SliceRows(storage, length, ("next", "done"), None, mask_key)
+            answers.append((*rows.starts(carried, time_rows, within_episode), carried))
+        for expected, received in zip(*answers, strict=True):
+            assert torch.equal(expected, received)

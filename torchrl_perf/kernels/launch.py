@@ -53,8 +53,8 @@ def _launch(
 def assumptions(args: Sequence[Any]) -> tuple[Any, ...]:
     """What Triton compiles into a kernel of its arguments, equal for two calls that one variant serves.
 
-    Of a tensor the dtype, and whether it begins at a multiple of 16 bytes; of an integer whether it is 1, a multiple of
-    16, and wider than 32 bits; of other numbers their type.
+    Of a tensor the dtype, and how far behind a multiple of 16 bytes it begins; of an integer whether it is 1, a
+    multiple of 16, and wider than 32 bits; of other numbers their type.
     """
     found: list[Any] = []
     for arg in args:
@@ -67,5 +67,5 @@ def assumptions(args: Sequence[Any]) -> tuple[Any, ...]:
             found.append(assumptions(arg))
         else:
             found.append(arg.dtype)
-            found.append(arg.data_ptr() & 15 == 0)
+            found.append(arg.data_ptr() & 15)
     return tuple(found)

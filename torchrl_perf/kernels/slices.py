@@ -1,7 +1,7 @@
-"""A Triton kernel that follows slices of a ring from their starts: slots, and the flags that a sample carries.
+"""Triton kernels of slices of a ring: one follows them from their starts, one learns where they may start.
 
-In torch operations it is some sixty launches, each longer than its work. Import this module only where Triton is.
-Reference: :mod:`torchrl_perf.replay.slice_rows`.
+In torch operations they are some sixty launches each, and each launch takes longer than its work. Import this module
+only where Triton is. Reference: :mod:`torchrl_perf.replay.slice_rows`.
 """
 
 from typing import NamedTuple
@@ -16,6 +16,9 @@ from torchrl_perf.kernels.priority_tree import age_and_generation, uniform_slot,
 
 MAX_LENGTH = 4096
 """Rows of the longest slice that one program follows."""
+
+MAX_TIME_ROWS = 512
+"""New time rows that one program walks along a stream; of more the operations of torch are faster."""
 
 
 @triton.jit
@@ -85,6 +88,45 @@ def _slices(
         tl.store(generation_ptr + place, generation, mask=is_row)
 
 
+@triton.jit
+def _starts(
+    run_ptr, cursor_ptr, length_ptr, end_ptr, mask_ptr, terminated_ptr, slots_ptr, starts_ptr,
+    time_rows, count, steps, num_streams, stride,
+    HAS_END: tl.constexpr, HAS_MASK: tl.constexpr, HAS_TERMINATED: tl.constexpr,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK streams, each from its oldest new row to the newest."""
+    stream = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_stream = stream < num_streams
+    cursor, length = tl.load(cursor_ptr), tl.load(length_ptr)
+    oldest = cursor + steps - count  # a round more, so that the dividend is not negative
+    run = tl.load(run_ptr + stream, mask=is_stream, other=0)
+    time = time_rows - time_rows  # not `range`, which Triton's interpreter cannot count with NumPy 2
+    while time < time_rows:
+        row = (oldest + count - time_rows + time) % steps * num_streams + stream
+        is_active = is_stream & (time - time_rows + length >= 0)
+        if HAS_MASK:
+            is_admitted = _flag(mask_ptr, row, stride, is_stream)
+            if HAS_TERMINATED:
+                is_admitted = is_admitted | _flag(terminated_ptr, row, stride, is_stream)
+            is_active = is_active & is_admitted
+        run = tl.where(is_active, run + 1, 0)
+        first = count - time_rows + time - (LENGTH - 1)  # the row that this one ends the window of
+        is_start = (run >= LENGTH).to(tl.uint8)
+        tl.store(starts_ptr + first * num_streams + stream, is_start, mask=is_stream & (first >= 0))
+        if HAS_END:
+            run = tl.where(_flag(end_ptr, row, stride, is_stream), 0, run)
+        time += 1
+    tl.store(run_ptr + stream, run, mask=is_stream)
+    place = count - count
+    while place < count:
+        slot = (oldest + place) % steps * num_streams + stream
+        tl.store(slots_ptr + place * num_streams + stream, slot, mask=is_stream)
+        is_newest = is_stream & (place > count - LENGTH)
+        tl.store(starts_ptr + place * num_streams + stream, tl.zeros_like(stream).to(tl.uint8), mask=is_newest)
+        place += 1
+
+
 class Flags(NamedTuple):
     """Flags of the stored rows, uint8 ``[capacity]`` with one stride for all; None for those that are not read."""
 
@@ -150,3 +192,38 @@ def launch_slices(
     }  # fmt: skip
     launch(_slices, (-(-count // constants["BLOCK"]),), args, constants)
     return Slices(index, found, weights, generation)
+
+
+def launch_starts(
+    run: Tensor, flags: Flags, time_rows: int, length: int, *, counters: tuple[Tensor, Tensor, int, int], has_end: bool
+) -> tuple[Tensor, Tensor]:
+    """Finds the slots that slices may start at since the newest ``time_rows`` time rows were written.
+
+    Args:
+        run: int64 ``[N]``, rows since the last break of each stream before them; brought up to date.
+        flags: of the stored rows.
+        time_rows: number of new time rows, at most the steps of the ring.
+        length: rows L of a slice, at most the steps of the ring.
+        counters: cursor and length of the ring, 0-d int64; its steps and streams.
+        has_end: whether an end breaks a run.
+
+    Returns:
+        Slots ``[R * N]`` int64 of the newest R = min(time_rows + L - 1, steps) time rows, in the order of time, and
+        whether a slice may start there, bool.
+    """
+    cursor, valid, steps, streams = counters
+    count = min(time_rows + length - 1, steps)
+    slots = torch.empty(count * streams, dtype=torch.int64, device=run.device)
+    starts = torch.empty_like(slots, dtype=torch.bool)
+    end, mask, terminated = flags.end, flags.mask, flags.terminated
+    args = (
+        run, cursor, valid, end, end if mask is None else mask, end if terminated is None else terminated,
+        slots, starts.view(torch.uint8), time_rows, count, steps, streams, end.stride(0),
+    )  # fmt: skip
+    block = min(128, 1 << (streams - 1).bit_length())
+    constants = {
+        "HAS_END": has_end, "HAS_MASK": mask is not None, "HAS_TERMINATED": terminated is not None,
+        "LENGTH": length, "BLOCK": block,
+    }  # fmt: skip
+    launch(_starts, (-(-streams // block),), args, constants, num_warps=max(1, block // 32))
+    return slots, starts

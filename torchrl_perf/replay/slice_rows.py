@@ -1,4 +1,4 @@
-"""From the starts of slices to their rows, and to the flags that their samples carry."""
+"""Where slices may start, and from their starts to their rows and to the flags that their samples carry."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor
 
+from torchrl_perf.functional.windows import run_lengths
 from torchrl_perf.kernels import slice_kernels
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import row_mask
@@ -142,6 +143,40 @@ class SliceRows:
             is_first = self._is_first.view(1, L, *(1 for _ in self._init.shape[1:]))
             info[INIT] = (is_first | self._init[rows]).flatten(0, 1)
         return info
+
+    def starts(self, run: Tensor, time_rows: int, within_episode: bool) -> tuple[Tensor, Tensor]:
+        """Finds the slots that slices may start at since the newest ``time_rows`` time rows were written.
+
+        Args:
+            run: int64 ``[N]``, rows since the last break of each stream before them; brought up to date.
+            time_rows: number of new time rows, at most the steps of the ring.
+            within_episode: whether an end breaks a run.
+
+        Returns:
+            Slots ``[R * N]`` int64 of the newest R = min(time_rows + L - 1, steps) time rows, in the order of time, and
+            whether a slice may start there, bool.
+        """
+        ring, L = self.ring, self._length
+        kernels = None if self._flags is None else slice_kernels(run)
+        if kernels is not None and time_rows + L <= kernels.MAX_TIME_ROWS:
+            counters = (ring.cursor, ring.length, ring.steps, ring.num_streams)
+            return kernels.launch_starts(run, self._flags, time_rows, L, counters=counters, has_end=within_episode)
+        count = min(time_rows + L - 1, ring.steps)
+        streams = torch.arange(ring.num_streams, device=ring.device)
+        back = torch.arange(-count, 0, device=ring.device)
+        slots = ((back + ring.cursor) % ring.steps).unsqueeze(1) * ring.num_streams + streams
+
+        newest = slots[-time_rows:]
+        active = (back[-time_rows:] + ring.length >= 0).unsqueeze(1).expand_as(newest)
+        if self._mask_key is not None:
+            active = active & row_mask(self._storage, newest.reshape(-1), self._mask_key).view_as(newest)
+        ended = self.ends(newest)[1] if within_episode else torch.zeros_like(active)
+        lengths, carry = run_lengths(ended, active, run)
+        run.copy_(carry)
+
+        is_start = torch.zeros_like(slots, dtype=torch.bool)
+        is_start[: count - L + 1] = lengths[time_rows - (count - L + 1) :] >= L
+        return slots.view(-1), is_start.view(-1)
 
     def ends(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The stored flag of rows, ``[*, *F]`` bool, and whether any of a row's flags is set, ``[*]`` bool."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_perf.functional.windows import run_lengths
 from torchrl_perf.replay._checks import (
     check_entries_of_state,
     check_tensor_of_state,
@@ -22,7 +21,7 @@ from torchrl_perf.replay._checks import (
 from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
+from torchrl_perf.replay.random import reads, refuse_capture, ring_of, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring, capturing
 from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.replay.slice_rows import INIT, SliceRows
@@ -268,25 +267,10 @@ class DeviceSliceSampler(Sampler):
 
         With ``keep`` slices that could be drawn before keep their priorities.
         """
-        ring, L = ring_of(storage, _NAME), self.slice_len
         assert self._run is not None
-        count = min(time_rows + L - 1, ring.steps)
-        streams = torch.arange(ring.num_streams, device=ring.device)
-        back = torch.arange(-count, 0, device=ring.device)
-        slots = ((back + ring.cursor) % ring.steps).unsqueeze(1) * ring.num_streams + streams
-
-        newest = slots[-time_rows:]
-        exists = (back[-time_rows:] + ring.length >= 0).unsqueeze(1).expand_as(newest)
-        active = exists
-        if self.mask_key is not None:
-            active = exists & row_mask(storage, newest.reshape(-1), self.mask_key).view_as(newest)
-        ended = self._rows_of(storage, ring).ends(newest)[1] if self.within_episode else torch.zeros_like(active)
-        lengths, carry = run_lengths(ended, active, self._run)
-        self._run.copy_(carry)
-
-        is_start = torch.zeros_like(slots, dtype=torch.bool)
-        is_start[: count - L + 1] = lengths[time_rows - (count - L + 1) :] >= L
-        self._set_starts(storage, slots.view(-1), is_start.view(-1), keep)
+        rows = self._rows_of(storage, ring_of(storage, _NAME))
+        slots, is_start = rows.starts(self._run, time_rows, self.within_episode)
+        self._set_starts(storage, slots, is_start, keep)
 
     def _set_starts(self, storage: Any, slots: Tensor, is_start: Tensor, keep: bool) -> None:
         ring = ring_of(storage, _NAME)

@@ -111,16 +111,16 @@ CEILINGS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
     "extend": (extends, 70, 11),
     "extend of streams": (lambda: extends(streams=4), 70, 17),
     "sample of epochs": (lambda: samples(sampler="epoch"), 45, 13),
-    "sample by priority": (lambda: samples(sampler="prioritized"), 52, 69),
-    "update of priorities": (lambda: updates(sampler="prioritized"), 30, 76),
+    "sample by priority": (lambda: samples(sampler="prioritized"), 52, 63),
+    "update of priorities": (lambda: updates(sampler="prioritized"), 30, 68),
     "extend by priority": (lambda: extends(sampler="prioritized"), 95, 58),
     "sample of slices": (lambda: samples(streams=4, **SLICES), 80, 84),
-    "sample of slices by priority": (lambda: samples(streams=4, alpha=0.6, **SLICES), 95, 124),
+    "sample of slices by priority": (lambda: samples(streams=4, alpha=0.6, **SLICES), 95, 115),
     "n-step sample": (lambda: samples(streams=4, n_step=3), 65, 66),
     "compact sample": (lambda: samples(streams=4, compact=True), 65, 33),
     "sample, ReplayBuffer": (lambda: shell(ReplayBuffer, DeviceRandomSampler()).sample, 52, 16),
     "sample, TensorDictReplayBuffer": (lambda: shell(TensorDictReplayBuffer, DeviceRandomSampler()).sample, 115, 16),
-    "sample by priority, ReplayBuffer": (lambda: shell(ReplayBuffer, DevicePrioritizedSampler()).sample, 56, 69),
+    "sample by priority, ReplayBuffer": (lambda: shell(ReplayBuffer, DevicePrioritizedSampler()).sample, 56, 63),
 }
 """What is done, and how many Python functions and operations of torch it may take."""
 

@@ -73,16 +73,24 @@ class Ring:
 
     def age(self, slot: Tensor) -> Tensor:
         """Number of time rows written after each slot's present row: 0 for the newest. int64, shaped like ``slot``."""
-        time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
-        return (self.cursor - 1 - time_slot).remainder_(self.steps)
+        return self._since(slot).remainder_(self.steps)
 
     def generation(self, slot: Tensor) -> Tensor:
         """How often each slot was written before its present content; int64, shaped like ``slot``, -1 if never.
 
         Closed form in the cursor: nothing is stored per slot. A slot that is written again has another generation.
         """
+        return self._since(slot).div_(self.steps, rounding_mode="floor")
+
+    def age_and_generation(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`age` and :meth:`generation` at once."""
+        since = self._since(slot)
+        return since.remainder(self.steps), since.div_(self.steps, rounding_mode="floor")
+
+    def _since(self, slot: Tensor) -> Tensor:
+        """Time rows written since the ring's first round reached each slot."""
         time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
-        return (self.cursor - 1 - time_slot).div_(self.steps, rounding_mode="floor")
+        return self.cursor - 1 - time_slot
 
     def advance(self, time_rows: int) -> None:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""

@@ -85,13 +85,13 @@ class RowLayout:
         Returns:
             Tensors ``[*batch_size, *shape]`` in the field's dtype that share the memory of ``rows``.
         """
+        ahead = rows.storage_offset() + first * self.row_bytes  # first, since torch.compile breaks its graph here
         if batch_size is None:
             batch_size = (rows.shape[0],)
         plan = None if torch.compiler.is_compiling() else self._plans.get(batch_size)  # a traced size has no hash
         if plan is None:
             plan = self._plan(batch_size)
         typed = [rows.view(dtype) for dtype in self._dtypes]
-        ahead = rows.storage_offset() + first * self.row_bytes
         if ahead:
             return [
                 typed[kind].as_strided(shape, strides, start + ahead // typed[kind].itemsize)

@@ -24,7 +24,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
-from torchrl_perf.functional.dqn import action_value, q_loss, q_targets
+from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics
 from torchrl_perf.modules import EpsilonGreedy, FusedMLP
 from torchrl_perf.replay import DeviceReplayBuffer, make_replay_buffer

@@ -321,13 +321,13 @@ REACHES: dict[str, set[str]] = {
     "replay/layout.py": {"_new_unsafe", "_tensordict"},
     "replay/torchrl_writers.py": {"_attached_entities", "_cursor", "_write_count"},
     "replay/writer.py": {"_attached_entities"},
-    "runtime/_host_copies.py": {"_cdata"},
+    "runtime/waits/host_copies.py": {"_cdata"},
     "bench/replay.py": {"_batch_size"},
     # classes of the package
     "envs/marine/recording.py": {"_acting", "_root", "_state", "_wrap", "_write"},
     "replay/slices.py": {"_attach", "_empty", "_rng"},
     "runtime/files.py": {"_file"},
-    "runtime/interception.py": {"_destroy", "_lazy_call"},
+    "runtime/waits/interception.py": {"_destroy", "_lazy_call"},
     "trainers/config.py": {"_check"},
 }
 """Private names of other objects that a file reads, each file for itself; shorten it, and leave it as short."""

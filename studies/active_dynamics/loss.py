@@ -21,7 +21,7 @@ from studies.originals.latent_loss import (
     powers,
 )
 from studies.sitting import CONFIRMED, NOT_REPRODUCED, Sitting, Variant, judge, times_text
-from torchrl_perf.functional.elbo import decayed_weights, temporal_mask
+from torchrl_perf.functional.losses.elbo import decayed_weights, temporal_mask
 from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae

@@ -26,7 +26,7 @@ from studies.sitting import (
     times_text,
 )
 from torchrl_perf.functional import generalized_advantage_estimate, leftmost_k
-from torchrl_perf.functional.hybrid import normal_entropy, normal_kl, squashed_normal_entropy
+from torchrl_perf.functional.losses.hybrid import normal_entropy, normal_kl, squashed_normal_entropy
 from torchrl_perf.runtime import compiled
 
 SORT, PARTITION, ONE_COPY = "list sort, .item() a node", "argpartition, .item() a node", "argpartition, one copy"

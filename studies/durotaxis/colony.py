@@ -20,7 +20,7 @@ from studies.sitting import CONFIRMED, NOT_HERE, Sitting, Variant, judge, times_
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.durotaxis import Durotaxis
 from torchrl_perf.functional import generalized_advantage_estimate
-from torchrl_perf.functional.hybrid import normal_log_prob
+from torchrl_perf.functional.losses.hybrid import normal_log_prob
 from torchrl_perf.modules import NodeEncoder
 from torchrl_perf.runtime import capture, compiled
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from studies.originals.market import Bar, MarketLoop, Observation
 from studies.originals.options import SerialActor, SerialSelector
 from torchrl_perf.envs.market import PARTS, OptionMarket, RegimeSettings
-from torchrl_perf.modules.node_encoder import NodeEncoder
+from torchrl_perf.modules.encoders.node_encoder import NodeEncoder
 from torchrl_perf.modules.option_actor import OptionActor, OptionNormalHead
 from torchrl_perf.objectives.sac import frozen
 from torchrl_perf.systems.options_market.config import OPTIONS_MARKET_PRESETS, OptionsMarketConfig

@@ -17,7 +17,7 @@ from studies.originals.latent_loss import LoopLoss
 from studies.originals.rollout_window import RollWindow, copy_always, copy_by_need
 from studies.originals.transfers import Cleanup, to_device, to_device_later
 from torchrl_perf.envs.latent_field import LatentField
-from torchrl_perf.functional.elbo import beta_at
+from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.information_reward import InformationReward

@@ -7,7 +7,7 @@ key: ``B`` windows, ``T`` steps, ``M`` samples, ``S`` numbers of the latent stat
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.elbo import gaussian_kl
+from torchrl_perf.functional.losses.elbo import gaussian_kl
 from torchrl_perf.systems.active_dynamics.latent_maps import Belief
 from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_perf.bench import collector, flashbax_peer, gae, jax_peer, offpolicy, ppo, replay
-from torchrl_perf.bench.baselines import TorchRLPPO
+from torchrl_perf.bench import collector, gae, offpolicy, ppo, replay
+from torchrl_perf.bench.peers import flashbax as flashbax_peer
+from torchrl_perf.bench.peers import jax as jax_peer
+from torchrl_perf.bench.peers.baselines import TorchRLPPO
 from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
 from torchrl_perf.envs import CartPole
 from torchrl_perf.trainers import PPOConfig

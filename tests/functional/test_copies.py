@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_perf.functional.copies import SMALL, _copy_by_dtype, copy_all_
+from torchrl_perf.functional.rows.copies import SMALL, _copy_by_dtype, copy_all_
 
 
 def pairs(device):

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional import categorical_projection, distributional, quantile_huber_loss
-from torchrl_perf.functional.distributional import check_support, midpoints, return_bounds
+from torchrl_perf.functional import categorical_projection, quantile_huber_loss
+from torchrl_perf.functional.losses import distributional
+from torchrl_perf.functional.losses.distributional import check_support, midpoints, return_bounds
 from torchrl_perf.runtime import no_host_sync
 
 SUPPORT = torch.tensor([-1.0, 0.0, 1.0])

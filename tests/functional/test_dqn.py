@@ -9,7 +9,7 @@ from torch import nn
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
-from torchrl_perf.functional.dqn import action_value, q_loss, q_targets
+from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
 
 
 def test_double_q_takes_the_online_action_and_the_target_value():

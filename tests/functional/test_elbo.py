@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Independent, Normal, Poisson, kl_divergence
 
-from torchrl_perf.functional.elbo import (
+from torchrl_perf.functional.losses.elbo import (
     beta_at,
     decayed_weights,
     gaussian_kl,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_perf.functional.valid import fitted_rows
+from torchrl_perf.functional.rows.valid import fitted_rows
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-from torchrl_perf.functional.hybrid import (
+from torchrl_perf.functional.losses.hybrid import (
     expected_soft_value,
     kl_k3,
     normal_entropy,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchrl_perf.functional.icm import forward_error, intrinsic_reward, inverse_accuracy, inverse_error
+from torchrl_perf.functional.losses.icm import forward_error, intrinsic_reward, inverse_accuracy, inverse_error
 
 
 def test_forward_error_and_reward_by_hand():

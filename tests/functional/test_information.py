@@ -14,7 +14,7 @@ from torchrl_perf.functional import (
     ensemble_disagreement,
     fisher_diagonal,
 )
-from torchrl_perf.functional.information import discount_weights, discounted_return, fisher_matrix
+from torchrl_perf.functional.losses.information import discount_weights, discounted_return, fisher_matrix
 from torchrl_perf.runtime import no_host_sync
 
 F64 = torch.float64

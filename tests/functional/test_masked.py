@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from torchrl_perf.functional.dqn import q_targets
+from torchrl_perf.functional.losses.dqn import q_targets
 from torchrl_perf.functional.masked import (
     effective_mask,
     gumbel_argmax,

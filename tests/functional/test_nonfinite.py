@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
+from torchrl_perf.functional.rows.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.runtime import no_host_sync
 
 BAD = (math.nan, math.inf, -math.inf)

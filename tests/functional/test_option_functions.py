@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.functional import arrival_value, option_segments, smdp_target, time_hazard
-from torchrl_perf.functional.options import OpenOption, masked_mean, masked_standardize, no_option
+from torchrl_perf.functional.losses.options import OpenOption, masked_mean, masked_standardize, no_option
 
 # name: (least duration, hazard's end, steepness, cap, hard maximum)
 OPTIONS = {

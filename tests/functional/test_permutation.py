@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.permutation import feistel_permutation, random_permutation
+from torchrl_perf.functional.rows.permutation import feistel_permutation, random_permutation
 from torchrl_perf.runtime import no_host_sync
 
 

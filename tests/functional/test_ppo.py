@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.ppo import clipped_surrogate, normalized_advantage
+from torchrl_perf.functional.losses.ppo import clipped_surrogate, normalized_advantage
 
 LOW, HIGH = math.log(0.8), math.log(1.2)
 

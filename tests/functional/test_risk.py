@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchrl_perf.functional import Risk, distort
-from torchrl_perf.functional.distributional import midpoints
-from torchrl_perf.functional.risk import check_risk, distorted_mass
+from torchrl_perf.functional.losses.distributional import midpoints
+from torchrl_perf.functional.losses.risk import check_risk, distorted_mass
 
 KINDS = [("cvar", 0.25), ("cvar", 1.0), ("wang", -0.75), ("wang", 0.5), ("power", -2.0), ("power", 1.5), ("power", 0.0)]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrl_perf.functional.losses.sac import actor_loss, critic_loss, soft_target, temperature_loss, weighted_mean
 from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.sac import actor_loss, critic_loss, soft_target, temperature_loss, weighted_mean
 
 ALPHA = torch.tensor(0.5)
 

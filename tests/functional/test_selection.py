@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.functional import leftmost_k
-from torchrl_perf.functional.selection import rank_by_counting
+from torchrl_perf.functional.rows.selection import rank_by_counting
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.runtime.compile import compiled
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
-from torchrl_perf.functional.windows import run_lengths
+from torchrl_perf.functional.rows.shuffle import ROUNDS, shuffled_index
+from torchrl_perf.functional.rows.windows import run_lengths
 
 
 def run_loop(done, active, carry):

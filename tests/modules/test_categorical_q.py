@@ -8,7 +8,7 @@ from torchrl.data import OneHot
 
 from torchrl_perf.functional import Risk
 from torchrl_perf.modules import CategoricalMLP, EpsilonGreedy
-from torchrl_perf.modules.risk import RiskDistortion
+from torchrl_perf.modules.values.risk import RiskDistortion
 from torchrl_perf.runtime import no_host_sync
 
 OBS, ACTIONS = 4, 3

@@ -11,7 +11,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf import modules
-from torchrl_perf.functional.risk import Risk
+from torchrl_perf.functional.losses.risk import Risk
 from torchrl_perf.modules import (
     ICM,
     CategoricalMLP,

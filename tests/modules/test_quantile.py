@@ -11,8 +11,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.functional import Risk
 from torchrl_perf.modules import EpsilonGreedy, ImplicitQuantileCritic, ImplicitQuantileMLP, QuantileMLP
-from torchrl_perf.modules.quantile import CosineEmbedding
-from torchrl_perf.modules.risk import RiskDistortion
+from torchrl_perf.modules.values.quantile import CosineEmbedding
+from torchrl_perf.modules.values.risk import RiskDistortion
 from torchrl_perf.runtime import no_host_sync
 
 OBS, ACTIONS = 4, 3

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchrl_perf.functional import Risk, distort
-from torchrl_perf.functional.risk import distorted_mass
-from torchrl_perf.modules.risk import RiskDistortion, make_risk
+from torchrl_perf.functional.losses.risk import distorted_mass
+from torchrl_perf.modules.values.risk import RiskDistortion, make_risk
 
 
 @pytest.mark.parametrize("risk", [Risk("cvar", 0.3), Risk("wang", -0.5), Risk("power", -2.0)])

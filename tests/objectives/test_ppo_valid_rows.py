@@ -9,7 +9,7 @@ from torchrl.data import Bounded, Categorical, Composite
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ValueOperator
 
-from torchrl_perf.functional.ppo import normalized_advantage
+from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.modules import (
     BoundedNormal,
     DeviceActor,

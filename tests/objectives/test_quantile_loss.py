@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.functional import Risk
-from torchrl_perf.functional.distributional import midpoints
+from torchrl_perf.functional.losses.distributional import midpoints
 from torchrl_perf.modules import ImplicitQuantileMLP, QuantileMLP
 from torchrl_perf.objectives import QuantileDQNLoss
 from torchrl_perf.runtime import no_host_sync

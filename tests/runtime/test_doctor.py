@@ -7,9 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchrl_perf.runtime import doctor_checks, doctor_device, doctor_host, doctor_software
 from torchrl_perf.runtime.doctor import check_machine
-from torchrl_perf.runtime.doctor_checks import Check, Finding, format_checks, run_checks, worst
+from torchrl_perf.runtime.doctor import (
+    checks as doctor_checks,
+)
+from torchrl_perf.runtime.doctor import (
+    device as doctor_device,
+)
+from torchrl_perf.runtime.doctor import (
+    host as doctor_host,
+)
+from torchrl_perf.runtime.doctor import (
+    software as doctor_software,
+)
+from torchrl_perf.runtime.doctor.checks import Check, Finding, format_checks, run_checks, worst
 
 GIB = 2**30
 NAMES = {

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from torchrl_perf.functional.dqn import q_loss
-from torchrl_perf.functional.sac import weighted_mean
+from torchrl_perf.functional.losses.dqn import q_loss
+from torchrl_perf.functional.losses.sac import weighted_mean
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.runtime.oom import MicroBatches, parts_of
 

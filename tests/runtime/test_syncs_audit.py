@@ -13,12 +13,12 @@ from tensordict import TensorDictBase
 from torch import nn
 from waiting_operations import OPERATIONS, audited, found
 
-from torchrl_perf.runtime._frames import Call, package_root
-from torchrl_perf.runtime.audit_report import to_json, to_text
-from torchrl_perf.runtime.interception import WAITING_KERNELS
-from torchrl_perf.runtime.loop_marks import LoopMarks, StepLimit
-from torchrl_perf.runtime.replacements import REPLACEMENTS, remedy_for
-from torchrl_perf.runtime.script_audit import ScriptAudit
+from torchrl_perf.runtime.waits.audit_report import to_json, to_text
+from torchrl_perf.runtime.waits.frames import Call, package_root
+from torchrl_perf.runtime.waits.interception import WAITING_KERNELS
+from torchrl_perf.runtime.waits.loop_marks import LoopMarks, StepLimit
+from torchrl_perf.runtime.waits.replacements import REPLACEMENTS, remedy_for
+from torchrl_perf.runtime.waits.script_audit import ScriptAudit
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

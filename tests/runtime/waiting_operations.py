@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from torchrl_perf.runtime.script_audit import ScriptAudit
+from torchrl_perf.runtime.waits.script_audit import ScriptAudit
 
 
 def audited(fn, *args, **options):

@@ -16,7 +16,7 @@ from studies.originals import latent_loss, rollout_window, transfers
 from studies.originals.latent_agent import LoopTraining, PointLoop, encoded_again
 from studies.sitting import CONFIRMED, NOT_HERE, NOT_REPRODUCED, PARTLY, REFUSED, Sitting
 from torchrl_perf.envs import LatentField
-from torchrl_perf.functional.elbo import decayed_weights
+from torchrl_perf.functional.losses.elbo import decayed_weights
 from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.trainer import ActiveDynamicsTrainer
 

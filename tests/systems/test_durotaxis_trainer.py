@@ -14,7 +14,8 @@ from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.systems.durotaxis.config import DUROTAXIS_PRESETS, DurotaxisConfig
 from torchrl_perf.systems.durotaxis.trainer import ENDS
-from torchrl_perf.trainers import group_adam, train
+from torchrl_perf.trainers import train
+from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 VARIANTS = {

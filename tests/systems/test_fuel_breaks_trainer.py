@@ -19,7 +19,7 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig, FuelBreaksTrainer
 from torchrl_perf.systems.fuel_breaks.networks import PlacementValues, line_ends
 from torchrl_perf.systems.fuel_breaks.trainer import make_fuel_breaks_env
-from torchrl_perf.trainers import group_adam
+from torchrl_perf.trainers.optim import group_adam
 
 VARIANTS = {
     "usual": {},

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_perf.functional.information import embedding_information_gain, fisher_matrix, information_gain
+from torchrl_perf.functional.losses.information import embedding_information_gain, fisher_matrix, information_gain
 from torchrl_perf.systems.active_dynamics import InformationReward, LatentDynamics
 
 

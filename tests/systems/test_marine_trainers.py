@@ -14,7 +14,7 @@ from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.oom import OutOfMemoryWarning
 from torchrl_perf.systems.marine.trainer import make_marine_env
-from torchrl_perf.trainers import group_adam
+from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.memory_estimate import PeakBytes
 
 agents = pytest.mark.parametrize("agent", AGENTS)

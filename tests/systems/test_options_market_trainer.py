@@ -27,8 +27,8 @@ from torchrl_perf.systems.options_market.networks import (
     market_of,
     recorded_prices,
 )
-from torchrl_perf.trainers import group_adam
 from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.transforms import OptionState
 
 VARIANTS = {

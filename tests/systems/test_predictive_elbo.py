@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Independent, Normal, kl_divergence
 
-from torchrl_perf.functional.elbo import gaussian_kl
+from torchrl_perf.functional.losses.elbo import gaussian_kl
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.systems.active_dynamics import LatentDecoder, LatentDynamics, ObservationEncoder, SeqVAE
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_perf.functional.nonfinite import count_nonfinite, finite_rows, first_nonfinite, repaired_rows
+from torchrl_perf.functional.rows.nonfinite import count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.runtime import LossScale
 from torchrl_perf.trainers.run.numerics import NumericalGuard

@@ -218,7 +218,7 @@ class TestMemory:
     @pytest.mark.parametrize("field", ["num_envs", "num_steps", "capacity", "hidden_size", "minibatch_size", "n_step"])
     def test_nothing_is_made_first(self, field, monkeypatch):
         from torchrl_perf.trainers import DQNTrainer
-        from torchrl_perf.trainers.off_policy_task import Task
+        from torchrl_perf.trainers.off_policy.task import Task
 
         values = {"capacity": 2**60, "learning_starts": 2**44, "total_steps": 2**50, field: 2**42}
         config = DQNConfig(**{**values, "device": "cpu"})

@@ -6,7 +6,7 @@ from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
 
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import minibatches
-from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 
 
 @tensorclass

@@ -22,7 +22,7 @@ from torchrl_perf.trainers import (
     SACConfig,
     SACTrainer,
 )
-from torchrl_perf.trainers.optimization import is_fault
+from torchrl_perf.trainers.optim.optimization import is_fault
 from torchrl_perf.trainers.run.numerics import Fault
 
 PPO = PPOConfig(

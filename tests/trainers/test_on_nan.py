@@ -13,7 +13,7 @@ from torchrl_perf.collectors import HostCollector
 from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import TrainingDivergedError, make_sac_actor, train
-from torchrl_perf.trainers.minibatches import flat_rows
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows
 
 VARIANTS = [
     ("ppo", {}),

@@ -6,7 +6,7 @@ from torch import nn
 
 from torchrl_perf.runtime import Acceleration, LossScale, no_host_sync
 from torchrl_perf.trainers import GuardedAdam
-from torchrl_perf.trainers.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.group_adam import GroupAdam
 
 INF = float("inf")
 

@@ -11,7 +11,7 @@ from torchrl_perf.envs import CartPole
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
-from torchrl_perf.trainers.minibatches import flat_rows
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "envs"))
 from walkers import Walkers

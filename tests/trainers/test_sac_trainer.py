@@ -15,7 +15,8 @@ from torchrl_perf.collectors import HostCollector, device_collector
 from torchrl_perf.envs import CartPole, MountainCarContinuous, Pendulum
 from torchrl_perf.runtime import no_host_sync, precision
 from torchrl_perf.runtime.compile import compiled
-from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, group_adam, make_sac_actor
+from torchrl_perf.trainers import SAC_PRESETS, SACConfig, SACTrainer, make_sac_actor
+from torchrl_perf.trainers.optim import group_adam
 from torchrl_perf.trainers.run.checkpoint import load_checkpoint, save_checkpoint
 
 TINY = SACConfig.without_task(

@@ -10,7 +10,7 @@ from torchrl.modules import MLP, ValueOperator
 
 from torchrl_perf.modules import EnsembleQ
 from torchrl_perf.trainers import DDPGConfig, DDPGTrainer, SACConfig, SACTrainer, TD3Config
-from torchrl_perf.trainers.twin_critics import critics_wanted
+from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 
 SMALL = {
     **{"num_envs": 4, "num_steps": 2, "total_steps": 64, "learning_starts": 8, "minibatch_size": 8, "capacity": 64},

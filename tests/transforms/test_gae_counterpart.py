@@ -13,7 +13,7 @@ from torchrl.modules import LSTMModule, set_recurrent_mode
 from torchrl.objectives.value import GAE
 
 from torchrl_perf.functional import generalized_advantage_estimate
-from torchrl_perf.functional.missing import stand_in, stand_in_rows, steps_without_successor
+from torchrl_perf.functional.rows.missing import stand_in, stand_in_rows, steps_without_successor
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.transforms import GAETransform, NStepTransform
 

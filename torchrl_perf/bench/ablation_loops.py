@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.runtime import Acceleration, capture
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, GuardedAdam, PPOConfig, PPOTrainer, SACConfig, SACTrainer
-from torchrl_perf.trainers.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.group_adam import GroupAdam
 
 SWITCHES = ("tf32", "bf16", "compile", "graph", "fused", "channels-last")
 OPTIMIZER_OFF = {"cuda": "foreach", "cpu": "for-loop"}  # what torch takes where nothing is said, with a tensor as rate

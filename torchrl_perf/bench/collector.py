@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torchrl.collectors import BaseCollector, Collector
 
-from torchrl_perf.bench.baselines import PlainCartPole, plain_actor
+from torchrl_perf.bench.peers.baselines import PlainCartPole, plain_actor
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from torchrl_perf.bench import jax_peer
-from torchrl_perf.bench.baselines import PlainCartPole, TorchRLPPO
 from torchrl_perf.bench.learning import time_to_return
+from torchrl_perf.bench.peers import jax as jax_peer
+from torchrl_perf.bench.peers.baselines import PlainCartPole, TorchRLPPO
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer

@@ -11,8 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement, SliceSampler
 
-from torchrl_perf.bench import flashbax_peer
 from torchrl_perf.bench.gae import copy_bandwidth
+from torchrl_perf.bench.peers import flashbax as flashbax_peer
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.replay import DeviceRandomSampler, DeviceStorage, DeviceWriter, make_replay_buffer
 from torchrl_perf.runtime import capture, time_cuda

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     try:
         from torchrl_perf.cli.run_report import check_run
         from torchrl_perf.runtime.doctor import check_machine
-        from torchrl_perf.runtime.doctor_checks import format_checks, worst
+        from torchrl_perf.runtime.doctor.checks import format_checks, worst
     except Exception as error:  # a broken torch raises anything from ImportError to OSError
         return _broken(error, as_json=options.json)
     try:

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from torchrl_perf.cli.run_folder import find_run, read_status
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, PROGRESS, read_json
-from torchrl_perf.runtime.doctor_checks import Check, Finding, run_checks, short_error
+from torchrl_perf.runtime.doctor.checks import Check, Finding, run_checks, short_error
 
 __all__ = ["RunLog", "check_run", "read_log"]
 

@@ -147,9 +147,9 @@ def audited(parser: argparse.ArgumentParser, options: argparse.Namespace, progra
     """Run a program under audit, print the report, and return the exit code."""
     import torch
 
-    from torchrl_perf.runtime.audit_report import to_json, to_text
-    from torchrl_perf.runtime.script_audit import ScriptAudit
     from torchrl_perf.runtime.timing import Stopwatch
+    from torchrl_perf.runtime.waits.audit_report import to_json, to_text
+    from torchrl_perf.runtime.waits.script_audit import ScriptAudit
 
     cuda = torch.cuda.is_available() if options.device is None else options.device == "cuda"
     if cuda and not torch.cuda.is_available():
@@ -219,7 +219,7 @@ def _number(name: str) -> int | None:
 
 def exit_code(program: Program) -> int:
     """Run a program to its end, or to the limit on its steps, and return the exit code that Python would give it."""
-    from torchrl_perf.runtime.loop_marks import StepLimit
+    from torchrl_perf.runtime.waits.loop_marks import StepLimit
 
     limit = False
     try:

@@ -42,7 +42,7 @@ from torchrl_perf.collectors.stepping import (
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
-from torchrl_perf.functional.copies import copy_all_
+from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import Captured, capture, host_syncs
 from torchrl_perf.runtime.compile import CompileMode, compiled
 

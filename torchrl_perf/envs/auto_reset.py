@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase
 from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
 from torchrl_perf.envs.drawing import Line, bars, heights, lines
 from torchrl_perf.envs.repeated_steps import is_repeated, joined
-from torchrl_perf.functional.copies import copy_all_
+from torchrl_perf.functional.rows.copies import copy_all_
 
 __all__ = ["AutoResetEnv", "Transition"]
 

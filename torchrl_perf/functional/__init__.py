@@ -6,21 +6,21 @@ from torchrl_perf.functional.advantages import (
     vtrace_advantage_estimate,
 )
 from torchrl_perf.functional.coloured_noise import coloured_noise
-from torchrl_perf.functional.distributional import categorical_projection, quantile_huber_loss
-from torchrl_perf.functional.elbo import beta_at, decayed_weights, gaussian_kl
-from torchrl_perf.functional.information import (
+from torchrl_perf.functional.losses.distributional import categorical_projection, quantile_huber_loss
+from torchrl_perf.functional.losses.elbo import beta_at, decayed_weights, gaussian_kl
+from torchrl_perf.functional.losses.information import (
     a_optimality,
     d_optimality,
     embedding_information_gain,
     ensemble_disagreement,
     fisher_diagonal,
 )
+from torchrl_perf.functional.losses.options import arrival_value, option_segments, smdp_target, time_hazard
+from torchrl_perf.functional.losses.risk import Risk, distort
 from torchrl_perf.functional.n_step import n_step_targets, n_step_window
-from torchrl_perf.functional.options import arrival_value, option_segments, smdp_target, time_hazard
 from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.risk import Risk, distort
+from torchrl_perf.functional.rows.selection import leftmost_k
 from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
-from torchrl_perf.functional.selection import leftmost_k
 
 __all__ = [
     "Risk",

@@ -14,7 +14,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints, kl_divergence, register_kl
 
-from torchrl_perf.functional import hybrid, masked
+from torchrl_perf.functional import masked
+from torchrl_perf.functional.losses import hybrid
 from torchrl_perf.functional.wide import wide_dtype, widened
 from torchrl_perf.modules.distributions import GumbelCategorical, log_of_probs, one_of
 from torchrl_perf.modules.squashed_normal import (
@@ -112,7 +113,7 @@ class BoundedNormal(_NormalPart, SquashedNormal):
     """:class:`SquashedNormal` with entropy, divergence and rows that may not exist.
 
     The entropy is that of the bounded action: the normal's, closed form, plus the mean of the log-Jacobian by
-    quadrature (:func:`~torchrl_perf.functional.hybrid.squash_log_jacobian_mean`, which states the error). The
+    quadrature (:func:`~torchrl_perf.functional.losses.hybrid.squash_log_jacobian_mean`, which states the error). The
     divergence of two with the same bounds is closed form. A row that is not valid acts in the middle of the bounds,
     with log-probability, entropy and divergence 0.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.data import TensorSpec, Unbounded
 
 from torchrl_perf.functional.coloured_noise import coloured_filter
-from torchrl_perf.functional.information import discounted_return
+from torchrl_perf.functional.losses.information import discounted_return
 from torchrl_perf.functional.wide import outside_autocast, wide_dtype, widened
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.policy_state import PolicyState

@@ -10,8 +10,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Categorical, OneHot, TensorSpec
 
-from torchrl_perf.functional.icm import intrinsic_reward
-from torchrl_perf.functional.missing import missing_rows
+from torchrl_perf.functional.losses.icm import intrinsic_reward
+from torchrl_perf.functional.rows.missing import missing_rows
 
 
 class ICMOutput(NamedTuple):

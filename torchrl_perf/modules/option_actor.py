@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from torchrl_perf.functional.hybrid import present, squashed_normal_entropy
+from torchrl_perf.functional.losses.hybrid import present, squashed_normal_entropy
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.actor import DeviceActor
 from torchrl_perf.modules.bounds import action_bounds

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from torchrl_perf.functional.options import time_hazard
+from torchrl_perf.functional.losses.options import time_hazard
 
 Rule = Callable[[TensorDictBase], Tensor]
 """A function of a TensorDict ``[*]`` that returns one entry for each option, ``[*, O]``."""
@@ -97,7 +97,7 @@ class OptionSet:
 class TimeHazard(nn.Module):
     """Termination by the time that an option has run: a rule td -> ``[*, O]`` for :class:`OptionSet`.
 
-    The curve is :func:`~torchrl_perf.functional.options.time_hazard`. Its parameters are numbers, or O of them, held in
+    The curve is :func:`~torchrl_perf.functional.losses.options.time_hazard`. Its parameters are numbers, or O of them, held in
     buffers. Rules of the state go on top: ``lambda td: torch.maximum(hazard(td), flat(td))``; such a function does not
     move with the controller, an ``nn.Module`` that holds the hazard does.
 

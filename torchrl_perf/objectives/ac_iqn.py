@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
-from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
+from torchrl_perf.functional.losses.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.quantile import checked_counts

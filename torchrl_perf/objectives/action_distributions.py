@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 from torchrl.modules.distributions.utils import has_analytic_entropy, has_analytic_kl, sample_and_log_prob
 
-from torchrl_perf.functional.hybrid import sum_to
+from torchrl_perf.functional.losses.hybrid import sum_to
 from torchrl_perf.modules.hybrid import HybridDistribution
 
 

@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.modules import DistributionalQValueActor
 
-from torchrl_perf.functional.distributional import categorical_projection, check_support
+from torchrl_perf.functional.losses.distributional import categorical_projection, check_support
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import (

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torchrl.data import Categorical
 from torchrl.objectives import ValueEstimators
 
-from torchrl_perf.functional.hybrid import expected_soft_value
+from torchrl_perf.functional.losses.hybrid import expected_soft_value
+from torchrl_perf.functional.losses.sac import critic_rows
 from torchrl_perf.functional.masked import masked_entropy
-from torchrl_perf.functional.sac import critic_rows
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves
 from torchrl_perf.objectives.checks import column, refuse, required

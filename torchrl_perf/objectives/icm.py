@@ -8,8 +8,8 @@ from tensordict.nn import TensorDictParams, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_perf.functional.icm import forward_error, inverse_error
-from torchrl_perf.functional.valid import reduced, valid_mean
+from torchrl_perf.functional.losses.icm import forward_error, inverse_error
+from torchrl_perf.functional.rows.valid import reduced, valid_mean
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.icm import ICM
 from torchrl_perf.objectives.loss_module import OffPolicyLoss

@@ -16,9 +16,9 @@ from torchrl.objectives.utils import build_value_estimator
 from torchrl.objectives.value import TD0Estimator, TD1Estimator, TDLambdaEstimator
 
 from torchrl_perf.functional.advantages import td_lambda_targets
-from torchrl_perf.functional.missing import missing_rows
 from torchrl_perf.functional.polyak import polyak_update_
-from torchrl_perf.functional.valid import REDUCTIONS, fitted_rows, kept, reduced, valid_mean
+from torchrl_perf.functional.rows.missing import missing_rows
+from torchrl_perf.functional.rows.valid import REDUCTIONS, fitted_rows, kept, reduced, valid_mean
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, column, entry
 from torchrl_perf.objectives.twins import Twins, members_of

@@ -10,9 +10,9 @@ from tensordict.nn import TensorDictParams
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
+from torchrl_perf.functional.losses.options import masked_mean, masked_standardize, smdp_target
+from torchrl_perf.functional.losses.ppo import clipped_surrogate
 from torchrl_perf.functional.masked import masked_entropy, masked_expectation
-from torchrl_perf.functional.options import masked_mean, masked_standardize, smdp_target
-from torchrl_perf.functional.ppo import clipped_surrogate
 from torchrl_perf.modules.option_set import ACTIVE_KEY, AVAILABLE_KEY, LOG_PROB_KEY
 from torchrl_perf.modules.options import OptionController
 from torchrl_perf.objectives.checks import column, entry, refuse

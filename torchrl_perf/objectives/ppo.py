@@ -13,8 +13,8 @@ from torch import Tensor, distributions, nn
 from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 from torchrl.objectives.utils import distance_loss
 
-from torchrl_perf.functional.ppo import clipped_surrogate, normalized_advantage
-from torchrl_perf.functional.valid import (
+from torchrl_perf.functional.losses.ppo import clipped_surrogate, normalized_advantage
+from torchrl_perf.functional.rows.valid import (
     explained_variance,
     finite_where_absent,
     fitted_rows,

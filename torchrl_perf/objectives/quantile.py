@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from torchrl_perf.functional.distributional import check_kappa, quantile_huber_loss
+from torchrl_perf.functional.losses.distributional import check_kappa, quantile_huber_loss
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import entry
 from torchrl_perf.objectives.value_loss import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec
 
-from torchrl_perf.functional.sac import critic_rows, soft_target
+from torchrl_perf.functional.losses.sac import critic_rows, soft_target
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import checked_gamma, refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss

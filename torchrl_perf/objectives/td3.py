@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 
-from torchrl_perf.functional.sac import critic_rows
+from torchrl_perf.functional.losses.sac import critic_rows
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.objectives.checks import refuse, required
 from torchrl_perf.objectives.loss_module import OffPolicyKeys, OffPolicyLoss

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_perf.functional.permutation import random_permutation
-from torchrl_perf.functional.shuffle import ROUNDS, shuffled_index
+from torchrl_perf.functional.rows.permutation import random_permutation
+from torchrl_perf.functional.rows.shuffle import ROUNDS, shuffled_index
 from torchrl_perf.replay._checks import (
     check_entries_of_state,
     check_least_of_state,

@@ -9,7 +9,7 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from torchrl_perf.functional.windows import run_lengths
+from torchrl_perf.functional.rows.windows import run_lengths
 from torchrl_perf.kernels import slice_kernels
 from torchrl_perf.replay.priority_tree import PriorityTree
 from torchrl_perf.replay.random import row_mask

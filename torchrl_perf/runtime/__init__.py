@@ -3,7 +3,6 @@
 The only home of ``torch.compile``, CUDA graphs, device synchronisation, streams and clocks in the package.
 """
 
-from torchrl_perf.runtime.audit import HostSync, HostSyncError, HostSyncReport, host_syncs, no_host_sync
 from torchrl_perf.runtime.capture import Captured, CaptureError, capture, is_capturing
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.loss_scale import LossScale
@@ -13,6 +12,7 @@ from torchrl_perf.runtime.nvml import GpuReader, GpuSampler, read_gpu
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.timing import Stopwatch, Timing, synchronize, time_cuda
 from torchrl_perf.runtime.transfer import Download, PackedRecord, Upload
+from torchrl_perf.runtime.waits.audit import HostSync, HostSyncError, HostSyncReport, host_syncs, no_host_sync
 
 __all__ = [
     "Acceleration",

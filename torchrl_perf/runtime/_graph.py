@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchrl_perf.runtime._signature import detached
-from torchrl_perf.runtime.audit import sync_debug_mode
+from torchrl_perf.runtime.waits.audit import sync_debug_mode
 
 
 @cache

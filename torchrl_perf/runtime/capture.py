@@ -10,11 +10,11 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from torchrl_perf.runtime._frames import locate, traceback_chain
 from torchrl_perf.runtime._graph import record, warming_up
 from torchrl_perf.runtime._signature import cloned, detached, difference, leaves, shallow, signature
-from torchrl_perf.runtime.audit import HostSyncError, no_host_sync
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.waits.audit import HostSyncError, no_host_sync
+from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
 __all__ = ["CaptureError", "Captured", "capture", "is_capturing"]
 

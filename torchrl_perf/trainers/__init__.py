@@ -5,9 +5,7 @@ from torchrl_perf.trainers.ac_iqn import AC_IQN_PRESETS, ACIQNConfig, ACIQNTrain
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
-from torchrl_perf.trainers.deterministic import make_deterministic_actor
 from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
-from torchrl_perf.trainers.group_adam import GroupAdam
 from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer, make_hybrid_actor
 from torchrl_perf.trainers.iqn import (
     IQN_PRESETS,
@@ -17,13 +15,15 @@ from torchrl_perf.trainers.iqn import (
     QRDQNConfig,
     make_quantile_policy,
 )
-from torchrl_perf.trainers.minibatches import minibatches
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_algorithm import Algorithm, Update
-from torchrl_perf.trainers.off_policy_config import OffPolicyConfig
-from torchrl_perf.trainers.on_policy import OnPolicyTrainer
-from torchrl_perf.trainers.on_policy_algorithm import OnPolicyAlgorithm
-from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Update
+from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.deterministic import make_deterministic_actor
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm
+from torchrl_perf.trainers.on_policy.minibatches import minibatches
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
+from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder

@@ -8,18 +8,18 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_perf.modules.quantile import ImplicitQuantileCritic
+from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.deterministic import (
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
     DeterministicConfig,
     DeterministicPasses,
     NoisyActor,
     make_deterministic_actor,
 )
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.deterministic import (
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, make_ensemble_critic
+from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
     DeterministicConfig,
     DeterministicPasses,
     NoisyActor,
     make_deterministic_actor,
 )
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic, make_ensemble_critic
-from torchrl_perf.trainers.twin_critics import critics_wanted
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from torchrl_perf.functional.dqn import action_value, q_loss, q_targets
+from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mlp import FusedMLP
-from torchrl_perf.modules.q_networks import DuelingMLP
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
+from torchrl_perf.modules.values.q_networks import DuelingMLP
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from torchrl_perf.functional.risk import Risk, check_risk
+from torchrl_perf.functional.losses.risk import Risk, check_risk
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.modules.quantile import ImplicitQuantileMLP, QuantileMLP
+from torchrl_perf.modules.values.quantile import ImplicitQuantileMLP, QuantileMLP
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
 @dataclass(frozen=True)

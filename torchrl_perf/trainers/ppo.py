@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
-from torchrl_perf.functional.ppo import normalized_advantage
+from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config import EnvName, RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.on_policy import OnPolicyTrainer
-from torchrl_perf.trainers.on_policy_algorithm import OnPolicyAlgorithm, Whole, valid_key_of
+from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
+from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.transforms import GAETransform
 
 

@@ -9,14 +9,14 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from torchrl_perf.functional.distributional import check_support
-from torchrl_perf.modules.categorical_q import CategoricalMLP
+from torchrl_perf.functional.losses.distributional import check_support
 from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.modules.values.categorical_q import CategoricalMLP
 from torchrl_perf.objectives.c51 import DeviceC51Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_algorithm import Setup
-from torchrl_perf.trainers.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
+from torchrl_perf.trainers.off_policy.algorithm import Setup
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 REWARD_BOUNDS: dict[str, tuple[float, float]] = {
     "CartPole": (1.0, 1.0),

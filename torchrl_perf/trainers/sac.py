@@ -20,9 +20,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
-from torchrl_perf.trainers.group_adam import GroupAdam
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_actor_critic import (
+from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
     Pass,
@@ -30,8 +28,10 @@ from torchrl_perf.trainers.off_policy_actor_critic import (
     actor_layers,
     make_ensemble_critic,
 )
-from torchrl_perf.trainers.off_policy_algorithm import Setup
-from torchrl_perf.trainers.twin_critics import critics_wanted
+from torchrl_perf.trainers.off_policy.algorithm import Setup
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
+from torchrl_perf.trainers.optim.group_adam import GroupAdam
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import OptionReplay
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_actor_critic import ActorCritic, Pass, Passes, actor_layers
-from torchrl_perf.trainers.off_policy_algorithm import Setup, Update
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Pass, Passes, actor_layers
+from torchrl_perf.trainers.off_policy.algorithm import Setup, Update
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.sac import (

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import IndependentNormal
 
 from torchrl_perf.modules.distributions import GumbelCategorical
-from torchrl_perf.modules.joined import JoinedInputs
+from torchrl_perf.modules.encoders.joined import JoinedInputs
 from torchrl_perf.modules.multi_categorical import IndependentCategoricals
 
 OBSERVATION = "observation"

@@ -17,9 +17,9 @@ from torchrl.objectives.utils import hold_out_net
 from torchrl.objectives.value import ValueEstimatorBase
 
 from torchrl_perf.functional import generalized_advantage_estimate
-from torchrl_perf.functional.missing import stand_in, steps_without_successor
-from torchrl_perf.functional.ppo import normalized_advantage
-from torchrl_perf.functional.valid import fitted_rows
+from torchrl_perf.functional.losses.ppo import normalized_advantage
+from torchrl_perf.functional.rows.missing import stand_in, steps_without_successor
+from torchrl_perf.functional.rows.valid import fitted_rows
 
 MASK_KEY = ("collector", "mask")
 """Where TorchRL's slices and split trajectories mark padding."""

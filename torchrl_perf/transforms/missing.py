@@ -3,7 +3,7 @@
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_perf.functional.missing import missing_rows, stand_in_rows
+from torchrl_perf.functional.rows.missing import missing_rows, stand_in_rows
 
 
 def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor) -> TensorDictBase:
@@ -12,7 +12,7 @@ def fill_missing(following: TensorDictBase, root: TensorDictBase, ended: Tensor)
     Args:
         following: ``[*batch, T]``, the entries under "next"; written.
         root: the same shape; entries that it lacks (rewards) are left alone.
-        ended: bool ``[*batch, T, *F]``, of :func:`~torchrl_perf.functional.missing.steps_without_successor`.
+        ended: bool ``[*batch, T, *F]``, of :func:`~torchrl_perf.functional.rows.missing.steps_without_successor`.
 
     Returns:
         ``following``.

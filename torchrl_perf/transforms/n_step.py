@@ -8,8 +8,8 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.envs import Transform
 
-from torchrl_perf.functional.missing import steps_without_successor
 from torchrl_perf.functional.n_step import n_step_targets
+from torchrl_perf.functional.rows.missing import steps_without_successor
 from torchrl_perf.transforms.missing import fill_missing
 
 

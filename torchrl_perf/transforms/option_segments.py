@@ -8,7 +8,7 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.envs import Transform
 
-from torchrl_perf.functional.options import OpenOption, no_option, option_segments
+from torchrl_perf.functional.losses.options import OpenOption, no_option, option_segments
 from torchrl_perf.modules.option_set import (
     ACTIVE_KEY,
     AGE_KEY,

@@ -11,7 +11,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
 from torchrl_perf.functional.components import standardized_components, weighted_sum
-from torchrl_perf.modules.component_values import check_names
+from torchrl_perf.modules.values.component_values import check_names
 
 Weights = Mapping[str, float] | Sequence[float] | Tensor | None
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.functional.elbo import BetaSchedule
+from torchrl_perf.functional.losses.elbo import BetaSchedule
 from torchrl_perf.systems.active_dynamics.latent_dynamics import DynamicsKind
 from torchrl_perf.systems.active_dynamics.latent_maps import DecoderKind, EncoderKind, Likelihood
 from torchrl_perf.trainers.config import RunConfig

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_perf.functional.elbo import decayed_weights, gaussian_kl, linked, masked_latent, temporal_mask
+from torchrl_perf.functional.losses.elbo import decayed_weights, gaussian_kl, linked, masked_latent, temporal_mask
 from torchrl_perf.systems.active_dynamics.latent_maps import Belief
 from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 

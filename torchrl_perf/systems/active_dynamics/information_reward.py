@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.information import (
+from torchrl_perf.functional.losses.information import (
     a_optimality,
     d_optimality,
     ensemble_disagreement,

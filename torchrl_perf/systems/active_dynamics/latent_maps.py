@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.elbo import MAX_LOG_RATE, gaussian_log_likelihood, poisson_log_likelihood
+from torchrl_perf.functional.losses.elbo import MAX_LOG_RATE, gaussian_log_likelihood, poisson_log_likelihood
 
 __all__ = ["Belief", "DecoderKind", "EncoderKind", "LatentDecoder", "Likelihood", "ObservationEncoder"]
 

@@ -7,7 +7,7 @@ action, ``H`` steps ahead.
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.elbo import gaussian_kl, linked, masked_latent, temporal_mask
+from torchrl_perf.functional.losses.elbo import gaussian_kl, linked, masked_latent, temporal_mask
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.latent_maps import Belief
 

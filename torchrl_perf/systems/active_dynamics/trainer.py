@@ -10,7 +10,7 @@ from torchrl.envs import TransformedEnv
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.latent_field import LatentField
-from torchrl_perf.functional.elbo import beta_at
+from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.replay import RecentWindow
@@ -32,7 +32,7 @@ from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
 from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
-from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard

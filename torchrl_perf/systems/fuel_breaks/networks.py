@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, domirank
 from torchrl_perf.functional.masked import effective_mask
-from torchrl_perf.modules.conv_q import ConvQMap
 from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.modules.values.conv_q import ConvQMap
 from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
 from torchrl_perf.trainers.spaces import single_choice
 

@@ -15,9 +15,9 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
 from torchrl_perf.systems.fuel_breaks.networks import BREAK_KEYS, make_break_policy
 from torchrl_perf.trainers.dqn import QLoss
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_task import NOT_STORED, Task, both
-from torchrl_perf.trainers.value_based import ValueAlgorithm
+from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 
 __all__ = ["FuelBreaksTask", "FuelBreaksTrainer", "make_fuel_breaks_env"]
 

@@ -27,10 +27,10 @@ from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.deterministic import Squash
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.modules.value_head import ValueHead
+from torchrl_perf.modules.values.value_head import ValueHead
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.systems.marine.config import MarineConfig, MarineIQNConfig, MarineRainbowConfig, MarineSACConfig
-from torchrl_perf.trainers.value_based import epsilon_greedy
+from torchrl_perf.trainers.off_policy.value_based import epsilon_greedy
 
 __all__ = ["MarineTrunk", "TrunkCritic", "TrunkValues", "make_marine_actor", "make_marine_critic", "make_marine_policy"]
 
@@ -76,7 +76,7 @@ class TrunkValues(nn.Module):
         trunk: makes features ``[*, F]`` of the observation.
         features: F.
         num_actions: D.
-        **options: of the :class:`~torchrl_perf.modules.value_head.ValueHead`.
+        **options: of the :class:`~torchrl_perf.modules.values.value_head.ValueHead`.
     """
 
     def __init__(self, trunk: nn.Module, features: int, num_actions: int, **options: Any) -> None:

@@ -29,8 +29,8 @@ from torchrl_perf.trainers.ac_iqn import ACIQN
 from torchrl_perf.trainers.ddpg import DDPG
 from torchrl_perf.trainers.dqn import DQN
 from torchrl_perf.trainers.iqn import IQN
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_task import NOT_STORED, Task, both
+from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.rainbow import Rainbow
 from torchrl_perf.trainers.sac import SAC
 

@@ -25,8 +25,8 @@ from torchrl_perf.systems.options_market.networks import (
     market_of,
     with_compression,
 )
-from torchrl_perf.trainers.off_policy import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy_task import Task
+from torchrl_perf.trainers.off_policy.task import Task
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.sac_options import OptionNetworks, SACOptions
 
 __all__ = ["MarketNetworks", "MarketTask", "OptionsMarketTrainer"]

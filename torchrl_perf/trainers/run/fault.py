@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torchrl_perf.functional.nonfinite import KINDS
+from torchrl_perf.functional.rows.nonfinite import KINDS
 
 OnNan = Literal["stop", "skip", "rollback"]
 

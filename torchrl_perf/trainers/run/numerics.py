@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
-from torchrl_perf.functional.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
+from torchrl_perf.functional.rows.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.trainers.run.fault import Fault, OnNan, Verdict, remedy_of, unpack
 

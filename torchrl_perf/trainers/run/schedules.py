@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.elbo import beta_at
+from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError

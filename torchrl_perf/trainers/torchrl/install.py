@@ -29,7 +29,7 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.on_policy import OnPolicyTrainer
 
 from torchrl_perf.metrics import DeviceMetrics
-from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.torchrl.log import DeviceLogHook
 from torchrl_perf.trainers.torchrl.replay import DeviceReplayHook, MinibatchHook, draws_slices

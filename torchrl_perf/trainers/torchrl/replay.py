@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_perf.trainers.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.recurrent import refuse_recurrent_rows
 
 

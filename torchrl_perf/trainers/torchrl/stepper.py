@@ -13,7 +13,7 @@ from torchrl.trainers.trainers import OptimizationStepper
 
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.runtime import Captured, capture
-from torchrl_perf.trainers.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
 
 class GuardedStepper(OptimizationStepper):

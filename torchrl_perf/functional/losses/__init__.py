@@ -1,0 +1,3 @@
+"""Losses and the numbers they are made of."""
+
+__all__: list[str] = []

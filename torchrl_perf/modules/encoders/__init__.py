@@ -1,0 +1,3 @@
+"""Features of images, graphs and sets."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Networks of action values."""
+
+__all__: list[str] = []

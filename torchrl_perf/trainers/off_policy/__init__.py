@@ -1,0 +1,3 @@
+"""What every off-policy algorithm shares."""
+
+__all__: list[str] = []

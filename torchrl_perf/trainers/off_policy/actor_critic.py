@@ -1,0 +1,471 @@
+"""What off-policy algorithms with an actor and a critic share: one update of both, compiled whole or in stages."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchrl.data import TensorSpec
+
+from torchrl_perf.modules.aligned import AlignedLinear
+from torchrl_perf.modules.ensemble import EnsembleQ
+from torchrl_perf.objectives.sac import VALUE_KEY
+from torchrl_perf.runtime.oom import Part, parts_of, refused
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
+from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.optim.group_adam import GroupAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.state import Stateful
+from torchrl_perf.trainers.spaces import continuous_action, vector_observation
+
+MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
+"""Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(OffPolicyConfig):
+    """A run that learns a policy of bounded continuous actions from a critic.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed_by_checkpoint,
+        "hidden_size",
+        "activation",
+    )
+
+    env: str = "Pendulum"
+    """Which of the package's tasks with bounded continuous actions to learn."""
+    num_envs: int = 16
+    """Number of envs that run at once (N)."""
+    num_steps: int = 1
+    """Steps of each env in one iteration (T)."""
+    total_steps: int = 100_000
+    """Env steps of the whole run, over all envs; rounded up to whole iterations."""
+    capacity: int = 1_000_000
+    """Rows of the replay buffer; rounded down to a multiple of num_envs."""
+    updates_per_iteration: int = 16
+    """Updates after each collected batch of num_envs * num_steps frames."""
+    learning_starts: int = 5_000
+    """Frames collected with random actions before the first update, rounded up to whole iterations."""
+    actor_learning_rate: float = 3e-4
+    """Adam's step size for the policy."""
+    critic_learning_rate: float = 1e-3
+    """Adam's step size for the critics."""
+    tau: float = 0.005
+    """How far the targets move towards the networks each time."""
+    max_grad_norm: float | None = None
+    """Largest norm of the gradient of the critics, and of the actor; None is no limit."""
+    hidden_size: int = 256
+    """Width of the hidden layers of actor and critics."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Activation of the hidden layers."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("hidden_size",), is_count, "a positive integer")
+        checks.each(("actor_learning_rate", "critic_learning_rate", "max_grad_norm"), is_positive, "a positive number")
+        checks.each(("tau",), is_share, "a number in [0, 1]")
+
+
+class Pass(NamedTuple):
+    """Losses of rows ``[b]`` and their gradients; all 0-d without a gradient, but for the last two."""
+
+    losses: dict[str, Tensor]
+    """By name: what is minimised is their sum."""
+    means: dict[str, Tensor]
+    """Other statistics, by name: means over the rows."""
+    gradients: list[Tensor]
+    """One for each parameter of the optimiser, of the losses times the weight."""
+    priority: Tensor | None = None
+    """``[b]``, of the critics' pass."""
+
+    @property
+    def loss(self) -> Tensor:
+        """The losses in all, 0-d."""
+        first, *others = self.losses.values()
+        return sum(others, first)
+
+
+class Outcome(NamedTuple):
+    """What an update did; the statistics are named by :class:`Pass`, 0 for those of an actor that waits."""
+
+    priority: Tensor
+    """``[B]``."""
+    statistics: dict[str, Tensor]
+    """0-d, with the norms ``grad_norm_critic`` and ``grad_norm_actor``."""
+    critic_taken: Tensor
+    """bool 0-d, whether the critics' step was."""
+    actor_taken: Tensor
+    """The same of the actor's; True where it waits."""
+
+
+class Passes(ABC):
+    """The equations of an actor-critic: what each of its two steps minimises.
+
+    A pass gives gradients instead of a loss to differentiate, so that eagerly and within a compiled update the same
+    lines are run (:class:`~torchrl_perf.functional.pullback.Differentiable`).
+    """
+
+    def noise(self, sample: TensorDictBase) -> Tensor | None:
+        """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
+        return None
+
+    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Any:
+        """What the passes of critics and actor have in common; by default the noise.
+
+        Args:
+            sample: the batch ``[b]``.
+            noise: what :meth:`noise` gave for these rows, or None for fresh numbers.
+            to_actor: whether the actor's pass follows, or only the critics'.
+        """
+        return noise
+
+    @abstractmethod
+    def critic(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
+        """The critics' loss ``loss_critic``, the means ``value`` and ``td_error``, and priorities ``[b]``."""
+
+    @abstractmethod
+    def actor(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
+        """The losses of the actor and of what learns with it."""
+
+
+class ActorCritic(Algorithm):
+    """A critic and an actor, each with an optimiser and targets, updated in one compiled function of device state.
+
+    The critic steps first, the actor learns from the critic so updated, and targets follow. Where memory runs out, the
+    update goes on in stages that can be repeated, each in micro-batches.
+
+    An algorithm writes :meth:`make_actor`, :meth:`make_critic`, :meth:`make_loss` and :meth:`make_passes`, and names in
+    :attr:`actor_losses` and :attr:`actor_means` what its passes give.
+
+    Args:
+        config: every choice of the run.
+        actor: a TensorDict module for the env's action; by default that of the collector's policy, or
+            :meth:`make_actor` where there is no collector.
+        critic: by default :meth:`make_critic`.
+        make_actor: in place of :meth:`make_actor`, such as a system's, whose networks are its own.
+        make_critic: the same for :meth:`make_critic`.
+
+    Attributes:
+        actor_losses: names of the losses of the actor's pass, in order.
+        actor_means: names of its other statistics.
+        carried: entries of a policy's state that this algorithm learns from; others are refused.
+        loss: actor, critics and targets.
+        passes: the equations.
+        critic_optimizer: Adam of the critics, whose targets follow its steps.
+        actor_optimizer: Adam of the actor and of what learns with it.
+        actor_interval: updates from one step of the actor, and of the targets, to the next.
+    """
+
+    actor_losses: ClassVar[tuple[str, ...]] = ("loss_actor",)
+    actor_means: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[tuple[NestedKey, ...]] = ()
+    actor_interval: int = 1
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        actor: nn.Module | None = None,
+        critic: nn.Module | None = None,
+        make_actor: MakeNetwork | None = None,
+        make_critic: MakeNetwork | None = None,
+    ) -> None:
+        self.config = config
+        self._given = (actor, critic)
+        self._make_actor, self._make_critic = make_actor, make_critic
+        self.losses = ("loss_critic", *self.actor_losses)
+        norms = ("grad_norm_critic", "grad_norm_actor")
+        self.statistics = (*self.losses, *self.actor_means, "value", "td_error", *norms)
+
+    # -- what an algorithm writes -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """The actor for specs ``[*, O]`` and ``[*, D]``."""
+
+    @abstractmethod
+    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+        """The critic for specs ``[*, O]`` and ``[*, D]``."""
+
+    @abstractmethod
+    def make_loss(self, actor: nn.Module, critic: nn.Module) -> Any:
+        """The losses of actor and critic, with ``target_critic`` and, where there is one, ``target_actor``."""
+
+    @abstractmethod
+    def make_passes(self) -> Passes:
+        """The equations, of ``self.loss`` and the optimisers."""
+
+    def actor_groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """Parameters that learn with the actor, and their step sizes."""
+        return [(list(self.loss.actor.parameters()), self.config.actor_learning_rate)]
+
+    def actor_of(self, policy: nn.Module) -> nn.Module:
+        """The actor in a policy that collects; by default the policy itself."""
+        return policy
+
+    def policy_of(self, actor: nn.Module) -> nn.Module:
+        """The policy that collects with an actor; by default the actor itself."""
+        return actor
+
+    def target_share(self) -> float | Tensor:
+        """How far the targets move at this update, a number or 0-d."""
+        return self.config.tau
+
+    # -- what the trainer asks for ------------------------------------------------------------------------------------
+
+    def build(self, setup: Setup) -> nn.Module:
+        """Networks, losses and optimisers."""
+        self.setup = setup
+        (actor, critic), collecting = self._given, setup.collecting
+        given = {"actor": actor, "critic": critic, "policy": collecting}
+        refuse_recurrent(setup.owner, given, env=setup.env, own_state=self.carried)
+        if actor is None and collecting is not None:
+            actor = self.actor_of(collecting)
+        actor, critic = self._with_default_networks(actor, critic)
+        self.loss = self.make_loss(setup.acceleration.policy(actor), setup.acceleration.policy(critic))
+        self._make_optimizers()
+        self.passes = self.make_passes()
+        self.weights = dict.fromkeys(self._of_the_actor, self.actor_interval) if self.actor_interval > 1 else {}
+        self._update_fn = setup.compiled(self._update)
+        self._conclude_fn = setup.compiled(self._conclude)
+        self._critic_micro_fn = setup.compiled(self._critic_micro)
+        self._actor_micro_fn = setup.compiled(self._actor_micro)
+        self._trials = 3 * self.actor_interval
+        # a collector's that does not act with this actor is refused where the collector is checked
+        own = collecting is not None and self.actor_of(collecting) is actor
+        self.policy = collecting if own else self.policy_of(actor)
+        return self.policy
+
+    def parts(self) -> dict[str, Stateful]:
+        """Networks and targets; the optimisers' moments."""
+        return {
+            "loss": self.loss,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+        }
+
+    def update(self, sample: TensorDictBase, number: int) -> Update:
+        """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
+        due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
+        with self.setup.acceleration.active(self.setup.device), torch.no_grad():
+            outcome = self._whole_update(sample, due) if self.setup.mode != "eager" and micro.parts == 1 else None
+            outcome = outcome or self._staged_update(sample, due)
+            told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
+        losses, grad_norms, taken, fault = told
+        return Update(outcome.priority, outcome.statistics, losses, grad_norms, taken, fault)
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
+        with torch.no_grad():
+            rows = with_steps(rows)
+            context = self.passes.context(rows, None)
+            self.passes.critic(rows, context)
+            self.passes.actor(rows, context)
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    def _with_default_networks(self, actor: nn.Module | None, critic: nn.Module | None) -> tuple[nn.Module, nn.Module]:
+        """Actor and critic, made for the specs where they were not given."""
+        specs, config = self.setup.specs, self.config
+        if specs is None and (actor is None or critic is None):
+            raise ValueError(
+                "actor, critic: expected both where only a collector without specs is given, received "
+                f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
+            )
+        if actor is None:
+            of = vector_observation(specs), continuous_action(specs)
+            actor = self.make_actor(*of) if self._make_actor is None else self._make_actor(*of, config)
+        if critic is None:
+            of = vector_observation(specs), continuous_action(specs)
+            critic = self.make_critic(*of) if self._make_critic is None else self._make_critic(*of, config)
+        return actor, critic
+
+    def _make_optimizers(self) -> None:
+        loss, config = self.loss, self.config
+        critics = [(list(loss.critic.parameters()), config.critic_learning_rate)]
+        self.critic_optimizer = self._make_optimizer(critics, loss.target_critic)
+        self.actor_optimizer = self._make_optimizer(self.actor_groups(), getattr(loss, "target_actor", None))
+        names = {param: name for name, param in loss.named_parameters()}
+        params = [*self.critic_optimizer.params, *self.actor_optimizer.params]
+        self.parameter_names = [names[param] for param in params]
+
+    def _make_optimizer(
+        self, groups: list[tuple[list[nn.Parameter], float]], target: nn.Module | None = None
+    ) -> GroupAdam:
+        """Adam of groups of parameters with a step size each; the parameters of ``target`` follow them."""
+        return GroupAdam(
+            groups,
+            max_grad_norm=self.config.max_grad_norm,
+            targets=[] if target is None else list(target.parameters()),
+            compile=self.setup.mode != "eager",
+            loss_scale=self.setup.acceleration.make_loss_scale(self.setup.device),
+        )
+
+    @property
+    def _of_the_actor(self) -> tuple[str, ...]:
+        """Names of the statistics that an update has in which the actor does not wait."""
+        return (*self.actor_losses, *self.actor_means, "grad_norm_actor")
+
+    # -- one update ---------------------------------------------------------------------------------------------------
+
+    def _update(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
+        """Losses, gradients and steps of a sample ``[B]``."""
+        context = self.passes.context(sample, None, to_actor=actor_due)
+        tau = self.target_share() if actor_due else 0.0
+        critic = self.passes.critic(sample, context)
+        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
+        if not actor_due:
+            return self._outcome(critic, critic_step)
+        actor = self.passes.actor(sample, context)
+        # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
+        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
+
+    def _outcome(
+        self,
+        critic: Pass,
+        critic_step: tuple[Tensor, Tensor],
+        actor: Pass | None = None,
+        actor_step: tuple[Tensor, Tensor] | None = None,
+    ) -> Outcome:
+        """What an update did, of its passes and steps; without an actor's where that waits."""
+        critic_taken, critic_norm = critic_step
+        statistics = {**critic.losses, **critic.means, "grad_norm_critic": critic_norm}
+        assert critic.priority is not None
+        if actor is None or actor_step is None:
+            zeros = dict.fromkeys(self._of_the_actor, torch.zeros_like(critic_norm))
+            return Outcome(critic.priority, statistics | zeros, critic_taken, torch.ones_like(critic_taken))
+        actor_taken, actor_norm = actor_step
+        statistics |= {**actor.losses, **actor.means, "grad_norm_actor": actor_norm}
+        return Outcome(critic.priority, statistics, critic_taken, actor_taken)
+
+    def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
+        """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made.
+
+        Compiled, nobody knows which parameters it has written when memory runs out. So the first updates, which need
+        as much memory as all others, begin with a copy; and a recording computes nothing.
+        """
+        args, micro = () if due else (False,), self.setup.micro
+        if not micro.recording and self._trials == 0:
+            with refused("update", "go on from the last checkpoint; this update may be half done"):
+                return self._update_fn(sample, *args)
+        states = [] if micro.recording else [part.state_dict() for part in self.parts().values()]
+        values = [leaf.detach() for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
+        before = [value.clone() for value in values]
+
+        def undo() -> None:
+            for value, old in zip(values, before, strict=True):
+                value.copy_(old)
+
+        def attempt(parts: int) -> Outcome | None:
+            return self._update_fn(sample, *args) if parts == 1 else None
+
+        outcome = micro.run(attempt, len(sample), undo=undo)
+        self._trials = max(0, self._trials - 1)
+        return outcome
+
+    def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
+        """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""
+        rows, noise, micro = len(sample), self.passes.noise(sample), self.setup.micro
+        carry: list[Any] = []  # from the first stage to the second, where neither is split
+        tau = self.target_share() if due else 0.0
+
+        def critics(parts: int) -> Pass:
+            if parts > 1:
+                return self._split(self._critic_micro_fn, sample, noise, parts)
+            carry.append(self.passes.context(sample, noise, to_actor=due))
+            return self.passes.critic(sample, carry[0])
+
+        def actors(parts: int) -> Pass:
+            if parts == 1 and carry:
+                return self.passes.actor(sample, carry.pop())
+            return self._split(self._actor_micro_fn, sample, noise, parts)
+
+        critic = micro.run(critics, rows, undo=carry.clear)
+        critic_step = self.critic_optimizer.step(critic.gradients, critic.loss, tau)
+        if not due:
+            return self._outcome(critic, critic_step)
+        actor = micro.run(actors, rows)
+        return self._outcome(critic, critic_step, actor, self.actor_optimizer.step(actor.gradients, actor.loss, tau))
+
+    def _micro_batches(
+        self, sample: TensorDictBase, noise: Tensor | None, parts: int
+    ) -> Iterator[tuple[Part, Tensor | None]]:
+        """The parts of a sample, each with its noise."""
+        start, blocks = 0, None if noise is None else noise.unflatten(0, (-1, len(sample)))
+        for part in parts_of(sample, parts, sample.get("priority_weight", None)):
+            end = start + len(part.batch)
+            yield part, None if blocks is None else blocks[:, start:end].flatten(0, 1)
+            start = end
+
+    def _split(self, micro: Callable[..., Pass], sample: TensorDictBase, noise: Tensor | None, parts: int) -> Pass:
+        """The pass of a sample as the sum of those of its micro-batches."""
+        losses, means, gradients, priorities = [], [], [], []
+        names: tuple[list[str], list[str]] = ([], [])
+        for part, part_noise in self._micro_batches(sample, noise, parts):
+            found = micro(part.batch, part_noise, part.weight)
+            names = list(found.losses), list(found.means)
+            losses.append({name: value * part.weight for name, value in found.losses.items()})
+            means.append({name: value * part.share for name, value in found.means.items()})
+            # not in place: a compiled function may return views
+            gradients = list(torch._foreach_add(gradients, found.gradients)) if gradients else found.gradients
+            priorities.append(found.priority)
+        return Pass(
+            {name: torch.stack([row[name] for row in losses]).sum() for name in names[0]},
+            {name: torch.stack([row[name] for row in means]).sum() for name in names[1]},
+            gradients,
+            None if priorities[0] is None else torch.cat(priorities),
+        )
+
+    def _critic_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Pass:
+        return self.passes.critic(sample, self.passes.context(sample, noise, to_actor=False), weight)
+
+    def _actor_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Pass:
+        return self.passes.actor(sample, self.passes.context(sample, noise), weight)
+
+    def _conclude(
+        self, statistics: Mapping[str, Tensor], critic_taken: Tensor, actor_taken: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The last four entries of an :class:`Update`, which is counted."""
+        critic, actor = self.critic_optimizer, self.actor_optimizer
+        losses = [statistics[name] for name in self.losses]
+        fault = critic.is_fault(losses[0], statistics["grad_norm_critic"])
+        fault = fault | actor.is_fault(torch.stack(losses[1:]).sum(), statistics["grad_norm_actor"])
+        taken = critic_taken & actor_taken
+        self.setup.count(statistics, taken, fault)
+        return torch.stack(losses), torch.cat([critic.grad_checks, actor.grad_checks]), taken, fault
+
+
+def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:
+    """The layers of an actor: two hidden ones and a linear one."""
+    layers: list[nn.Module] = []
+    sizes = [in_features, config.hidden_size, config.hidden_size]
+    for rows, columns in itertools.pairwise(sizes):
+        layers += [AlignedLinear(rows, columns), nn.ReLU() if config.activation == "relu" else nn.Tanh()]
+    return [*layers, AlignedLinear(config.hidden_size, out_features)]
+
+
+def make_ensemble_critic(
+    observation: TensorSpec, action: TensorSpec, config: ActorCriticConfig, num_critics: int
+) -> TensorDictModule:
+    """K action values in one batched network: reads ``observation`` and ``action``, writes ``[*, K]``."""
+    net = EnsembleQ(
+        num_critics,
+        observation.shape[-1] + action.shape[-1],
+        hidden_sizes=(config.hidden_size, config.hidden_size),
+        activation=config.activation,
+        precision=config.precision,
+        device=action.device,
+    )
+    return TensorDictModule(net, in_keys=["observation", "action"], out_keys=[VALUE_KEY])

@@ -1,0 +1,290 @@
+"""What algorithms of discrete action values share: a network, its delayed copy, one optimiser, epsilon-greediness."""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+
+from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
+from torchrl_perf.modules.exploration import EpsilonGreedy
+from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.values.q_networks import DuelingMLP
+from torchrl_perf.runtime.oom import parts_of
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
+from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.recurrent import refuse_recurrent
+from torchrl_perf.trainers.run.state import Stateful
+from torchrl_perf.trainers.spaces import observation_inputs, single_choice
+
+
+@dataclass(frozen=True)
+class ValueConfig(OffPolicyConfig):
+    """A run that learns a value for each discrete action and acts on the greatest, or at random now and then.
+
+    Raises:
+        ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
+    """
+
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed_by_checkpoint,
+        "hidden_size",
+        "activation",
+        "dueling",
+    )
+
+    double: bool = True
+    """Let the online network choose the next action that the target network values (arXiv:1509.06461)."""
+    dueling: bool = False
+    """Learn the state's value and the actions' advantages apart (arXiv:1511.06581)."""
+    learning_rate: float = 1e-3
+    """Adam's step size at the start."""
+    anneal_learning_rate: bool = False
+    """Lower the learning rate linearly to 0 over the run."""
+    max_grad_norm: float = 10.0
+    """Largest norm of the gradient."""
+    tau: float = 1.0
+    """Share of the online network that goes into the target network at each of its updates; 1 copies it."""
+    target_interval: int = 100
+    """Updates between two updates of the target network."""
+    eps_start: float = 1.0
+    """Probability of a random action at the start."""
+    eps_end: float = 0.05
+    """Probability of a random action after eps_frames."""
+    eps_frames: int = 50_000
+    """Frames in which that probability falls, linearly; those before learning_starts count."""
+    hidden_size: int = 64
+    """Width of the network's hidden layers."""
+    activation: Literal["tanh", "relu"] = "relu"
+    """Activation of the hidden layers."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        checks.each(("hidden_size", "target_interval", "eps_frames"), is_count, "a positive integer")
+        checks.each(("learning_rate", "max_grad_norm"), is_positive, "a positive number")
+        checks.each(("eps_start", "eps_end"), is_share, "a number in [0, 1]")
+        checks.each(("tau",), lambda value: 0 < value <= 1, "a number in (0, 1]")
+
+
+class ValueRows(NamedTuple):
+    """What a loss of action values says of rows ``[b]``."""
+
+    loss: Tensor
+    """0-d, with a gradient in the online network."""
+    td_error: Tensor
+    """``[b]``, errors or losses of the rows, whose size is their priority; detached."""
+    q_value: Tensor
+    """Mean value of the actions taken, 0-d, detached."""
+
+
+class ValueLoss(Protocol):
+    """A loss of an online network against its delayed copy, such as ``QuantileDQNLoss`` and ``DeviceC51Loss``."""
+
+    @property
+    def target_network(self) -> nn.Module:
+        """The delayed copy, without gradients."""
+        ...
+
+    def losses(self, td: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """The entries of :class:`ValueRows` for a sample ``[b]``."""
+        ...
+
+
+class ValueAlgorithm(Algorithm):
+    """Learns a value for each action by temporal differences, and acts epsilon-greedily on the values.
+
+    An algorithm writes :meth:`make_policy` and :meth:`make_loss`.
+
+    Args:
+        config: every choice of the run.
+        policy: an :class:`EpsilonGreedy` on a network of one's own; by default a collector's, or :meth:`make_policy`.
+        make_policy: in place of :meth:`make_policy`, such as a system's, whose networks are its own.
+
+    Attributes:
+        loss: what is minimised, with the target network.
+        q_network: the online network of action values.
+        target_network: its delayed copy.
+        optimizer: Adam of the online network.
+    """
+
+    statistics = ("loss", "td_error", "q_value", "grad_norm")
+    losses = ("loss",)
+    metric_names = ("train/epsilon", "train/learning_rate")
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        policy: EpsilonGreedy | None = None,
+        make_policy: Callable[[EnvBase, Any], EpsilonGreedy] | None = None,
+    ) -> None:
+        self.config = config
+        self._given_policy, self._make_policy = policy, make_policy
+
+    # -- what an algorithm writes -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_policy(self, env: EnvBase) -> EpsilonGreedy:
+        """The policy for an env, of a network as the config has it."""
+
+    @abstractmethod
+    def make_loss(self, network: nn.Module, policy: EpsilonGreedy) -> ValueLoss:
+        """The loss of a network, and the network's delayed copy; the policy has the keys that are read."""
+
+    # -- what the trainer asks for ------------------------------------------------------------------------------------
+
+    def build(self, setup: Setup) -> EpsilonGreedy:
+        """The online network, its target, the optimiser; the policy is epsilon-greedy on the online network."""
+        given = self._given_policy if self._given_policy is not None else setup.collecting
+        refuse_recurrent(setup.owner, {"policy": given}, env=setup.env)
+        policy = given or self._default_policy(cast("EnvBase", setup.env))
+        if not isinstance(policy, EpsilonGreedy):
+            raise ValueError(
+                f"policy: expected an EpsilonGreedy, whose network is trained, received {type(policy).__name__}. "
+                "Remedy: EpsilonGreedy(network, spec=action_spec), the same in the collector and here."
+            )
+        config, self.policy, self.setup = self.config, policy, setup
+        self.q_network = setup.acceleration.module(policy.network)
+        self.loss = self.make_loss(self.q_network, policy)
+        self.target_network = self.loss.target_network
+        self._online = list(self.q_network.parameters())
+        self._target = list(self.target_network.parameters())
+        self.optimizer = GuardedAdam(
+            self._online,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            acceleration=setup.acceleration,
+        )
+        self.parameter_names = [name for name, _ in self.q_network.named_parameters()]
+        self._losses_fn = setup.compiled(self.sample_losses)
+        self._conclude_fn = setup.compiled(self._conclude)
+        self._move_target_fn = setup.compiled(self._move_target)
+        return policy
+
+    def parts(self) -> dict[str, Stateful]:
+        """Policy with its schedule, target network, optimiser."""
+        return {"policy": self.policy, "target_network": self.target_network, "optimizer": self.optimizer}
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """Epsilon of the next collection, learning rate of this iteration's updates."""
+        config, rate = self.config, self.optimizer.learning_rate
+        self.policy.step(config.batch_size)
+        if config.anneal_learning_rate:
+            rate.copy_(config.learning_rate * (1.0 - self.setup.progress()))
+        return {"train/epsilon": self.policy.epsilon, "train/learning_rate": rate}
+
+    def update(self, sample: TensorDictBase, number: int) -> Update:
+        """One step of Adam on the temporal differences of ``sample [B]``, then the target network."""
+        attempt = functools.partial(self._gradients, sample)
+        rows = self.setup.micro.run(attempt, len(sample), undo=self.optimizer.zero_grad)
+        step = self._conclude_fn(*rows, self.optimizer.grad_norm())
+        self.optimizer.step(step.grad_scale, step.skip)
+        self._move_target_fn()
+        return Update(
+            priority=step.priority,
+            statistics=step.statistics,
+            losses=rows.loss.view(1),
+            grad_norms=self.optimizer.grad_norms,
+            taken=step.taken,
+            fault=step.fault,
+        )
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
+        self.sample_losses(with_steps(rows)).loss.backward()
+
+    # -- one update ---------------------------------------------------------------------------------------------------
+
+    def sample_losses(self, sample: TensorDictBase) -> ValueRows:
+        """The loss of a sample ``[b]``, and what is told of its rows."""
+        return ValueRows(*self.loss.losses(sample))
+
+    def _default_policy(self, env: EnvBase) -> EpsilonGreedy:
+        return self.make_policy(env) if self._make_policy is None else self._make_policy(env, self.config)
+
+    def _gradients(self, sample: TensorDictBase, parts: int) -> ValueRows:
+        """Gradients of ``sample [B]`` in micro-batches, and its :class:`ValueRows` without a gradient."""
+        self.optimizer.zero_grad()
+        if parts == 1:
+            rows = self._losses_fn(sample)
+            self.optimizer.scaled(rows.loss).backward()
+            return rows._replace(loss=rows.loss.detach())
+        found: list[ValueRows] = []
+        for part in parts_of(sample, parts, sample.get("priority_weight", None)):
+            rows = self._losses_fn(part.batch)
+            loss = rows.loss * part.weight
+            self.optimizer.scaled(loss).backward()
+            found.append(ValueRows(loss.detach(), rows.td_error, rows.q_value * part.share))
+        losses, td_errors, q_values = zip(*found, strict=True)
+        return ValueRows(torch.stack(losses).sum(), torch.cat(td_errors), torch.stack(q_values).sum())
+
+    def _conclude(self, loss: Tensor, td_error: Tensor, q_value: Tensor, grad_norm: Tensor) -> "_Step":
+        """Whether to step and by how much, and what is told of the update."""
+        taken = loss.isfinite() & grad_norm.isfinite()
+        fault = self.optimizer.is_fault(loss, grad_norm)
+        statistics = {"loss": loss, "td_error": td_error.abs().mean(), "q_value": q_value, "grad_norm": grad_norm}
+        self.setup.count(statistics, taken, fault)
+        grad_scale = (grad_norm / self.config.max_grad_norm).clamp_min(1.0)
+        priority = td_error.abs() + LEAST_PRIORITY if self.config.sampler == "prioritized" else None
+        return _Step(grad_scale, (~taken).to(torch.float32), priority, statistics, taken, fault)
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        """Moves the target network by tau every ``target_interval`` updates, decided on the device."""
+        due = (self.setup.updates % self.config.target_interval == 0).to(torch.float32)
+        for target, online in zip(self._target, self._online, strict=True):
+            target.lerp_(online, due * self.config.tau)
+
+
+class _Step(NamedTuple):
+    """What the optimiser is told, and what the trainer is."""
+
+    grad_scale: Tensor
+    skip: Tensor
+    priority: Tensor | None
+    statistics: dict[str, Tensor]
+    taken: Tensor
+    fault: Tensor
+
+
+def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[..., nn.Module]) -> EpsilonGreedy:
+    """Epsilon-greedy on a network: writes ``action``.
+
+    It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`; several of
+    them for a network whose values are all that is asked of it, :class:`FusedMLP` and :class:`DuelingMLP`.
+
+    Args:
+        env: gives sizes and device.
+        config: gives width, activation, precision and the schedule.
+        make_network: called with the observation's size, the number of actions, and ``hidden_size``, ``activation``,
+            ``precision`` and ``device``.
+
+    Raises:
+        ValueError: for continuous actions, several of them at once, and an env without a vector to read.
+    """
+    spec = single_choice(env)
+    inputs = observation_inputs(env, several=make_network in (FusedMLP, DuelingMLP))
+    network = make_network(
+        inputs.size,
+        int(cast("Any", spec.space).n),
+        hidden_size=config.hidden_size,
+        activation=config.activation,
+        precision=config.precision,
+        device=env.device,
+    )
+    return EpsilonGreedy(
+        inputs.network(network),
+        spec=spec,
+        in_keys=inputs.keys,
+        eps_start=config.eps_start,
+        eps_end=config.eps_end,
+        decay_frames=config.eps_frames,
+        write_values=False,
+    )

@@ -1,0 +1,3 @@
+"""What every on-policy algorithm shares."""
+
+__all__: list[str] = []

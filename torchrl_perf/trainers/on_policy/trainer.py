@@ -1,0 +1,330 @@
+"""The loop of every on-policy algorithm: collect, estimate, shuffled minibatches, guarded step, measure."""
+
+from collections import ChainMap
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.native_autoreset import is_native
+from torchrl_perf.functional.rows.permutation import random_permutation
+from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
+from torchrl_perf.runtime import Captured, capture
+from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.run.made_of import describe
+from torchrl_perf.trainers.run.memory_estimate import announce_memory
+from torchrl_perf.trainers.run.memory_floor import check_fits
+from torchrl_perf.trainers.run.numerics import NumericalGuard
+from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.tasks import make_env
+from torchrl_perf.transforms.missing import fill_missing
+
+
+class OnPolicyTrainer(Checkpointed):
+    """An :class:`OnPolicyAlgorithm` whose iteration is one function of device state.
+
+    On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
+    costs the host one launch. On a CPU the same code runs eagerly, or compiled. The loop itself is :meth:`iteration`;
+    :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it. A trainer of an
+    algorithm only names the algorithm and its networks; it changes nothing of the loop.
+
+    Args:
+        config: every choice of the run.
+        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        **networks: in place of the algorithm's default ones, by name.
+
+    Attributes:
+        algorithm: what is learnt, and how.
+        loss: the module whose parameters are learnt.
+        own_env: whether the env was given, and not made as the config says.
+        iterations_done: iterations run so far (host integer).
+        episodes: returns and lengths of finished episodes, on the device.
+        metrics: accumulators on the device; flush them for the values.
+        guard: finds what is not finite, and judges the flushed rows.
+        statistics: names of what the loss says of each minibatch; their means over the applied updates are metrics.
+        valid_key: ``"valid"`` of an env that says which of its rows count, such as
+            :class:`~torchrl_perf.envs.AgentStreams`, or None. The others reach no loss, statistic or episode.
+
+    Raises:
+        ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
+    """
+
+    algorithm_class: ClassVar[type[OnPolicyAlgorithm]]
+
+    def __init__(self, config: Any, *, env: EnvBase | None = None, **networks: nn.Module | None) -> None:
+        self.config, self.own_env = config, env is not None
+        self.device = resolve_device(config.device) if env is None else env.device
+        self.mode = resolve_mode(config.mode, self.device)
+        check_fits(config, self.device)
+        self.acceleration = acceleration_of(config)
+        torch.manual_seed(config.seed)
+        self.env = env or self.make_env()
+        self.algorithm = self.algorithm_class(config, self.env, self.acceleration, **networks)
+        self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
+        self.valid_key = self.algorithm.valid_key
+        check_networks(type(self).__name__, self.algorithm.networks, self.env, config)
+        self._lacks_final_observations = is_native(self.env)
+        self.collector = self._make_collector()
+        self.optimizer = GuardedAdam(
+            self.loss.parameters(),
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            acceleration=self.acceleration,
+        )
+        self.metrics = DeviceMetrics(self.device)
+        self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)
+        self.phases = PhaseTimer(self.device)
+        self.iterations_done = 0
+        self._make_state()
+        self.train_state = self._make_train_state()
+        compile_ = partial(self.acceleration.compile, device=self.device) if self.mode != "eager" else lambda fn: fn
+        self._losses_fn = compile_(self._losses)
+        self._guard_fn = compile_(self._guard)
+        self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
+        self._part_losses_fn = compile_(self._part_losses)
+        # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
+        graph = self.mode == "graph"
+        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
+        rows = config.batch_size // config.minibatches
+        self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+
+    def make_env(self) -> EnvBase:
+        """The default env: the package's task that the config names."""
+        return make_env(self.config, self.device)
+
+    def _make_collector(self) -> DeviceCollector:
+        config = self.config
+        collector = DeviceCollector(
+            self.env,
+            cast("Any", self.algorithm.policy),
+            frames_per_batch=config.batch_size,
+            mode="eager" if self.mode == "eager" else "compile",
+            compile_mode=config.compile_mode,
+            exclude_keys=tuple(self.algorithm.unused_keys),
+        )
+        if self.mode == "graph" and collector.waits_for_host:
+            raise ValueError(
+                f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
+                f"{type(self.env).__name__}. Remedy: a DeviceEnv, or mode='compile'."
+            )
+        return collector
+
+    def _make_state(self) -> None:
+        """What changes from one iteration to the next on the device, beside parameters, moments and envs."""
+        device = self.device
+        self._iteration = torch.zeros((), device=device)
+        self._stopped = torch.zeros((), dtype=torch.bool, device=device)
+        self._sums = torch.zeros(len(self.statistics) + 1, device=device)
+        self._applied = torch.zeros((), device=device)
+        self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
+        self.guard = NumericalGuard(
+            self.metrics,
+            self._iteration,
+            on_nan=self.config.on_nan,
+            losses=self.algorithm.losses,
+            parameters=[name for name, _ in self.loss.named_parameters()],
+            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
+            parts=lambda: {**self.algorithm.networks, "optimizer": self.optimizer},
+        )
+        self.guard.watch(self.env)
+        self._first_bad = self.guard.first_bad
+
+    @property
+    def first_bad_iteration(self) -> Tensor:
+        """First iteration with a number that was not finite, counted from 1, or -1: 0-d, on the device."""
+        return self._first_bad
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One more iteration of the run."""
+        self.micro.call(self._iterate)
+
+    def iteration(self) -> None:
+        """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""
+        self.schedule()
+        with self.phases.phase("collect"):
+            batch = self.collect()
+            self.guard.check(self.watched(batch))
+        with self.phases.phase("advantage"):
+            batch = self.advantage(batch)
+        with self.phases.phase("update"):
+            self.update(batch)
+        with self.phases.phase("measure"):
+            self.measure(batch)
+
+    def schedule(self) -> None:
+        """The learning rate of this iteration, and what the algorithm changes over the run."""
+        config = self.config
+        done = self._iteration / config.schedule_iterations
+        if config.schedule_steps is not None:
+            done = done.clamp_max(1.0)  # where the run is longer than its schedules
+        if config.anneal_learning_rate:
+            self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
+        self.algorithm.schedule(self._iteration)
+        self._iteration += 1
+
+    @accelerated
+    def collect(self) -> TensorDictBase:
+        """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
+        with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
+            return self.collector.collect().copy()
+
+    def watched(self, batch: TensorDictBase) -> TensorDictBase:
+        """The part of a batch in which the guard looks for what is not finite: all that the algorithm names.
+
+        An env that resets itself under TorchRL's mark has NaN for its final observations, which is no fault.
+        """
+        batch = self.algorithm.watched(batch)
+        if not self._lacks_final_observations:
+            return batch
+        batch = batch.copy()
+        ended = batch.get(("next", "done"))
+        return batch.set("next", fill_missing(batch.get("next").copy(), batch, ended))
+
+    @accelerated
+    def advantage(self, batch: TensorDictBase) -> TensorDictBase:
+        """Adds to the batch what the updates learn from: the algorithm's ``estimate``."""
+        return self.algorithm.estimate(batch)
+
+    @accelerated
+    def update(self, batch: TensorDictBase) -> None:
+        """``epochs`` passes over the batch in shuffled minibatches."""
+        rows = flat_rows(batch, self.algorithm.row_keys)
+        order = self.guard.repair(rows)[1] if self.guard.repairs else None
+        self._stopped.zero_()
+        self._sums.zero_()
+        self._applied.zero_()
+        for shuffled in minibatch_indices(
+            rows.shape[0],
+            epochs=self.config.epochs,
+            parts=self.config.minibatches,
+            device=self.device,
+            permutation=self._permutation_fn,
+        ):
+            index = shuffled if order is None else order[shuffled]
+            attempt = partial(self._gradients, rows, index)
+            total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
+            self.optimizer.step(grad_scale, skip)
+            self.guard.note(statistics[: len(self.algorithm.losses)], self.optimizer.grad_norms, fault)
+
+    def measure(self, batch: TensorDictBase) -> None:
+        """Episode statistics and metrics of the iteration, accumulated on the device."""
+        self.guard.report()
+        valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
+        self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
+        means = (self._sums / self._applied).unbind()
+        names = (*(f"train/{name}" for name in self.statistics), "train/grad_norm")
+        self.metrics.add_all(dict(zip(names, means, strict=True)))
+        self.metrics.add("train/updates_applied", self._applied)
+        self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
+        self.metrics.add("train/learning_rate", self.optimizer.learning_rate, reduce="last")
+        finished = self.episodes.count > 0
+        self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
+        self.metrics.add("episode/mean_length", self.episodes.mean_length, reduce="last", mask=finished)
+        self.metrics.add("episode/count", self.episodes.count, reduce="last")
+        self.metrics.add("train/first_bad_iteration", self._first_bad, reduce="last")
+        self.algorithm.measure(batch, self.metrics, self.guard)
+
+    # -- one minibatch ------------------------------------------------------------------------------------------------
+
+    def _gradients(self, rows: TensorDictBase, index: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
+        self.optimizer.zero_grad()
+        if parts == 1:
+            total, statistics = self._losses_fn(rows, index)
+            self.optimizer.scaled(total).backward()
+            return total.detach(), statistics
+        whole = self.algorithm.whole(rows, index)
+        pieces = {key: parts_of(value, parts) for key, value in whole.entries.items()}
+        sums: list[tuple[Tensor, Tensor]] = []
+        with self.algorithm.in_parts():
+            for number, part in enumerate(parts_of(index, parts, whole.counts)):
+                entries = {key: piece[number].batch for key, piece in pieces.items()}
+                total, statistics = self._part_losses_fn(rows, part.batch, entries)
+                self.optimizer.scaled(total * part.weight).backward()
+                sums.append((total.detach() * part.weight, statistics * part.weight))
+        totals, statistics = zip(*sums, strict=True)
+        return torch.stack(totals).sum(), torch.stack(statistics).sum(0)
+
+    def _part_losses(self, rows: TensorDictBase, index: Tensor, entries: dict[NestedKey, Tensor]) -> Any:
+        """:meth:`_losses` with entries ``[b, *]`` that were found from the whole minibatch."""
+        minibatch = cast("TensorDictBase", rows[index])
+        for key, value in entries.items():
+            minibatch.set(key, value)
+        return self._sum_losses(minibatch)
+
+    def _losses(self, rows: TensorDictBase, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Total loss of the rows at ``index``, and the statistics as one vector."""
+        return self._sum_losses(rows[index])
+
+    def _sum_losses(self, minibatch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        total, statistics = self.algorithm.minibatch_loss(minibatch)
+        return total, torch.stack([statistics[name].detach() for name in self.statistics])
+
+    def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
+
+        The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
+        """
+        finite = total.isfinite() & grad_norm.isfinite()
+        stop = self.algorithm.stop(dict(zip(self.statistics, statistics.unbind(), strict=True)))
+        if stop is not None:
+            self._stopped.logical_or_(stop)
+        apply = finite & ~self._stopped
+        row = torch.cat([statistics, grad_norm.view(1)])
+        self._sums += torch.where(apply, row, 0.0)
+        self._applied += apply
+        fault = self.optimizer.is_fault(total, grad_norm)
+        self.guard.mark_bad(fault)
+        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32), fault
+
+    # -- memory and state ---------------------------------------------------------------------------------------------
+
+    def probe(self, rows: TensorDictBase) -> None:
+        """The passes of an update on ``rows [b]``, eagerly, to see how much memory they take."""
+        rows = self.algorithm.probe_rows(rows)
+        self._losses(rows, torch.arange(len(rows), device=self.device))[0].backward()
+
+    def probe_batch(self, batch: TensorDictBase) -> None:
+        """What is estimated of a batch ``[n, T]``."""
+        self.algorithm.estimate(batch)
+
+    def _make_train_state(self) -> TrainState:
+        """Everything that changes between two iterations."""
+        counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad"))
+        return TrainState(
+            made_by=self.config.algorithm,
+            made_of=describe(self.env, self.parts(), own_env=self.own_env),
+            device=self.device,
+            counters=ChainMap(counters, self.algorithm.schedules),
+            **self.parts(),
+        )
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by name, beside the counters."""
+        return {
+            **self.algorithm.networks,
+            "optimizer": self.optimizer,
+            "collector": self.collector,
+            "episodes": self.episodes,
+            "metrics": self.metrics,
+            "micro_batches": self.micro,
+            **self.algorithm.parts(),
+        }
+
+    def close(self) -> None:
+        """Releases the graph and the env."""
+        if isinstance(self._iterate, Captured):
+            self._iterate.release()
+        self.collector.shutdown()

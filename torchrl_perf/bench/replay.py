@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement, SliceSampler
 
 from torchrl_perf.bench.gae import copy_bandwidth
@@ -109,7 +109,7 @@ class Bench:
         return (batch for batch in self.options.batches if batch * 16 <= self.capacity)
 
 
-def fill(buffer: TensorDictReplayBuffer, capacity: int, device: torch.device) -> None:
+def fill(buffer: ReplayBuffer, capacity: int, device: torch.device) -> None:
     """Fills a buffer, a part at a time."""
     part = min(capacity, 65_536)
     for _ in range(capacity // part):
@@ -124,12 +124,15 @@ def uniform(bench: Bench) -> None:
         fill(theirs, capacity, device)
         _sample_and_extend(bench, theirs, "torchrl")
         del theirs
-    parts = {"storage": DeviceStorage(capacity, device=device), "sampler": DeviceRandomSampler()}
-    mixed = TensorDictReplayBuffer(**parts, writer=DeviceWriter())
-    fill(mixed, capacity, device)
-    for batch in bench.batches:
-        bench.add("sample", batch, "torchrl with our parts", partial(_sample, mixed, batch))
-    del mixed, parts
+    for kind, variant in (
+        (TensorDictReplayBuffer, "torchrl with our parts"),
+        (ReplayBuffer, "ReplayBuffer, our parts"),
+    ):
+        parts = {"storage": DeviceStorage(capacity, device=device), "sampler": DeviceRandomSampler()}
+        mixed = kind(**parts, writer=DeviceWriter())
+        fill(mixed, capacity, device)
+        _sample_and_extend(bench, mixed, variant)
+        del mixed, parts
     ours = make_replay_buffer(capacity, batch_size=32, device=device)
     fill(ours, capacity, device)
     _sample_and_extend(bench, ours, "torchrl_perf", graph=True)
@@ -137,11 +140,11 @@ def uniform(bench: Bench) -> None:
         _plain_gather(bench, ours[:])
 
 
-def _sample(buffer: TensorDictReplayBuffer, batch: int) -> TensorDictBase:
+def _sample(buffer: ReplayBuffer, batch: int) -> TensorDictBase:
     return buffer.sample(batch)
 
 
-def _sample_and_extend(bench: Bench, buffer: TensorDictReplayBuffer, variant: str, *, graph: bool = False) -> None:
+def _sample_and_extend(bench: Bench, buffer: ReplayBuffer, variant: str, *, graph: bool = False) -> None:
     for batch in bench.batches:
         bench.add("sample", batch, variant, partial(_sample, buffer, batch))
         if graph:

@@ -14,7 +14,16 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["gae_rows", "gather_rows", "has_scan_kernels", "recurrence_rows", "tree_kernels", "write_rows"]
+__all__ = [
+    "gae_rows",
+    "gather_rows",
+    "has_scan_kernels",
+    "recurrence_rows",
+    "row_kernels",
+    "slice_kernels",
+    "tree_kernels",
+    "write_rows",
+]
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -97,12 +106,11 @@ def gather_rows(source: Tensor, index: Tensor) -> Tensor:
     Returns:
         ``[B, row_bytes]`` uint8, contiguous.
     """
-    if not (_HAS_TRITON and source.is_cuda) or torch.compiler.is_compiling():
+    kernels = row_kernels(source)
+    if kernels is None:
         return source.index_select(0, index)
-    from torchrl_perf.kernels import rows
-
     out = source.new_empty(index.shape[0], source.shape[1])
-    rows.launch_gather(source, index, out)
+    kernels.launch_gather(source, index, out)
     return out
 
 
@@ -118,16 +126,27 @@ def write_rows(
         offsets: byte at which each field begins in a row.
         num_streams: streams of a time row.
     """
-    if _HAS_TRITON and ring.is_cuda and not torch.compiler.is_compiling():
-        from torchrl_perf.kernels import rows
-
-        rows.launch_write(ring, cursor, fields, offsets, num_streams)
+    kernels, rows = row_kernels(ring), fields[0].shape[0]
+    if kernels is not None:
+        sizes = tuple([field.numel() * field.itemsize // rows for field in fields])
+        kernels.launch_write(ring, cursor, fields, tuple(offsets), sizes, (rows, num_streams), None)
         return
-    row = torch.arange(fields[0].shape[0], device=ring.device)
+    row = torch.arange(rows, device=ring.device)
     slot = (cursor * num_streams + row) % ring.shape[0]
     for field, offset in zip(fields, offsets, strict=True):
         packed = field.reshape(field.shape[0], -1).view(torch.uint8)
         ring[:, offset : offset + packed.shape[1]].index_copy_(0, slot, packed)
+
+
+def row_kernels(rows: Tensor) -> ModuleType | None:
+    """The kernels of packed rows, :mod:`torchrl_perf.kernels.rows`, or None where torch operations serve.
+
+    Args:
+        rows: the rows; the kernels need them on CUDA. Under ``torch.compile`` the answer is None.
+    """
+    if not (_HAS_TRITON and rows.is_cuda) or torch.compiler.is_compiling():
+        return None
+    return _module_of_rows()
 
 
 def tree_kernels(words: Tensor) -> ModuleType | None:
@@ -140,9 +159,39 @@ def tree_kernels(words: Tensor) -> ModuleType | None:
     """
     if not (_HAS_TRITON and words.is_cuda) or torch.compiler.is_compiling():
         return None
+    return _module_of_trees()
+
+
+def slice_kernels(flags: Tensor) -> ModuleType | None:
+    """The kernel of slices, :mod:`torchrl_perf.kernels.slices`, or None where torch operations serve.
+
+    Args:
+        flags: a tensor of the rows; the kernel needs it on CUDA. Under ``torch.compile`` the answer is None.
+    """
+    if not (_HAS_TRITON and flags.is_cuda) or torch.compiler.is_compiling():
+        return None
+    return _module_of_slices()
+
+
+@functools.cache  # an import statement costs a microsecond at each call
+def _module_of_rows() -> ModuleType:
+    from torchrl_perf.kernels import rows
+
+    return rows
+
+
+@functools.cache
+def _module_of_trees() -> ModuleType:
     from torchrl_perf.kernels import priority_tree
 
     return priority_tree
+
+
+@functools.cache
+def _module_of_slices() -> ModuleType:
+    from torchrl_perf.kernels import slices
+
+    return slices
 
 
 def _split_number(number: float | Tensor) -> tuple[float, Tensor | None]:

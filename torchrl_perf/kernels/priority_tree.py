@@ -28,7 +28,7 @@ DRAW_BLOCK, DRAW_WARPS = 32, 1
 
 
 @triton.jit
-def _age_and_generation(slot, cursor, steps, num_streams):
+def age_and_generation(slot, cursor, steps, num_streams) -> tuple[tl.tensor, tl.tensor]:
     """Time rows written after the row, and how often its slot had been written before it."""
     # C division truncates; adding a round keeps the dividend from being negative.
     since = cursor - 1 + steps - slot // num_streams
@@ -37,7 +37,7 @@ def _age_and_generation(slot, cursor, steps, num_streams):
 
 
 @triton.jit
-def _weight_of(word):
+def weight_of(word) -> tl.tensor:
     """The float32 in the low half of words."""
     return (word & _WEIGHT_BITS).to(tl.int32).to(tl.float32, bitcast=True)
 
@@ -60,7 +60,7 @@ def _write_kernel(
         is_kept = is_kept & (tl.load(keep_ptr + i, mask=is_row, other=0) != 0)
     if HAS_RING:
         cursor = tl.load(cursor_ptr)
-        age, generation = _age_and_generation(slot, cursor, steps, num_streams)
+        age, generation = age_and_generation(slot, cursor, steps, num_streams)
         is_kept = is_kept & (age < tl.load(length_ptr))
         if HAS_GENERATION:
             is_kept = is_kept & (generation == tl.load(generation_ptr + i, mask=is_row, other=-1))
@@ -103,7 +103,7 @@ def _first_level_kernel(
     word = tl.load(words_ptr + leaf, mask=is_node[:, None], other=0)
     has_ticket = word > _WEIGHT_BITS
     tl.store(words_ptr + leaf, word & _WEIGHT_BITS, mask=is_node[:, None] & has_ticket)
-    weight = _weight_of(word)
+    weight = weight_of(word)
     weights = weight.to(tl.float64)
     tl.store(running_leaves_ptr + leaf, tl.cumsum(weights, axis=1), mask=is_node[:, None])
     tl.store(sums_ptr + node, tl.sum(weights, axis=1), mask=is_node)
@@ -198,20 +198,20 @@ def _draw_kernel(
         top_minima = tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf"))
         cursor = tl.load(cursor_ptr)
         length = tl.load(length_ptr)
-        weight = _weight_of(tl.load(words_ptr + slot))
+        weight = weight_of(tl.load(words_ptr + slot))
         is_empty = weight <= 0.0  # a leaf of weight 0 is drawn only where all are
-        slot = tl.where(is_empty, _uniform_slot(uniform, cursor, length, steps, num_streams), slot)
+        slot = tl.where(is_empty, uniform_slot(uniform, cursor, length, steps, num_streams), slot)
         ratio = tl.minimum(weight / tl.min(top_minima, axis=0), _HUGE)
         ratio = tl.where(is_empty, 1.0, ratio)
         importance = tl.exp2(-tl.load(beta_ptr) * tl.log2(ratio))
-        _, generation = _age_and_generation(slot, cursor, steps, num_streams)
+        _, generation = age_and_generation(slot, cursor, steps, num_streams)
         tl.store(weight_ptr + i, importance, mask=is_draw)
         tl.store(generation_ptr + i, generation, mask=is_draw)
     tl.store(index_ptr + i, slot, mask=is_draw)
 
 
 @triton.jit
-def _uniform_slot(uniform, cursor, length, steps, num_streams):
+def uniform_slot(uniform, cursor, length, steps, num_streams) -> tl.tensor:
     """A slot among the newest ``length`` time rows."""
     count = length * num_streams
     row = tl.minimum((uniform * count.to(tl.float64)).to(tl.int64), count - 1)
@@ -227,7 +227,7 @@ def _uniform_kernel(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_draw = i < num_draws
     uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
-    slot = _uniform_slot(uniform, tl.load(cursor_ptr), tl.load(length_ptr), steps, num_streams)
+    slot = uniform_slot(uniform, tl.load(cursor_ptr), tl.load(length_ptr), steps, num_streams)
     tl.store(index_ptr + i, slot, mask=is_draw)
 
 

@@ -17,13 +17,14 @@ from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writ
 
 from torchrl_perf.replay._checks import check_entries_of_state, check_least_of_state, state_error
 from torchrl_perf.replay.buffer_options import check_buffer_options, is_consuming
+from torchrl_perf.replay.layout import put_entry
 from torchrl_perf.replay.random import DeviceRandomSampler
 from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
-from torchrl_perf.runtime.upstream.tensordicts import entries_of, modules_take_tensordicts
+from torchrl_perf.runtime.upstream.tensordicts import modules_take_tensordicts
 
 STATE_FILE = "replay.pt"
 
@@ -162,18 +163,19 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
                     "sample(256), or DeviceReplayBuffer(batch_size=256, ...)."
                 )
         with self._replay_lock, self._write_lock:
-            index, info = self._sampler.sample(self._storage, batch_size)
-            data = self._storage.get(index)
+            sampler = self._sampler
+            if type(sampler) is DeviceRandomSampler:
+                (index, data), info = sampler.sample_rows(self._storage, batch_size), {}
+            else:
+                index, info = sampler.sample(self._storage, batch_size)
+                data = self._storage.get(index)
             if self._writer.tracks_generations:
                 info["index_generation"] = self._writer.generations_of(index)
         info["index"] = index
-        entries = entries_of(data)
+        batch_size = data.batch_size
         for key, value in info.items():
             if isinstance(value, Tensor):
-                if isinstance(key, str) and value.shape[:1] == data.batch_size:
-                    entries[key] = value
-                else:
-                    data.set(key, value)
+                put_entry(data, key, value, batch_size)
         return (data, info) if return_info else data
 
     def _get_collate_fn(self, collate_fn: Callable[[Any], Any] | None) -> None:

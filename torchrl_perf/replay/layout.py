@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
-from torchrl_perf.runtime.upstream.tensordicts import unchecked
+from torchrl_perf.runtime.upstream.tensordicts import entries_of, unchecked
 
 Key = tuple[str, ...]
 Leaves = dict[Key, Tensor]
@@ -21,6 +21,9 @@ OWN_KEYS = frozenset({"index", "index_generation", "priority_weight"})
 
 ROW_ALIGNMENT = 16
 """Bytes that rows, and fields of at least this size, begin at a multiple of: the widest load of a GPU thread."""
+
+LARGEST_CACHE = 256
+"""Batch sizes of which a layout knows the views; where more come, it begins anew."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,10 @@ class RowLayout:
         self.fields = tuple(placed)
         self.keys = [field.key for field in placed]
         self.row_bytes = max(-(-end // ROW_ALIGNMENT), 1) * ROW_ALIGNMENT
-        self._plan = [
-            (field.dtype, field.shape, _contiguous_strides(field.shape), field.offset // field.dtype.itemsize)
-            for field in placed
-        ]
+        self._dtypes = list(dict.fromkeys(field.dtype for field in placed))
+        self._plans: dict[tuple[int, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], int]]] = {}
 
-    def views(self, rows: Tensor, batch_size: Sequence[int] | None = None, first: int = 0) -> list[Tensor]:
+    def views(self, rows: Tensor, batch_size: tuple[int, ...] | None = None, first: int = 0) -> list[Tensor]:
         """One view per field, in the order of ``fields``.
 
         Args:
@@ -86,19 +87,76 @@ class RowLayout:
         Returns:
             Tensors ``[*batch_size, *shape]`` in the field's dtype that share the memory of ``rows``.
         """
-        batch = (rows.shape[0],) if batch_size is None else tuple(batch_size)
-        batch_strides = _contiguous_strides(batch)
-        typed: dict[torch.dtype, tuple[Tensor, tuple[int, ...], int]] = {}
-        found = []
-        for dtype, shape, strides, offset in self._plan:
-            entry = typed.get(dtype)
-            if entry is None:
-                base, width = rows.view(dtype), self.row_bytes // dtype.itemsize
-                outer = tuple(stride * width for stride in batch_strides)
-                entry = typed[dtype] = (base, outer, base.storage_offset() + first * width)
-            base, outer, start = entry
-            found.append(base.as_strided(batch + shape, outer + strides, start + offset))
-        return found
+        ahead = rows.storage_offset() + first * self.row_bytes  # first, since torch.compile breaks its graph here
+        if batch_size is None:
+            batch_size = (rows.shape[0],)
+        plan = None if torch.compiler.is_compiling() else self._plans.get(batch_size)  # a traced size has no hash
+        if plan is None:
+            plan = self._plan(batch_size)
+        typed = [rows.view(dtype) for dtype in self._dtypes]
+        if ahead:
+            return [
+                typed[kind].as_strided(shape, strides, start + ahead // typed[kind].itemsize)
+                for kind, shape, strides, start in plan
+            ]
+        return [typed[kind].as_strided(shape, strides, start) for kind, shape, strides, start in plan]
+
+    def _plan(self, batch_size: tuple[int, ...]) -> list[tuple[int, tuple[int, ...], tuple[int, ...], int]]:
+        """Of each field the place of its dtype, and shape, strides and offset of its view; made once a batch size."""
+        batch_strides, plan = contiguous_strides(batch_size), []
+        for field in self.fields:
+            kind, size = self._dtypes.index(field.dtype), field.dtype.itemsize
+            strides = tuple(stride * (self.row_bytes // size) for stride in batch_strides)
+            strides += contiguous_strides(field.shape)
+            plan.append((kind, (*batch_size, *field.shape), strides, field.offset // size))
+        if not torch.compiler.is_compiling():
+            if len(self._plans) >= LARGEST_CACHE:
+                self._plans.clear()
+            self._plans[batch_size] = plan
+        return plan
+
+
+class Skeleton:
+    """The nesting of some keys: makes TensorDicts of their values without sorting out the keys again.
+
+    Args:
+        keys: nested keys, in the order of the values.
+        places: number of the value of each key, where they are not all values, one after another.
+    """
+
+    def __init__(self, keys: Sequence[Key], places: Sequence[int] | None = None) -> None:
+        self._leaves: list[tuple[str, int]] = []
+        nested: dict[str, dict[int, Key]] = {}
+        for place, key in enumerate(keys) if places is None else zip(places, keys, strict=True):
+            if len(key) == 1:
+                self._leaves.append((key[0], place))
+            else:
+                nested.setdefault(key[0], {})[place] = key[1:]
+        self._children = [(name, Skeleton(list(below.values()), list(below))) for name, below in nested.items()]
+
+    def build(self, values: Sequence[Tensor], batch_size: torch.Size, device: torch.device) -> TensorDict:
+        """A TensorDict of values that are known to fit: nothing is checked, nothing is copied."""
+        tree: dict[str, Any] = {name: values[place] for name, place in self._leaves}
+        for name, child in self._children:
+            tree[name] = child.build(values, batch_size, device)
+        return unchecked(tree, batch_size=batch_size, device=device, nested=False)
+
+
+def put_entry(data: TensorDict, key: NestedKey, value: Tensor, batch_size: torch.Size) -> None:
+    """Sets an entry of a TensorDict that was just built, unchecked where its shape begins with the batch size."""
+    if value.shape[: len(batch_size)] != batch_size:
+        data.set(key, value)
+        return
+    node = data
+    if not isinstance(key, str):
+        for name in key[:-1]:
+            child = entries_of(node).get(name)
+            if child is None:
+                child = unchecked({}, batch_size=batch_size, device=data.device, nested=False)
+                entries_of(node)[name] = child
+            node = child
+        key = key[-1]
+    entries_of(node)[key] = value
 
 
 def leaves_of(data: TensorDictBase, ignored: frozenset[str] = frozenset(), prefix: Key = ()) -> Leaves:
@@ -138,17 +196,12 @@ def readable_key(key: Key) -> str:
 
 
 def build(leaves: Mapping[Key, Tensor], batch_size: Sequence[int], device: torch.device) -> TensorDict:
-    """A TensorDict of leaves that are known to fit: without checks or copies."""
-    tree: dict[str, Any] = {}
-    for key, leaf in leaves.items():
-        node = tree
-        for name in key[:-1]:
-            node = node.setdefault(name, {})
-        node[key[-1]] = leaf
-    return unchecked(tree, batch_size=torch.Size(batch_size), device=device)
+    """A TensorDict of leaves that are known to fit: nothing is checked, nothing is copied."""
+    return Skeleton(list(leaves)).build(list(leaves.values()), torch.Size(batch_size), device)
 
 
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of a shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

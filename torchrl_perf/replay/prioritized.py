@@ -254,17 +254,20 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         tree = self.attach(storage, ring)
         if generation is None:
             generation = getattr(index, "generation", None)
-        slot = torch.as_tensor(index, device=tree.device)
+        slot = _on(index, tree.device)
         if slot.is_floating_point() or slot.dtype == torch.bool:
             raise ValueError(
                 f"{_NAME}: expected int64 slots, received {slot.dtype} {tuple(slot.shape)}. Remedy: slot.long(), one "
                 "dimension."
             )
-        values = one_each(torch.as_tensor(priority, device=tree.device).detach(), slot, "priority")
+        values = _on(priority, tree.device)
+        values = values.detach() if values.requires_grad else values
+        if values.shape != slot.shape or values.ndim > 1:
+            values = one_each(values, slot, "priority")
         values = values if values.is_floating_point() else values.to(torch.float32)
-        if generation is not None:
+        if generation is not None and (generation.shape != slot.shape or generation.ndim != 1):
             generation = one_each(generation, slot, "generation").expand(slot.numel())
-        slot = slot.reshape(-1).to(torch.int64)
+        slot = _flat(slot)
         if self.mask_key is not None:
             values = torch.where(row_mask(storage, slot, self.mask_key), values, 0.0)
         tree.update_(
@@ -287,7 +290,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         storage = self._storage if storage is None else storage
         ring = ring_of(storage, _NAME)
         tree = self.attach(storage, ring)
-        slot = torch.as_tensor(index, device=tree.device).reshape(-1)
+        slot = _flat(_on(index, tree.device))
         priority = self._largest
         if self._admitted is not None and self.mask_key is not None:
             admitted = row_mask(storage, slot, self.mask_key)
@@ -497,6 +500,18 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         for value, (first, last) in ((self._alpha_now, self._alphas), (self._beta_now, self._betas)):
             if first != last:
                 value.copy_(first + (last - first) * fraction)
+
+
+def _on(values: Any, device: torch.device) -> Tensor:
+    """Numbers as a tensor on a device; what is one is handed on."""
+    is_there = isinstance(values, Tensor) and values.device == device
+    return values if is_there else torch.as_tensor(values, device=device)
+
+
+def _flat(slot: Tensor) -> Tensor:
+    """Slots as int64 ``[B]``, in the order that they came in."""
+    slot = slot if slot.ndim == 1 else slot.reshape(-1)
+    return slot if slot.dtype == torch.int64 else slot.to(torch.int64)
 
 
 def _in_order(capacity: Any, alpha: Any, beta: Any) -> tuple[int | None, float, float]:

@@ -33,6 +33,14 @@ class RingCounters(Protocol):
     cursor: Tensor
     length: Tensor
 
+    def generation(self, slot: Tensor) -> Tensor:
+        """How often slots were written before their present rows."""
+        ...
+
+    def age_and_generation(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Time rows written after the rows of slots, and their generations."""
+        ...
+
 
 class Rows(NamedTuple):
     """Drawn rows, each ``[B]``: slots int64, importance weights float32, generations int64."""
@@ -98,6 +106,11 @@ class PriorityTree:
 
     def _make_running(self) -> tuple[Tensor, ...]:
         return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums)
+
+    @property
+    def words(self) -> Tensor:
+        """The leaves as kernels read them, ``[num_slots and more]`` int64: a float32 weight in the low half of each."""
+        return self._words
 
     @property
     def weights(self) -> Tensor:
@@ -176,7 +189,7 @@ class PriorityTree:
         if keep is not None:
             kept = kept & keep
         if ring is not None:
-            age, present = row_age(index, ring.cursor, ring.steps, ring.num_streams)
+            age, present = ring.age_and_generation(index)
             kept = kept & (age < ring.length)
             kept = kept if generation is None else kept & (present == generation)
         if max_priority is not None:
@@ -251,7 +264,7 @@ class PriorityTree:
         any_row = uniform_rows(uniform, ring.cursor, ring.length, ring.steps, ring.num_streams)
         index = torch.where(is_empty, any_row, index)
         weight = torch.where(is_empty, 1.0, importance_weight(weight, self._first_minima.amin(), beta))
-        return Rows(index, weight, row_age(index, ring.cursor, ring.steps, ring.num_streams)[1])
+        return Rows(index, weight, ring.generation(index))
 
     def forget_(self, ring: RingCounters) -> None:
         """Sets the weights of rows that are no longer valid in the ring to 0; takes time in proportion to the slots."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDict
 from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -29,8 +29,8 @@ __all__ = ["DeviceRandomSampler"]
 class DeviceRandomSampler(Sampler):
     """Draws rows uniformly with replacement on the device, without a host wait. The counterpart of ``RandomSampler``.
 
-    A draw is two launches. Random numbers come from the generator of the buffer where it has one, else from the
-    device's default generator.
+    A draw is two launches; one of them reads plain rows too, where a ``DeviceReplayBuffer`` asks for both. Random
+    numbers come from the generator of the buffer where it has one, else from the device's default generator.
 
     With ``mask_key`` the rows where that entry is False are never drawn (agents that were not active, say); one with
     more than one element counts as True if any is. A row whose ("next", "terminated") is True is drawn in any case:
@@ -69,6 +69,25 @@ class DeviceRandomSampler(Sampler):
         if wrote_outside(storage) != self._seen_writes:
             self.refresh(storage)
         return ring.vouch(tree.draw_rows(uniform, self._beta, ring).index), {}
+
+    def sample_rows(self, storage: DeviceStorage, batch_size: int) -> tuple[Tensor, TensorDict]:
+        """Draw slots as :meth:`sample` does, and read their rows: one launch without ``mask_key``.
+
+        Args:
+            storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
+            batch_size: rows B.
+
+        Returns:
+            Slots, ``[B]`` int64, and the rows, ``[B]``.
+
+        Raises:
+            ValueError, TypeError: see :meth:`sample`.
+        """
+        if self.mask_key is None:
+            sampled_ring(storage, batch_size, "DeviceRandomSampler")
+            return storage.draw(batch_size, self._rng)
+        index = self.sample(storage, batch_size)[0]
+        return index, storage.get(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learn of new rows; needed only for ``mask_key``.

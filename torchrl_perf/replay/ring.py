@@ -22,6 +22,7 @@ class Ring:
         steps: number of time rows.
         num_streams: number of streams N.
         capacity: number of slots, ``steps * num_streams``.
+        counters: int64, ``[3]``, on the device: cursor, length and a zero.
         cursor: int64, 0-d, on the device: time rows written since the start; the next goes to ``cursor % steps``.
         length: int64, 0-d, on the device: number of valid time rows, at most ``steps``.
         host_cursor: mirror of ``cursor`` on the host, advanced only by Python calls.
@@ -37,8 +38,10 @@ class Ring:
     def __init__(self, steps: int, num_streams: int, device: torch.device) -> None:
         self.steps, self.num_streams, self.device = steps, num_streams, device
         self.capacity = steps * num_streams
-        self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # side by side: one addition counts both
-        self.cursor, self.length = self._counters[0], self._counters[1]
+        # Side by side, so that one addition counts both; then what a kernel that counts needs, zero between its calls.
+        self.counters = torch.zeros(3, dtype=torch.int64, device=device)
+        self.cursor, self.length = self.counters[0], self.counters[1]
+        self._both = self.counters[:2]
         self.host_cursor = self.host_length = 0
         self.recorded, self.ordered = False, True
         self.may_forget = False  # whether rows may have been forgotten on the device, so that filled slots have gaps
@@ -62,25 +65,45 @@ class Ring:
             # A tensor made inside a graph has no value until the graph is replayed, so it must not be cached.
             if not capturing():
                 self._offsets[time_rows, flat] = offsets
+        if self.device.type == "cpu" and not self.recorded and not torch.compiler.is_compiling():
+            first = self.host_cursor % self.steps  # known to the host: nothing to compute where the ring does not wrap
+            slots = torch.add(offsets, first * self.num_streams)
+            return slots if first + time_rows <= self.steps else slots.remainder_(self.capacity)
         return torch.add(offsets, self.cursor, alpha=self.num_streams).remainder_(self.capacity)
 
     def age(self, slot: Tensor) -> Tensor:
         """Number of time rows written after each slot's present row: 0 for the newest. int64, shaped like ``slot``."""
-        time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
-        return (self.cursor - 1 - time_slot).remainder_(self.steps)
+        return self._since(slot).remainder_(self.steps)
 
     def generation(self, slot: Tensor) -> Tensor:
         """How often each slot was written before its present content; int64, shaped like ``slot``, -1 if never.
 
         Closed form in the cursor: nothing is stored per slot. A slot that is written again has another generation.
         """
+        return self._since(slot).div_(self.steps, rounding_mode="floor")
+
+    def age_and_generation(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`age` and :meth:`generation` at once."""
+        since = self._since(slot)
+        return since.remainder(self.steps), since.div_(self.steps, rounding_mode="floor")
+
+    def _since(self, slot: Tensor) -> Tensor:
+        """Time rows written since the ring's first round reached each slot."""
         time_slot = slot.div(self.num_streams, rounding_mode="floor") if self.num_streams > 1 else slot
-        return (self.cursor - 1 - time_slot).div_(self.steps, rounding_mode="floor")
+        return self.cursor - 1 - time_slot
 
     def advance(self, time_rows: int) -> None:
         """Count ``time_rows`` time rows as written. No host wait; may be recorded in a CUDA graph."""
-        self._counters.add_(time_rows)
-        self.length.clamp_(max=self.steps)
+        is_known = not self.recorded and not capturing() and not torch.compiler.is_compiling()
+        if is_known and self.host_length == self.steps:
+            self.cursor.add_(time_rows)
+        else:
+            self._both.add_(time_rows)
+            self.length.clamp_(max=self.steps)
+        self.count_on_host(time_rows)
+
+    def count_on_host(self, time_rows: int) -> None:
+        """Bring the mirrors up to date with a write that counts itself on the device."""
         if capturing():  # nothing is written now, and the host does not see the replays
             self.recorded = True
         else:
@@ -136,8 +159,32 @@ class Ring:
 
     def random_slots(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` valid slots drawn uniformly with replacement, int64 ``[count]``, without a host wait."""
-        uniform = torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
-        return self.vouch(slots_among(uniform, self.cursor, self.length, self.steps, self.num_streams))
+        return self.vouch(self.slots_at(self.uniform(count, generator)))
+
+    def uniform(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Random numbers to draw slots with, ``[count]`` float64: each row of a large ring can be told apart."""
+        return torch.rand(count, dtype=torch.float64, device=self.device, generator=generator)
+
+    def slots_at(self, uniform: Tensor, newer: int = 0) -> Tensor:
+        """Slots drawn uniformly among the rows that at least ``newer`` rows of their stream follow.
+
+        Args:
+            uniform: ``[B]`` float64 in [0, 1).
+            newer: number of rows; where a stream holds no more than that, the rows so far back are drawn none the less.
+
+        Returns:
+            int64 ``[B]``.
+        """
+        if self.device.type != "cpu" or self.recorded or torch.compiler.is_compiling():
+            length = (self.length - newer).clamp_min_(1) if newer else self.length
+            return slots_among(
+                uniform, self.cursor - newer if newer else self.cursor, length, self.steps, self.num_streams
+            )
+        # The host knows the counters: a third of the operations.
+        length = max(self.host_length - newer, 1)
+        slots = (uniform * (length * self.num_streams)).to(torch.int64).clamp_(max=length * self.num_streams - 1)
+        first = (self.host_cursor - newer - length) % self.steps
+        return slots.add_(first * self.num_streams).remainder_(self.capacity) if first else slots
 
     def vouch(self, slots: Tensor) -> Tensor:
         """Mark slots as drawn from this ring, so that reading them needs no check; returns the same tensor."""

@@ -13,7 +13,18 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from torchrl_perf.replay import _checks as checks
 from torchrl_perf.replay.compact import NEXT_FRAME, FrameStore, observation_keys
-from torchrl_perf.replay.layout import OWN_KEYS, Field, Key, Leaves, describe, fields_of, leaves_of, readable_key
+from torchrl_perf.replay.layout import (
+    LARGEST_CACHE,
+    OWN_KEYS,
+    Field,
+    Key,
+    Leaves,
+    Skeleton,
+    describe,
+    fields_of,
+    leaves_of,
+    readable_key,
+)
 from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
@@ -67,6 +78,9 @@ class RowMemory(TensorStorage):
         self.frames: FrameStore | None = None
         self._memories: list[Tensor] = []  # the tensors that hold the rows
         self._window: NStepWindow | None = None
+        self._is_plain = False  # whether rows are read from one place, as they were written
+        self._skeleton: Skeleton | None = None
+        self._batches: dict[tuple[int, ...], list[tuple[Key, torch.dtype, tuple[int, ...]]]] = {}
 
     # --- parts
 
@@ -145,6 +159,9 @@ class RowMemory(TensorStorage):
                 self._window = NStepWindow(self.n_step, self.gamma, ring, reward, done)
         self._ring, self.flat, self.max_size = ring, flat, ring.capacity
         self.fields = {field.key: field for field in fields}
+        self._batches.clear()
+        self._is_plain = not framed and self.n_step == 1
+        self._skeleton = Skeleton(self.rows.parts[0][0].keys) if self._is_plain else None
         self.initialized = True
 
     def final_rows(self, streams: int) -> int:
@@ -195,35 +212,54 @@ class RowMemory(TensorStorage):
         self.agree(leaves, batch_size, row_shape)
         ring, time_rows = self.ring, batch_size[-1]
         self.count_outside_writes()  # before this write hides those so far
-        with torch.no_grad():
-            index = ring.slots(time_rows, self.flat)
-            if time_rows:
-                self._write_rows(leaves, index, time_rows)
+        index = None
+        if 0 < time_rows <= ring.steps and self.frames is None:
+            index = self.rows.append(leaves, batch_size)
+        if index is None:
+            with torch.no_grad():
+                index = ring.slots(time_rows, self.flat)
+                if time_rows:
+                    self._write_rows(leaves, index, time_rows)
         self.count_own_write()
         return index
 
     def agree(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...] = ()) -> None:
         """Checks a batch against the layout, or takes its layout if it is the first; moves leaves to the device."""
-        dims = len(batch_size)
         if not self.initialized:
-            streams = checks.check_streams(batch_size, self.max_size, self.num_streams)
-            checks.check_streams_known(dims == 1, self.n_step, self.compact)
-            for buffer in self.attached:
-                checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
-            self.allocate(fields_of(leaves, dims), batch_size)
-            self.row_shape = row_shape
+            self._begin(leaves, batch_size, row_shape)
         if row_shape != self.row_shape:
             raise checks.row_shape_error(row_shape, self.row_shape)
+        expected = self._batches.get(batch_size)
+        if expected is None:
+            expected = self._expect(batch_size)
+        fits, device = len(leaves) == len(expected), self.rows.device
+        for key, dtype, shape in expected:
+            leaf = leaves.get(key)
+            if leaf is None or leaf.dtype != dtype or leaf.shape != shape:
+                fits = False
+                break
+            if leaf.device != device:
+                leaves[key] = leaf.to(device)
+        if not fits:
+            raise checks.layout_error(self.fields.values(), fields_of(leaves, len(batch_size)))
+
+    def _begin(self, leaves: Leaves, batch_size: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
+        """Takes the layout of the first batch."""
+        streams = checks.check_streams(batch_size, self.max_size, self.num_streams)
+        checks.check_streams_known(len(batch_size) == 1, self.n_step, self.compact)
+        for buffer in self._attached_entities:
+            checks.check_sampler(buffer, leaves.keys(), streams, self.max_size)
+        self.allocate(fields_of(leaves, len(batch_size)), batch_size)
+        self.row_shape = row_shape
+
+    def _expect(self, batch_size: tuple[int, ...]) -> list[tuple[Key, torch.dtype, tuple[int, ...]]]:
+        """Key, dtype and shape of the leaves of a batch of that size; worked out once a size."""
         checks.check_batch(batch_size, self.ring.num_streams, self.flat)
-        fields = self.fields
-        if len(leaves) != len(fields):
-            raise checks.layout_error(fields.values(), fields_of(leaves, dims))
-        for key, leaf in leaves.items():
-            field = fields.get(key)
-            if field is None or leaf.dtype != field.dtype or leaf.shape[dims:] != field.shape:
-                raise checks.layout_error(fields.values(), fields_of(leaves, dims))
-            if leaf.device != self.device:
-                leaves[key] = leaf.to(self.device)
+        if len(self._batches) >= LARGEST_CACHE:
+            self._batches.clear()
+        expected = [(key, field.dtype, (*batch_size, *field.shape)) for key, field in self.fields.items()]
+        self._batches[batch_size] = expected
+        return expected
 
     def _write_rows(self, leaves: Leaves, index: Tensor, time_rows: int) -> None:
         ring, frames = self.ring, self.frames
@@ -303,26 +339,19 @@ class RowMemory(TensorStorage):
         ``tensor.data``, NumPy, a custom kernel, or the replay of a CUDA graph; after those call the sampler's
         ``refresh(storage)``.
         """
-        version = self._version()
-        if version != self._known_version:
-            self._known_version = version
-            self._outside_writes += 1
-            self._revision += 1
+        if not torch.compiler.is_compiling():
+            version = sum([memory._version for memory in self._memories])
+            if version != self._known_version:
+                self._known_version = version
+                self._outside_writes += 1
+                self._revision += 1
         return self._outside_writes
 
     def count_own_write(self) -> None:
         """Record a write by the storage itself, which is not one through a view."""
         self._revision += 1
-        self._known_version = self._version()
-
-    def _version(self) -> int:
-        """Torch's version counter of the rows, which rises with each in-place write; the host knows it."""
-        if torch.compiler.is_compiling():
-            return self._known_version
-        version = 0
-        for memory in self._memories:
-            version += memory._version
-        return version
+        if not torch.compiler.is_compiling():
+            self._known_version = sum([memory._version for memory in self._memories])
 
     def _bump_mutation_revision(self) -> None:
         self._revision += 1

@@ -11,8 +11,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_perf.functional.priority_tree import uniform_rows
-from torchrl_perf.functional.rows.windows import run_lengths
 from torchrl_perf.replay._checks import (
     check_entries_of_state,
     check_tensor_of_state,
@@ -23,17 +21,16 @@ from torchrl_perf.replay._checks import (
 from torchrl_perf.replay.layout import Key
 from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.priority_tree import PriorityTree
-from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
+from torchrl_perf.replay.random import reads, refuse_capture, ring_of, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring, capturing
 from torchrl_perf.replay.signatures import shows_arguments
+from torchrl_perf.replay.slice_rows import INIT, SliceRows
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
 
 __all__ = ["DeviceSliceSampler"]
 
 _NAME = "DeviceSliceSampler"
 _FILE = "slices.pt"
-_MASK = ("collector", "mask")
-_INIT = "is_init"
 _ENV_ROWS = "slices follow the rows of an env, which have their place in the ring, up to the flag end_key"
 SLICE_SAMPLER: dict[str, tuple[Any, str]] = {
     "cache_values": (None, ""),
@@ -45,7 +42,7 @@ SLICE_SAMPLER: dict[str, tuple[Any, str]] = {
     "fragmented": (False, _ENV_ROWS),
     "ends": ((), _ENV_ROWS),
     "trajectories": ((), _ENV_ROWS),
-    "init_key": (_INIT, "recurrent parts read 'is_init'"),
+    "init_key": (INIT, "recurrent parts read 'is_init'"),
     "strict_length": (True, "shapes are static, so that all slices have slice_len rows"),
     "pad_output": (False, "shapes are static, so that all slices have slice_len rows"),
     "span": (False, "shapes are static, so that all slices have slice_len rows"),
@@ -147,6 +144,7 @@ class DeviceSliceSampler(Sampler):
         self._seen_writes = 0  # writes through views that the starts know of
         self._pending: dict[str, Any] | None = None
         self._ring: Ring | None = None
+        self._rows: SliceRows | None = None
         self._storage: Any = None
 
     # --- drawing
@@ -175,17 +173,10 @@ class DeviceSliceSampler(Sampler):
             )
         self._attach(storage)
         self._catch_up(storage)
-        start, info = self._draw_starts(storage, ring, S)
-        order = torch.arange(L, device=start.device)
-        rows = torch.add(start.unsqueeze(1), order, alpha=ring.num_streams).remainder_(ring.capacity)
-        # If no slice of valid rows is left, slices may also extend before the oldest or beyond the newest row.
-        age = ring.age(start).unsqueeze(1) - order
-        self._mark(storage, rows, (age >= 0) & (age < ring.length), info)
-        index = ring.vouch(rows.view(-1))
+        index, info = self._read(storage, ring, S)
+        ring.vouch(index)
         if self._priorities is not None:
-            info["priority_weight"] = info["priority_weight"].unsqueeze(1).expand(S, L).reshape(-1)
-            info["index_generation"] = generation = ring.generation(index)
-            index.generation = generation  # pyright: ignore[reportAttributeAccessIssue]
+            index.generation = info["index_generation"]  # pyright: ignore[reportAttributeAccessIssue]
         return index, info
 
     def _count(self, batch_size: int) -> int:
@@ -199,51 +190,24 @@ class DeviceSliceSampler(Sampler):
             )
         return count
 
-    def _draw_starts(self, storage: Storage, ring: Ring, count: int) -> tuple[Tensor, dict[Any, Any]]:
-        """Slots of first rows, ``[count]``, and the info of the priorities."""
-        uniform = torch.rand(count, dtype=torch.float64, device=ring.device, generator=self._rng)
-        last = self.slice_len - 1
-        windows = (ring.length - last).clamp_min_(1)
-        anywhere = uniform_rows(uniform, ring.cursor - last, windows, ring.steps, ring.num_streams)
-        tree, info = self.tree, {}
-        if tree is None:
-            return anywhere, info
-        if self._priorities is None:
-            start = tree.draw(uniform)
-        else:
+    def _read(self, storage: Storage, ring: Ring, count: int) -> tuple[Tensor, dict[Any, Any]]:
+        """Slots of the rows of drawn slices, and the info of the sample."""
+        uniform, info, start = ring.uniform(count, self._rng), {}, None
+        tree = self.tree
+        if self._priorities is not None:
             start, info = self._priorities.sample(storage, count, generator=self._rng)
-        return torch.where(tree.total > 0, start, anywhere), info
+        elif tree is not None:
+            start = tree.draw(uniform)
+        return self._rows_of(storage, ring).read(uniform, start, tree, info)
 
-    def _mark(self, storage: Any, rows: Tensor, exists: Tensor, info: dict[Any, Any]) -> None:
-        """Write the flags of slices ``rows [S, L]`` into ``info``; ``exists [S, L]`` says which rows are valid."""
-        S, L = rows.shape
-        order = torch.arange(L, device=rows.device)
-        done, ended = self._ends(storage, rows)
-        first_end = torch.where(ended, order, L - 1).amin(1, keepdim=True)
-        mask = exists & (order <= first_end)
-        if self.mask_key is not None:
-            mask = mask & row_mask(storage, rows.view(-1), self.mask_key).view(S, L)
-        info[_MASK] = mask.view(-1)
-
-        if self.truncated_key is not None:
-            # Nothing may cross the last row of a slice, nor the last row before one that the mask leaves out.
-            is_cut = torch.ones_like(mask)
-            is_cut[:, :-1] = mask[:, :-1] & ~mask[:, 1:]
-            is_cut = is_cut.view(S, L, *(1 for _ in done.shape[2:]))
-            truncated = is_cut & ~done
-            stored = _stored(storage, self.truncated_key)
-            info[self.truncated_key] = (truncated if stored is None else truncated | stored[rows]).flatten(0, 1)
-            info[self.end_key] = (is_cut | done).flatten(0, 1)
-        is_init = _stored(storage, _INIT)
-        if is_init is not None:
-            is_first = (order == 0).view(1, L, *(1 for _ in is_init.shape[1:]))
-            info[_INIT] = (is_first | is_init[rows]).flatten(0, 1)
-
-    def _ends(self, storage: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The stored flag of rows, ``[*, *F]`` bool, and whether any of a row's flags is set, ``[*]`` bool."""
-        done = storage.field(self.end_key).flatten(0, 1)[rows]
-        done = done if done.dtype == torch.bool else done.bool()
-        return done, done.flatten(rows.ndim).any(-1) if done.ndim > rows.ndim else done
+    def _rows_of(self, storage: Storage, ring: Ring) -> SliceRows:
+        """What follows slices through a storage's rows, made at the first look."""
+        rows = self._rows
+        if rows is None or rows.ring is not ring:
+            with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+                rows = SliceRows(storage, self.slice_len, self.end_key, self.truncated_key, self.mask_key)
+            self._rows = rows
+        return rows
 
     # --- keeping the starts up to date
 
@@ -303,25 +267,10 @@ class DeviceSliceSampler(Sampler):
 
         With ``keep`` slices that could be drawn before keep their priorities.
         """
-        ring, L = ring_of(storage, _NAME), self.slice_len
         assert self._run is not None
-        count = min(time_rows + L - 1, ring.steps)
-        streams = torch.arange(ring.num_streams, device=ring.device)
-        back = torch.arange(-count, 0, device=ring.device)
-        slots = ((back + ring.cursor) % ring.steps).unsqueeze(1) * ring.num_streams + streams
-
-        newest = slots[-time_rows:]
-        exists = (back[-time_rows:] + ring.length >= 0).unsqueeze(1).expand_as(newest)
-        active = exists
-        if self.mask_key is not None:
-            active = exists & row_mask(storage, newest.reshape(-1), self.mask_key).view_as(newest)
-        ended = self._ends(storage, newest)[1] if self.within_episode else torch.zeros_like(active)
-        lengths, carry = run_lengths(ended, active, self._run)
-        self._run.copy_(carry)
-
-        is_start = torch.zeros_like(slots, dtype=torch.bool)
-        is_start[: count - L + 1] = lengths[time_rows - (count - L + 1) :] >= L
-        self._set_starts(storage, slots.view(-1), is_start.view(-1), keep)
+        rows = self._rows_of(storage, ring_of(storage, _NAME))
+        slots, is_start = rows.starts(self._run, time_rows, self.within_episode)
+        self._set_starts(storage, slots, is_start, keep)
 
     def _set_starts(self, storage: Any, slots: Tensor, is_start: Tensor, keep: bool) -> None:
         ring = ring_of(storage, _NAME)
@@ -520,7 +469,7 @@ class DeviceSliceSampler(Sampler):
         self._is_stale, self._seen_writes = False, wrote_outside(self._storage)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_storage": None}
+        return {**super().__getstate__(), "_storage": None, "_rows": None}
 
     def dumps(self, path: str | Path) -> None:
         """Write :meth:`state_dict` into the folder ``path``."""
@@ -529,11 +478,3 @@ class DeviceSliceSampler(Sampler):
     def loads(self, path: str | Path) -> None:
         """Restore what :meth:`dumps` wrote."""
         self.load_state_dict(load_checkpoint(Path(path) / _FILE))
-
-
-def _stored(storage: Any, key: NestedKey) -> Tensor | None:
-    """A stored entry, ``[capacity, *F]``, a view; None if there is none."""
-    try:
-        return storage.field(key).flatten(0, 1)
-    except KeyError:
-        return None

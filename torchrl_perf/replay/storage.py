@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl_perf.replay import _checks as checks
 from torchrl_perf.replay.compact import NEXT_FRAME
 from torchrl_perf.replay.copied_rows import CopiedRows
-from torchrl_perf.replay.layout import build
+from torchrl_perf.replay.layout import Skeleton, build
 from torchrl_perf.replay.ring import slots_of
 from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
@@ -124,7 +124,7 @@ class DeviceStorage(RowMemory):
             IndexError: for a row that is not filled, where the host knows the index.
             RuntimeError: before the first extend.
         """
-        ring = self.ring
+        ring = self._ring or self.ring  # the property raises where there is none
         if ring.vouches_for(index) or torch.compiler.is_compiling():  # drawn by a sampler: nothing to check
             return self._gather(index)
         if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
@@ -137,9 +137,29 @@ class DeviceStorage(RowMemory):
             return CopiedRows.of(self._gather(slots), self, slots)
         return self._gather(slots_of(index, ring))
 
+    def draw(self, count: int, generator: torch.Generator | None) -> tuple[Tensor, TensorDict]:
+        """Rows drawn uniformly with replacement among the valid ones, of which there must be some.
+
+        Plain rows are drawn and read in one launch on CUDA.
+
+        Args:
+            count: rows B.
+            generator: of random numbers, on the device; None for the device's default.
+
+        Returns:
+            Slots ``[B]`` int64, and the rows ``[B]`` as :meth:`get` gives them.
+        """
+        if not self._is_plain:
+            index = self.ring.random_slots(count, generator)
+            return index, self._gather(index)
+        index, values = self.rows.draw(count, generator)
+        return index, self._assemble(values, index.shape)
+
     def _gather(self, index: Tensor) -> TensorDict:
         """Copies of the rows at slots of any shape."""
-        shape, slot = index.shape, index.reshape(-1)
+        shape, slot = index.shape, index if index.ndim == 1 else index.reshape(-1)
+        if self._is_plain:
+            return self._assemble(self.rows.values(slot, shape), shape)
         window, last = self._window, slot
         if window is not None:
             reward, steps, gamma, last = window.read(slot)
@@ -150,7 +170,13 @@ class DeviceStorage(RowMemory):
             leaves["next", "reward"] = reward.view(*shape, *reward.shape[1:])
             leaves["steps_to_next_obs",] = steps.view(*shape, 1)
             leaves["gamma",] = gamma.view(*shape, 1)
-        return build(leaves, (*shape, *self.row_shape), self.device)
+        if self._skeleton is None:
+            self._skeleton = Skeleton(list(leaves))
+        return self._assemble(list(leaves.values()), shape)
+
+    def _assemble(self, values: list[Tensor], shape: torch.Size) -> TensorDict:
+        batch_size = torch.Size((*shape, *self.row_shape)) if self.row_shape else shape
+        return self._skeleton.build(values, batch_size, self.rows.device)
 
     def _live(self, run: tuple[int, int], rows: slice) -> TensorDict:
         leaves = {key: view[run[0] : run[1]][rows] for key, view in self._views.items()}

@@ -20,7 +20,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_perf.modules import ICM
 from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceKLPENPPOLoss, ICMLoss
-from torchrl_perf.runtime.self_capture import SelfCaptureWarning, is_recorded
+from torchrl_perf.runtime.self_capture import SelfCaptureWarning, conditions, is_recorded
 from torchrl_perf.runtime.self_capture import module as mechanism
 from torchrl_perf.runtime.self_capture import recording as recordings
 
@@ -32,7 +32,8 @@ def device(request, monkeypatch):
     """Where losses record themselves: CUDA, or a CPU that emulates its graphs."""
     if request.param == "cpu":
         monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(mechanism, "DEVICES", ("cpu",))
+        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
+        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
     else:
         torch.zeros(1, device="cuda")  # what has made no context has nothing to record
     with warnings.catch_warnings():

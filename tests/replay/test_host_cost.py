@@ -114,7 +114,7 @@ CEILINGS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
     "sample by priority": (lambda: samples(sampler="prioritized"), 52, 63),
     "update of priorities": (lambda: updates(sampler="prioritized"), 30, 68),
     "extend by priority": (lambda: extends(sampler="prioritized"), 95, 58),
-    "sample of slices": (lambda: samples(streams=4, **SLICES), 80, 84),
+    "sample of slices": (lambda: samples(streams=4, **SLICES), 85, 84),
     "sample of slices by priority": (lambda: samples(streams=4, alpha=0.6, **SLICES), 95, 115),
     "n-step sample": (lambda: samples(streams=4, n_step=3), 65, 66),
     "compact sample": (lambda: samples(streams=4, compact=True), 65, 33),

@@ -11,7 +11,7 @@ from torchrl.data import Categorical as Choice
 from torchrl.modules import MLP, ValueOperator
 
 from torchrl_perf.modules import DeviceActor, EpsilonGreedy
-from torchrl_perf.runtime.self_capture import is_recorded
+from torchrl_perf.runtime.self_capture import conditions, is_recorded
 from torchrl_perf.runtime.self_capture import module as mechanism
 from torchrl_perf.runtime.self_capture import recording as recordings
 from torchrl_perf.transforms import GAETransform
@@ -21,7 +21,8 @@ from torchrl_perf.transforms import GAETransform
 def device(request, monkeypatch):
     if request.param == "cpu":
         monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(mechanism, "DEVICES", ("cpu",))
+        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
+        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
     else:
         torch.zeros(1, device="cuda")
     return request.param

@@ -5,7 +5,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,28 +13,17 @@ from tensordict.nn import skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.capture import is_capturing
+from torchrl_perf.runtime.self_capture.conditions import DEVICES, INLINE, SHAPES, WARMUP, SelfCaptureWarning, may_record
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
-__all__ = ["SelfCaptureWarning", "is_recorded", "self_capturing"]
+__all__ = ["is_recorded", "self_capturing"]
 
-WARMUP = 2
-"""Calls of one shape that run eagerly before the next is recorded: kernels are loaded, libraries tuned."""
-SHAPES = 8
-"""Shapes that a module records; others run eagerly."""
 SLOTS = 4
 """Calls of one shape whose backward pass may be outstanding at once; more run eagerly."""
 RENEWALS = 8
 """Times that a module records anew because a parameter was replaced."""
-DEVICES = ("cuda",)
-
-_INLINE: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
-
-
-class SelfCaptureWarning(UserWarning):
-    """Said once for a module that goes on eagerly, with the reason."""
 
 
 class _Shape:
@@ -128,7 +116,7 @@ class _Recorder:
     ) -> Recording | None:
         module = self._module()
         assert module is not None  # it is being called
-        token = _INLINE.set(True)
+        token = INLINE.set(True)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         try:
             recording = Recording(module, tensordict, leaves, self.watch, device, pool)
@@ -140,7 +128,7 @@ class _Recorder:
             self._say("refusal", f"{self.refusal}. Remedy: no host wait and no shape that depends on numbers")
             return None
         finally:
-            _INLINE.reset(token)
+            INLINE.reset(token)
         shape.recordings.append(recording)
         return recording
 
@@ -198,7 +186,7 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
 
     @functools.wraps(forward)
     def call(self: nn.Module, tensordict: TensorDictBase) -> Any:
-        if not (_possible() and getattr(self, "capture", True)):
+        if not (may_record() and getattr(self, "capture", True)):
             return forward(self, tensordict)
         recorder = _RECORDERS.get(self)
         if recorder is None:
@@ -213,18 +201,6 @@ def is_recorded(module: nn.Module) -> bool:
     """Whether some shape of a module's calls is recorded."""
     recorder = _RECORDERS.get(module)
     return recorder is not None and any(shape.recordings for shape in recorder.shapes.values())
-
-
-def _possible() -> bool:
-    """Whether a call here may become a graph."""
-    if torch.compiler.is_compiling() or not (torch.cuda.is_initialized() or "cpu" in DEVICES):
-        return False
-    return not (
-        _INLINE.get()
-        or is_capturing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
 
 
 def _device_of(leaves: dict[Any, Any]) -> torch.device | None:

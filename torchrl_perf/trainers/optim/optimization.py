@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.adam import widest_dtype
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.runtime.self_capture import InPlaceReplays
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
 from torchrl_perf.trainers.optim.settings import (
@@ -27,7 +28,9 @@ _OWN = (
     "grad_norms",
     "params",
     "loss_scale",
+    "capture",
     "_kind",
+    "_replays",
     "_norm_dtype",
     "_steps",
     "_group_steps",
@@ -83,6 +86,8 @@ class GuardedAdam(torch.optim.Optimizer):
         max_grad_norm: norm above which the gradient is scaled down to it; None or ``math.inf`` never.
         acceleration: gives the kind of the optimiser, and the loss scale for ``"fp16"``. The kinds that are not fused
             divide and skip in passes of their own.
+        capture: on CUDA, :meth:`step` without arguments becomes a CUDA graph after two calls, into which the gradients
+            are copied: two launches in all.
 
     Attributes:
         params: the parameters of all groups, in order.
@@ -100,7 +105,7 @@ class GuardedAdam(torch.optim.Optimizer):
 
     _step_supports_amp_scaling = True  # tells torch.amp.GradScaler to set grad_scale and found_inf, and to call step
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  PyTorch's arguments of Adam, and what this one adds
         self,
         params: Iterable[Any],
         lr: float | Tensor | None = None,
@@ -112,6 +117,7 @@ class GuardedAdam(torch.optim.Optimizer):
         learning_rate: float | Tensor | None = None,
         max_grad_norm: float | None = None,
         acceleration: Acceleration | None = None,
+        capture: bool = True,
     ) -> None:
         if lr is not None and learning_rate is not None:
             raise ValueError(
@@ -122,6 +128,7 @@ class GuardedAdam(torch.optim.Optimizer):
         self._kind = acceleration.optimizer
         self.params: list[nn.Parameter] = []
         self._group_steps: list[AdamStep] = []
+        self.capture, self._replays = capture, InPlaceReplays(type(self).__name__)
         given = learning_rate if lr is None else lr
         defaults = {
             "lr": 1e-3 if given is None else given,
@@ -225,23 +232,27 @@ class GuardedAdam(torch.optim.Optimizer):
 
     def grad_norm(self) -> Tensor:
         """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
-        grads = [param.grad for param in self.params if param.grad is not None]
+        return self._norm_of([param.grad for param in self.params])
+
+    def _norm_of(self, of_params: Sequence[Tensor | None]) -> Tensor:
+        grads = [grad for grad in of_params if grad is not None]
         try:
             norms: Sequence[Tensor] = torch._foreach_norm(grads, 2, self._norm_dtype) if grads else ()
         except NotImplementedError:
             for param in self.params:
                 _check_dense(param)
             raise
-        self.grad_norms = torch.stack(self._of_all_params(norms))
+        # in place, so that each recorded step writes where the others do
+        self.grad_norms.copy_(torch.stack(self._of_all_params(norms, of_params)))
         norm = torch.linalg.vector_norm(self.grad_norms)
         return norm if self.loss_scale is None else self.loss_scale.check(norm)
 
-    def _of_all_params(self, norms: Sequence[Tensor]) -> list[Tensor]:
+    def _of_all_params(self, norms: Sequence[Tensor], of_params: Sequence[Tensor | None]) -> list[Tensor]:
         """One norm for each parameter, 0 for those without a gradient."""
         if len(norms) == len(self.params):
             return list(norms)
         given, zero = iter(norms), torch.zeros((), dtype=self.grad_norms.dtype, device=self.grad_norms.device)
-        return [zero if param.grad is None else next(given) for param in self.params]
+        return [zero if grad is None else next(given) for grad in of_params]
 
     def is_fault(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """Whether loss or gradients (both 0-d) are bad themselves, and not just too large for the loss scale; 0-d."""
@@ -283,8 +294,24 @@ class GuardedAdam(torch.optim.Optimizer):
                 "step: expected one loss scale, received a GradScaler beside that of precision 'fp16'. Remedy: "
                 "GuardedAdam(…) without acceleration, or scaled(loss) without a GradScaler."
             )
+        grads = [param.grad for param in self.params]
+        plain = grad_scale is None and skip is None and scale is None and bad is None
+        if plain and self.capture and self._replays.serves(self.params[0].device):
+            self._replays(self._guarded_step, grads, self._memory())
+        else:
+            self._guarded_step(grads, grad_scale, skip, scale, bad)
+        return loss
+
+    def _guarded_step(
+        self,
+        grads: Sequence[Tensor | None],
+        grad_scale: Tensor | None = None,
+        skip: Tensor | None = None,
+        scale: Tensor | None = None,
+        bad: Tensor | None = None,
+    ) -> None:
         if grad_scale is None or skip is None:
-            norm = self.grad_norm()
+            norm = self._norm_of(grads)
             norm = norm if scale is None else norm / scale
             grad_scale = (norm / self.max_grad_norm).clamp_min(1.0) if grad_scale is None else grad_scale
             skip = (~norm.isfinite()).float() if skip is None else skip
@@ -296,15 +323,19 @@ class GuardedAdam(torch.optim.Optimizer):
             grad_scale = grad_scale * self.loss_scale.scale
             skip = torch.maximum(skip.float(), (~self.loss_scale.finite).float())
         skip = skip.to(torch.float32)
-        grads = [param.grad for param in self.params]
         if all(grad is not None for grad in grads):
             self._steps.add_(1.0 - skip)
-        elif counted := [self.state[param]["step"] for param in self.params if param.grad is not None]:
+        elif counted := [self.state[p]["step"] for p, grad in zip(self.params, grads, strict=True) if grad is not None]:
             torch._foreach_add_(counted, [1.0 - skip] * len(counted))
         self._step_groups(grads, grad_scale, skip)
         if self.loss_scale is not None:
             self.loss_scale.update()
-        return loss
+
+    def _memory(self) -> tuple[Any, ...]:
+        """Where a step reads and writes, and with which settings: what a recorded step has to have in common."""
+        settings = [(held.lr.data_ptr(), held.settings) for held in self._group_steps]
+        moments = [value.data_ptr() for param in self.params for value in self.state[param].values()]
+        return self.max_grad_norm, tuple(settings), tuple(moments), tuple([param.data_ptr() for param in self.params])
 
     def _step_groups(self, grads: Sequence[Tensor | None], grad_scale: Tensor, skip: Tensor) -> None:
         """The step of all groups, whose gradients stand one after the other."""

@@ -98,7 +98,7 @@ class TestSettings:
             main(["train", "ppo", "--help"])
         assert end.value.code == 0
         text = capsys.readouterr().out
-        options = set(re.findall(r"--[a-z][a-z-]+", text))
+        options = set(re.findall(r"--[a-z][a-z0-9-]+", text))
         assert options >= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(PPOConfig)}
         assert {"--config", "--resume", "--progress"} <= options
         words = " ".join(re.sub(r"[│|]", " ", text).split())

@@ -28,7 +28,7 @@ def test_help_explains_every_setting(name, capsys):
     text = capsys.readouterr().out
     assert f"usage: torchrl-perf train {name}" in text
     config = ALGORITHMS[name].load("config")
-    options = set(re.findall(r"--[a-z][a-z-]+", text))
+    options = set(re.findall(r"--[a-z][a-z0-9-]+", text))
     assert options >= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)}
     words = " ".join(re.sub(r"[│|]", " ", text).split())
     assert "Discount factor." in words

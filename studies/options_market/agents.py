@@ -195,7 +195,7 @@ class PlainUpdate:
         self.trainer, self.loss = trainer, trainer.loss
         config = trainer.config
         self.critic = torch.optim.Adam(list(self.loss.critic.parameters()), lr=config.critic_learning_rate)
-        groups = [{"params": params, "lr": rate} for params, rate in trainer.actor_groups()]
+        groups = [{name: group[name] for name in ("params", "lr")} for group in trainer.actor_groups()]
         self.actor = torch.optim.Adam(groups)
         self.targets = list(zip(self.loss.target_critic.parameters(), self.loss.critic.parameters(), strict=True))
 

@@ -306,7 +306,7 @@ ELSEWHERE = {
         "distributional.check_kappa", "distributional.return_bounds", "distributional.check_support",
         "distributional.midpoints", "elbo.linked", "exploration.ou_factors", "masked.effective_mask", "masked.of_rows",
         "masked.of_agents", "masked.mask_of_indices", "nonfinite.repaired_rows", "permutation.feistel_permutation",
-        "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
+        "permutation.mix", "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
         "scan.resolve_time_dim", "scan.to_rows", "scan.from_rows", "scan.needs_functional", "shuffle.shuffled_index",
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
@@ -319,7 +319,7 @@ ELSEWHERE = {
         "priority_tree.node_values", "scan.log_scan",
     },
     "of parameters and moments, tested with the optimisers": {
-        "adam.adam_step_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
+        "adam.adam_step_", "adam.adam_steps_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
     },
     "the rule itself": {
         "wide.wide_dtype", "wide.widened", "wide.compute_dtype", "wide.result_dtype", "wide.computed_wide",
@@ -417,10 +417,10 @@ def test_nothing_is_computed_in_half_precision(name, dtype):
 
 def test_every_public_function_has_a_case():
     public = set()
-    for info in pkgutil.iter_modules(functional.__path__):
-        module = importlib.import_module(f"torchrl_perf.functional.{info.name}")
+    for info in pkgutil.walk_packages(functional.__path__, "torchrl_perf.functional."):
+        module = importlib.import_module(info.name)
         public |= {
-            f"{info.name}.{name}"
+            f"{info.name.rpartition('.')[2]}.{name}"
             for name, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
         }

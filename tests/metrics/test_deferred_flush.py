@@ -59,7 +59,7 @@ def test_two_intervals_at_most_and_the_third_is_kept(device):
         metrics.add("a", torch.tensor(float(step), device=device))
         metrics.start_flush(step)
     metrics.add("a", torch.tensor(3.0, device=device))
-    with pytest.raises(RuntimeError, match="all 2 are in flight"):
+    with pytest.raises(RuntimeError, match="a start with all 2 in flight"):
         metrics.start_flush(3)
     assert metrics.last_step == 2
     assert [metrics.finish_flush(), metrics.finish_flush()] == [{"a": 1.0}, {"a": 2.0}]

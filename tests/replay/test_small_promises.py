@@ -42,7 +42,7 @@ class TestMemory:
             "DeviceStorage: 10 rows take 1.00 kB on cpu (2.00 MB free)"
         ]
         reserve(2_000_000, CPU, "all of it", "fewer rows")
-        with pytest.raises(ValueError, match=r"need 2.00 MB \(2000001 bytes\) on cpu, where 2.00 MB.*fewer rows"):
+        with pytest.raises(ValueError, match=r"2.00 MB \(2000001 bytes\) free on cpu, received 2.00 MB.*fewer rows"):
             reserve(2_000_001, CPU, "one more", "fewer rows")
 
     def test_units(self):

@@ -251,7 +251,7 @@ class TestAddressing:
         assert storage.field("x").shape == (4, 2)
         assert torch.equal(storage.field("x")[:3], x.t())
         assert torch.equal(storage.field(("next", "y"))[:3, :, 0], x.t())
-        with pytest.raises(KeyError, match=r"there are .*x.*, .*next.*y"):
+        with pytest.raises(KeyError, match=r"expected one of .*x.*, .*next.*y"):
             storage.field("z")
 
 

@@ -257,7 +257,7 @@ def test_two_buffers_on_one_storage():
     ours = BUFFERS["DeviceReplayBuffer"](storage=storage, batch_size=4)
     ours.extend(torch.stack([rows(0, 8), rows(60, 8)]))
     other, before = TensorDictReplayBuffer(storage=storage, batch_size=4), storage[:].clone()
-    with pytest.raises(ValueError, match=r"for several streams.*Remedy: writer=DeviceWriter"):
+    with pytest.raises(ValueError, match=r"storage of several streams.*Remedy: writer=DeviceWriter"):
         other.extend(rows(0, 4))
     assert (storage[:] == before).all()
     check_contents(other.sample())

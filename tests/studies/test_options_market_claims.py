@@ -239,7 +239,7 @@ class TestLoop:
 
         def slower(self, trainer):
             groups = trainer.algorithm.actor_groups()
-            trainer.actor_groups = lambda: [(params, 0.5 * rate) for params, rate in groups]
+            trainer.actor_groups = lambda: [{**group, "lr": 0.5 * group["lr"]} for group in groups]
             plain(self, trainer)
 
         monkeypatch.setattr(market_agents.PlainUpdate, "__init__", slower)

@@ -108,9 +108,9 @@ class TestConvention:
             ),
             (
                 lambda: TransformedEnv(NativeEnv(2), FrameSkipTransform(2)),
-                "repeats steps.*FrameSkipTransform",
+                "no transform that repeats.*FrameSkipTransform",
             ),
-            (lambda: TransformedEnv(NativeEnv(1), NoopResetEnv(2)), "repeats steps.*NoopResetEnv"),
+            (lambda: TransformedEnv(NativeEnv(1), NoopResetEnv(2)), "no transform that repeats.*NoopResetEnv"),
         ],
     )
     def test_refused_above_such_an_env(self, make, words):

@@ -306,9 +306,10 @@ ELSEWHERE = {
         "distributional.check_kappa", "distributional.return_bounds", "distributional.check_support",
         "distributional.midpoints", "elbo.linked", "exploration.ou_factors", "masked.effective_mask", "masked.of_rows",
         "masked.of_agents", "masked.mask_of_indices", "nonfinite.repaired_rows", "permutation.feistel_permutation",
-        "permutation.mix", "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
+        "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
         "scan.resolve_time_dim", "scan.to_rows", "scan.from_rows", "scan.needs_functional", "shuffle.shuffled_index",
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
+        "permutation.mix",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
     },
     "draws, tested by their frequencies": {

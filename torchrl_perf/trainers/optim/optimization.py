@@ -371,7 +371,7 @@ class GuardedAdam(torch.optim.Optimizer):
             self.grad_norms.copy_(norms)
             norm = torch.linalg.vector_norm(norms)
         applies = norm.isfinite() & loss.detach().isfinite()
-        self._steps += applies
+        self._steps.add_(applies)  # of += torch 2.11 would make an assignment, which its compiler refuses
         scale = self.loss_scale
         before = None if scale is None else scale.scale.clone()
         if scale is not None:

@@ -10,16 +10,16 @@ import warnings
 import emulated_graph
 import pytest
 import torch
-from loss_parts import LOSSES, make, make_batch
+from loss_parts import LOSSES, make, make_batch, make_critic
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import distributions, nn
-from torchrl.data import Categorical
+from torchrl.data import Bounded, Categorical
 from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
 from torchrl.objectives import SoftUpdate
 
-from torchrl_perf.modules import ICM
-from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceKLPENPPOLoss, ICMLoss
+from torchrl_perf.modules import ICM, EnsembleQ, SquashedNormal
+from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceKLPENPPOLoss, DeviceSACLoss, ICMLoss
 from torchrl_perf.runtime.self_capture import SelfCaptureWarning, conditions, is_recorded
 from torchrl_perf.runtime.self_capture import module as mechanism
 from torchrl_perf.runtime.self_capture import recording as recordings
@@ -86,6 +86,25 @@ CASES = {
     "kl-ppo": (lambda **o: ppo(DeviceKLPENPPOLoss, dtarg=1e-4, **o), ppo_batch),
     "icm": (icm_loss, icm_batch),
 } | {name: (lambda name=name, **o: make(name, **o)[0], None) for name in LOSSES}
+
+
+def squashed_sac(critic, **options):
+    """TorchRL's TanhNormal asks the host about its bounds on CUDA, which no graph can."""
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(MLP(3, 4, num_cells=[8]), NormalParamExtractor()), ["observation"], ["loc", "scale"]
+        ),
+        ["loc", "scale"],
+        distribution_class=SquashedNormal,
+        spec=Bounded(-1, 1, (2,)),
+        return_log_prob=True,
+    )
+    return DeviceSACLoss(actor, critic(), **options)
+
+
+CASES["sac"] = (lambda **o: squashed_sac(make_critic, **o), None)
+CASES["sac-ensemble"] = (lambda **o: squashed_sac(lambda: EnsembleQ(3, 5), **o), None)
 
 
 def batch_of(name, rows, seed):

@@ -1,12 +1,15 @@
 """When calls become graphs: how often they have to repeat, and where they may not."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 
 from torchrl_perf.runtime.capture import is_capturing
 
-__all__ = ["DEVICES", "INLINE", "SHAPES", "WARMUP", "SelfCaptureWarning", "may_record"]
+__all__ = ["DEVICES", "INLINE", "SHAPES", "WARMUP", "SelfCaptureWarning", "alone_on_side_stream", "may_record"]
 
 WARMUP = 2
 """Calls of one shape that run eagerly before the next is recorded: kernels are loaded, libraries tuned."""
@@ -18,8 +21,26 @@ INLINE: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", defaul
 """Whether something is being recorded, of which each call is a part."""
 
 
+_SIDE_STREAM = threading.RLock()
+
+
 class SelfCaptureWarning(UserWarning):
     """Said once for a module that goes on eagerly, with the reason."""
+
+
+@contextmanager
+def alone_on_side_stream() -> Iterator[None]:
+    """Within it, no other thread records, nor runs a pass over what was recorded: both use one stream.
+
+    Waits for ten seconds at most. A function that is being recorded and takes gradients itself needs the thread of
+    autograd, which may be the one that waits here; going on spoils that recording, which then runs eagerly.
+    """
+    taken = _SIDE_STREAM.acquire(timeout=10.0)
+    try:
+        yield
+    finally:
+        if taken:
+            _SIDE_STREAM.release()
 
 
 def may_record() -> bool:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.runtime._graph import record
-from torchrl_perf.runtime.self_capture.conditions import DEVICES, SHAPES, WARMUP, SelfCaptureWarning, may_record
+from torchrl_perf.runtime.self_capture.conditions import (
+    DEVICES,
+    SHAPES,
+    WARMUP,
+    SelfCaptureWarning,
+    alone_on_side_stream,
+    may_record,
+)
 
 __all__ = ["InPlaceReplays"]
 
@@ -70,7 +77,8 @@ class InPlaceReplays:
             fn(held)
 
         try:
-            made, _ = record(call, device, pool, ())
+            with alone_on_side_stream():
+                made, _ = record(call, device, pool, ())
         except Exception as error:
             self._refused = True
             warnings.warn(

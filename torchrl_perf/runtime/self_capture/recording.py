@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchrl_perf.runtime._graph import record
+from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
 
@@ -43,7 +44,8 @@ class _Backward:
         self.chosen = chosen
         self.reads: tuple[int, ...] = ()
         self.graph: Any = None
-        self.eager = False
+        self.runs_eagerly = True  # at first, so that kernels are loaded and libraries tuned
+        self.failed = False
         self.seeds: list[Tensor] = []
         self.missing: tuple[bool, ...] = ()
         self.found: _Packed | None = None
@@ -125,7 +127,8 @@ class Recording:
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a weight that was converted outside is no part of the graph
         try:
-            self._graph, _ = record(forward, device, pool, ())
+            with alone_on_side_stream():
+                self._graph, _ = record(forward, device, pool, ())
         finally:
             torch.set_autocast_cache_enabled(cached)
         if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
@@ -188,7 +191,6 @@ class Recording:
             leaves: its tensors, in the order of the example.
         """
         with self._lock:
-            self._record_backwards()
             with torch.no_grad():
                 for targets, numbers in self._groups:
                     torch._foreach_copy_(targets, [leaves[number] for number in numbers])
@@ -237,40 +239,42 @@ class Recording:
             ticket.used.update(chosen)
             way = self._backwards.setdefault(chosen, _Backward(chosen))
             given = [seed for seed in seeds if seed is not None]
-            if way.graph is None or way.found is None:
+            if way.graph is None and (way.runs_eagerly or not self._record_backward(way)):
                 found = self._backward_eagerly(way, given)
                 self._check_versions(way, ticket)
                 return found
             self._check_versions(way, ticket)
             torch._foreach_copy_(way.seeds, given)
             way.graph.replay()
-            present = iter(way.found.fresh())
+            present = iter(cast("_Packed", way.found).fresh())
             return tuple(None if missing else next(present) for missing in way.missing)
 
     def _backward_eagerly(self, way: _Backward, seeds: list[Tensor]) -> Grads:
         """Over the recorded forward pass, whose intermediate results are those of the last replay."""
         self._reads = set()
         try:
-            found = self._grads(way, seeds)
+            with alone_on_side_stream():
+                found = self._grads(way, seeds)
         finally:
             reads, self._reads = self._reads, None
+        way.runs_eagerly = way.failed
         pointers = [tensor.untyped_storage().data_ptr() for tensor in self._state]
         way.reads = tuple(number for number, pointer in enumerate(pointers) if pointer in reads)
         way.seeds = [torch.empty_like(seed, memory_format=torch.contiguous_format) for seed in seeds]
-        return found
+        return tuple(None if grad is None else _of_this_stream(grad) for grad in found)
 
     def _grads(self, way: _Backward, seeds: list[Tensor]) -> Grads:
         outputs = [self._outputs[self._differentiable[number]] for number in way.chosen]
         return torch.autograd.grad(outputs, self._leaves, seeds, retain_graph=True, allow_unused=True)
 
-    def _record_backwards(self) -> None:
-        """Records backward passes that have run once, on the thread that called, before the next inputs come."""
-        for way in self._backwards.values():
-            if way.graph is None and not way.eager:
-                try:
-                    way.graph, _ = record(partial(self._pack_grads, way), self._device, self._pool, ())
-                except Exception:
-                    way.eager = True  # the pass over the recorded forward is as right, and slower
+    def _record_backward(self, way: _Backward) -> bool:
+        """Records a backward pass that has run once; here, since autograd runs it on this thread and no other."""
+        try:
+            with alone_on_side_stream():
+                way.graph, _ = record(partial(self._pack_grads, way), self._device, self._pool, ())
+        except Exception:
+            way.runs_eagerly = way.failed = True  # over the recorded forward pass it is as right, and slower
+        return way.graph is not None
 
     def _pack_grads(self, way: _Backward) -> None:
         found = self._grads(way, way.seeds)
@@ -294,6 +298,16 @@ class Recording:
                 graph.reset()
         self._backwards.clear()
         self._outputs, self._leaves = [], []
+
+
+def _of_this_stream(tensor: Tensor) -> Tensor:
+    """A copy in memory of the current stream, of a tensor that the stream of recordings made.
+
+    Freed memory is used again by the stream that it was allocated for, which does not wait for readers on another.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor.clone()
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:

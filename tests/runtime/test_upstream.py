@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
@@ -184,6 +184,18 @@ class TestBuffers:
         assert buffer.storage[:]["a"].tolist()[:3] == [0.0, 1.0, 0.0]
 
 
+def test_leaves_by_key():
+    lazy = lazy_stack([TensorDict({"d": torch.zeros(1)}, [1]), TensorDict({"d": torch.ones(1)}, [1])], 0)
+    td = TensorDict(
+        {"a": torch.zeros(2), "next": {"b": torch.ones(2), "deep": {"c": torch.ones(2)}}, "lazy": lazy}, [2]
+    )
+    expected = dict(td.items(True, True))
+    found = tensordicts.leaves_of(td)
+    assert set(found) == set(expected) == {"a", ("next", "b"), ("next", "deep", "c"), ("lazy", "d")}
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert found["next", "b"] is td["next", "b"]
+
+
 class TestModules:
     @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
     def test_hooks(self, register):
@@ -194,12 +206,14 @@ class TestModules:
         handle.remove()
         assert not modules.has_hooks(net)
 
-    @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-    def test_backward_hooks(self, register):
+    @pytest.mark.parametrize(
+        "register", ["register_forward_hook", "register_full_backward_hook", "register_full_backward_pre_hook"]
+    )
+    def test_dicts_of_hooks(self, kind):
         net = nn.Linear(1, 1)
-        assert not modules.has_backward_hooks(net)
-        getattr(net, register)(lambda *_: None)
-        assert modules.has_backward_hooks(net)
+        assert not any(modules.hook_dicts(net))
+        getattr(net, f"register_{kind}_hook")(lambda *_: None)
+        assert any(modules.hook_dicts(net))
 
     def test_slots_show_a_tensor_that_was_replaced(self):
         net = nn.BatchNorm1d(2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchrl_perf.runtime.self_capture.conditions import DEVICES, INLINE, SHAPES, WARMUP, SelfCaptureWarning, may_record
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
+from torchrl_perf.runtime.upstream.tensordicts import leaves_of
 from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
 __all__ = ["is_recorded", "self_capturing"]
@@ -60,7 +61,7 @@ class _Recorder:
         """The entries that the call may read, by key; none of other kinds of TensorDict."""
         if type(tensordict) is not TensorDict:
             return {}
-        leaves = dict(tensordict.items(True, True))
+        leaves = leaves_of(tensordict)
         read = getattr(self._module(), "recorded_entries", None)
         return leaves if read is None else read(leaves)
 

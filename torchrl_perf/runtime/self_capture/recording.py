@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,6 +16,7 @@ from torchrl_perf.runtime._graph import record
 from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
+from torchrl_perf.runtime.upstream.tensordicts import unchecked
 
 __all__ = ["NotRecordableError", "Recording"]
 
@@ -205,9 +206,20 @@ class Recording:
                 ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
                 for number, output in zip(self._differentiable, _Node.apply(ticket, *ends), strict=True):
                     fresh[number] = output
-        result = tensordict if self._returns_argument else TensorDict({}, self._batch_size)
-        for output, value in zip(self._keys, fresh, strict=True):
-            (tensordict if output.written else result).set(output.key, value)
+        returned: dict[str, Tensor] = {}
+        nested: list[tuple[NestedKey, Tensor]] = []
+        for (key, written), value in zip(self._keys, fresh, strict=True):
+            if written:
+                tensordict.set(key, value)
+            elif isinstance(key, str):
+                returned[key] = value
+            else:
+                nested.append((key, value))
+        if self._returns_argument:
+            return tensordict
+        result = unchecked(returned, batch_size=self._batch_size)
+        for key, value in nested:
+            result.set(key, value)
         return result
 
     # -- backward -----------------------------------------------------------------------------------------------------
@@ -329,8 +341,7 @@ class _Packed:
             (
                 torch.cat([tensors[number].reshape(-1) for number in numbers]),
                 numbers,
-                [tensors[number].numel() for number in numbers],
-                [tensors[number].shape for number in numbers],
+                [torch.empty(tensors[number].shape, dtype=tensors[number].dtype, device="meta") for number in numbers],
             )
             for _, numbers in _by_dtype(tensors)
         ]
@@ -338,9 +349,9 @@ class _Packed:
     def fresh(self) -> list[Tensor]:
         """Copies, contiguous, that nothing will overwrite."""
         copies: list[Any] = [None] * self._number
-        for pack, numbers, sizes, shapes in self._packs:
-            for number, piece, shape in zip(numbers, pack.clone().split_with_sizes(sizes), shapes, strict=True):
-                copies[number] = piece.view(shape)
+        for pack, numbers, shapes in self._packs:
+            for number, piece in zip(numbers, torch._C._nn.unflatten_dense_tensors(pack.clone(), shapes), strict=True):
+                copies[number] = piece
         return copies
 
 

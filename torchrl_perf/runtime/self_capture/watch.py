@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.upstream.modules import has_backward_hooks, has_hooks, tensor_slots
+from torchrl_perf.runtime.upstream.modules import hook_dicts, tensor_slots
 
 __all__ = ["Watch"]
 
@@ -38,6 +38,7 @@ class Watch:
             for part in self.parts
             for holder, key, tensor in tensor_slots(part)
         ]
+        self._hooks = [hooks for part in self.parts[1:] for hooks in hook_dicts(part)]
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         self._attributes = module.__dict__
         self._plain = [name for name, value in module.__dict__.items() if type(value) in _PLAIN]
@@ -64,10 +65,9 @@ class Watch:
 
         Those of the module itself stand around the graph, and are called.
         """
-        for part in self.parts[1:]:
-            if has_hooks(part) or has_backward_hooks(part):
-                return type(part).__name__
-        return None
+        if not any(self._hooks):
+            return None
+        return next(type(part).__name__ for part in self.parts[1:] if any(hook_dicts(part)))
 
 
 _PLAIN = (int, float, str, bool, type(None))

@@ -20,9 +20,10 @@ def apply_to_tensors(module: nn.Module, function: Callable[[Tensor], Tensor]) ->
     module._apply(function)
 
 
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether something is called with each backward pass through the module."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+def hook_dicts(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """The dicts in which a module keeps its hooks, of calls and of backward passes: empty where there is none."""
+    calls = module._forward_hooks, module._forward_pre_hooks
+    return cast("Any", (*calls, module._backward_hooks, module._backward_pre_hooks))
 
 
 def tensor_slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:

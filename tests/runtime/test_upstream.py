@@ -206,9 +206,7 @@ class TestModules:
         handle.remove()
         assert not modules.has_hooks(net)
 
-    @pytest.mark.parametrize(
-        "register", ["register_forward_hook", "register_full_backward_hook", "register_full_backward_pre_hook"]
-    )
+    @pytest.mark.parametrize("kind", ["forward", "full_backward", "full_backward_pre"])
     def test_dicts_of_hooks(self, kind):
         net = nn.Linear(1, 1)
         assert not any(modules.hook_dicts(net))

@@ -93,6 +93,11 @@ def test_the_probe_leaves_nothing_behind(name, monkeypatch):
         assert torch.equal(ours, expected)
 
 
+def test_compact_rows_hold_each_observation_once():
+    whole, compact = (make("dqn", compact=choice).memory_estimate.replay for choice in (False, True))
+    assert compact == pytest.approx(whole / 2, rel=1e-3)
+
+
 def test_one_line_announces_it(caplog):
     with caplog.at_level(logging.INFO, logger="torchrl_perf"):
         make("ppo")

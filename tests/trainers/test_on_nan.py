@@ -208,6 +208,18 @@ class TestRollback:
         trainer.guard.rollback()
         assert all(torch.equal(*pair) for pair in zip(first, parameters(trainer), strict=True))
 
+    def test_a_good_interval_after_the_last_snapshot_clears_the_count(self):
+        trainer = make("ppo", what="reward", iteration=2, on_nan="rollback")
+        trainer.guard.snapshot()
+        run(trainer, 2)
+        assert verdict_of(trainer).action == "rollback"
+        trainer.guard.rollback()
+        assert trainer.guard.rollbacks == 1
+        trainer.guard.snapshot()
+        run(trainer, 2)
+        assert verdict_of(trainer) is None
+        assert trainer.guard.rollbacks == 0
+
     def test_no_snapshot(self):
         with pytest.raises(RuntimeError, match=r"expected a snapshot, received none\. Remedy"):
             make("ppo").guard.rollback()

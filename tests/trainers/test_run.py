@@ -24,6 +24,7 @@ from tiny_runs import (
     steps_of,
 )
 
+from torchrl_perf.metrics import ProgressLine
 from torchrl_perf.runtime import signals
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers import PPOConfig, train
@@ -47,6 +48,12 @@ class TestFiles:
         assert (result.steps, result.exit_code, result.solved, result.problem) == (640, 0, False, "")
         assert "640 steps" in str(result)
         assert not list(run_dir.rglob("*.partial"))
+
+    def test_the_progress_line_counts_env_steps(self, tmp_path, monkeypatch):
+        shown = []
+        monkeypatch.setattr(ProgressLine, "update", lambda self, step, **numbers: shown.append((step, self.total)))
+        train(make(tmp_path, log_interval=3), progress=True)
+        assert shown == [(192, 640), (384, 640), (576, 640), (640, 640)]
 
     def test_a_second_run_gets_a_folder_of_its_own(self, tmp_path):
         folders = {train(make(tmp_path, total_steps=64, logger="none"), progress=False).run_dir.name for _ in range(3)}

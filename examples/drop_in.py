@@ -1,10 +1,11 @@
-"""An ordinary TorchRL PPO script, and the three lines that take the waiting out of it.
+"""An ordinary TorchRL PPO script, and the three to five lines that take the waiting out of it.
 
-    python examples/drop_in.py            # TorchRL's Collector, GAE and ClipPPOLoss
-    python examples/drop_in.py --ours     # DeviceCollector, GAETransform and DeviceClipPPOLoss
+    python examples/drop_in.py                # TorchRL's Collector, GAE and ClipPPOLoss
+    python examples/drop_in.py --ours         # DeviceCollector, GAETransform and DeviceClipPPOLoss
+    python examples/drop_in.py --all-ours     # and the replay buffer, and the optimiser with its clipping
 
-The three lines that change are marked (1), (2) and (3); everything else is the same for both: networks, env, replay
-buffer, optimiser, settings. The env is this package's CartPole in both, so that the difference is the loop's alone.
+The lines that change are marked (1) to (5); everything else is the same for all: networks, env, settings, loop. The env
+is this package's CartPole throughout, so that the difference is the loop's alone.
 Expected last line, with the frames/s of your machine and a return above 475:
 
     torchrl_perf: 21,000 frames/s, mean return of the last batches 500.0
@@ -28,6 +29,8 @@ from torchrl.objectives.value import GAE
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.objectives import DeviceClipPPOLoss
+from torchrl_perf.replay import make_replay_buffer
+from torchrl_perf.trainers import GuardedAdam
 from torchrl_perf.transforms import GAETransform
 
 
@@ -36,7 +39,9 @@ class Config:
     """Settings of the run, the same before and after."""
 
     ours: bool = False
-    """Use torchrl_perf's three parts."""
+    """Use torchrl_perf's collector, advantages and loss."""
+    all_ours: bool = False
+    """Use its replay buffer and its optimiser, too."""
     num_envs: int = 128
     """Envs that run at once (N)."""
     frames_per_batch: int = 4096
@@ -87,7 +92,7 @@ def main(config: Config) -> float:
     frames, total = config.frames_per_batch, config.total_frames
     loss_options = {"entropy_coeff": 0.01, "critic_coeff": 0.5, "loss_critic_type": "l2", "normalize_advantage": True}
 
-    if config.ours:
+    if config.ours or config.all_ours:
         collector = DeviceCollector(env, actor, frames_per_batch=frames, total_frames=total)  # (1)
         advantage = GAETransform(gamma=config.gamma, lmbda=config.lmbda, value_network=critic)  # (2)
         loss = DeviceClipPPOLoss(actor, critic, **loss_options)  # (3)
@@ -96,12 +101,14 @@ def main(config: Config) -> float:
         advantage = GAE(gamma=config.gamma, lmbda=config.lmbda, value_network=critic)  # (2)
         loss = ClipPPOLoss(actor, critic, **loss_options)  # (3)
 
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(config.frames_per_batch, device=config.device),
-        sampler=SamplerWithoutReplacement(),
-        batch_size=config.minibatch_size,
-    )
-    optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)
+    size, rate = config.minibatch_size, config.learning_rate
+    if config.all_ours:
+        buffer = make_replay_buffer(frames, batch_size=size, sampler="epoch", device=config.device)  # (4)
+        optimizer = GuardedAdam(loss.parameters(), lr=rate, max_grad_norm=0.5)  # (5)
+    else:
+        storage = LazyTensorStorage(frames, device=config.device)
+        buffer = ReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), batch_size=size)  # (4)
+        optimizer = torch.optim.Adam(loss.parameters(), lr=rate)  # (5)
     returns: deque[float] = deque(maxlen=10)
     collected, start = 0, time.perf_counter()
     for batch in collector:
@@ -113,7 +120,8 @@ def main(config: Config) -> float:
                 losses = loss(minibatch)
                 objective = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
                 objective.backward()
-                torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                if not config.all_ours:
+                    torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)  # (5), which clips by itself
                 optimizer.step()
                 optimizer.zero_grad()
         finished = batch["next", "episode_reward"][batch["next", "done"]]
@@ -124,7 +132,7 @@ def main(config: Config) -> float:
 
     speed = collected / (time.perf_counter() - start)
     mean_return = sum(returns) / len(returns)
-    name = "torchrl_perf" if config.ours else "torchrl"
+    name = "torchrl_perf" if config.ours or config.all_ours else "torchrl"
     print(f"{name}: {speed:,.0f} frames/s, mean return of the last batches {mean_return:.1f}")
     return mean_return
 

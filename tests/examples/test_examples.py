@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -45,26 +46,46 @@ def test_captured_iteration_learns(capsys, iterations, least):
     assert capsys.readouterr().out.splitlines()[-1] == f"mean return of the last 100 episodes: {mean_return:.1f}"
 
 
-@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("parts", ["theirs", "ours", "all_ours"])
 @pytest.mark.slow
-def test_drop_in_learns_before_and_after(capsys, ours):
+def test_drop_in_learns_before_and_after(capsys, parts):
     example = load("drop_in")
-    mean_return = example.main(example.Config(ours=ours, total_frames=102_400, device="cpu"))
+    chosen = {} if parts == "theirs" else {parts: True}
+    mean_return = example.main(example.Config(**chosen, total_frames=102_400, device="cpu"))
     last = capsys.readouterr().out.splitlines()[-1]
     assert mean_return >= 200  # a random policy gets 22
-    assert last.startswith("torchrl_perf: " if ours else "torchrl: ")
+    assert last.startswith("torchrl: " if parts == "theirs" else "torchrl_perf: ")
 
 
-def test_drop_in_changes_three_lines():
-    source = (EXAMPLES / "drop_in.py").read_text(encoding="utf-8")
-    branch = next(
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "config.ours"
-    )
-    assert len(branch.body) == len(branch.orelse) == 3
-    targets = [[ast.unparse(line.targets[0]) for line in lines] for lines in (branch.body, branch.orelse)]
-    assert targets[0] == targets[1] == ["collector", "advantage", "loss"]
+@pytest.mark.parametrize("parts", ["ours", "all_ours"])
+def test_drop_in_runs(capsys, parts):
+    example = load("drop_in")
+    settings = {"num_envs": 8, "frames_per_batch": 256, "total_frames": 512, "epochs": 1, "minibatch_size": 64}
+    example.main(example.Config(**{parts: True}, **settings, device="cpu"))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("torchrl_perf: ")
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("name", ["drop_in_dqn", "drop_in_sac"])
+def test_off_policy_drop_ins_run(capsys, name, ours):
+    example = load(name)
+    settings = {"num_envs": 4, "frames_per_batch": 8, "total_frames": 16 if name == "drop_in_dqn" else 816}
+    settings |= {"updates": 1, "batch_size": 16} if name == "drop_in_dqn" else {"updates": 0, "batch_size": 16}
+    example.main(example.Config(ours=ours, **settings, capacity=1024, device="cpu"))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("torchrl_perf: " if ours else "torchrl: ")
+
+
+@pytest.mark.parametrize(("name", "most"), [("drop_in", 5), ("drop_in_dqn", 4), ("drop_in_sac", 5)])
+def test_drop_in_scripts_change_few_lines(name, most):
+    """The marked lines are the same names before and after, and no more than the header says."""
+    lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    marked = re.findall(r"^ *(?:(\w+) = )?.*# \((\d)\)", "\n".join(lines), re.MULTILINE)
+    numbers = {int(number) for _, number in marked}
+    assert numbers == set(range(1, most + 1))
+    for number in numbers:
+        targets = [target for target, other in marked if int(other) == number and target]
+        assert len(targets) == 2
+        assert len(set(targets)) == 1
 
 
 @pytest.mark.parametrize("name", ["ppo", "drop_in", "ppo_captured"])

@@ -214,7 +214,7 @@ _MODULES = {
     "trainers.value_based": "trainers.off_policy.value_based",
     "trainers.value_config": "trainers.off_policy.value_based",
 }
-"""Old module, then new one. A module whose name its package exports too is left out: importing it would replace that."""
+"""Old module, then new one; without modules whose name their package exports, which importing them would replace."""
 
 
 def moved_from(package: str) -> Callable[[str], Any]:

@@ -43,6 +43,13 @@ def test_old_modules():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("old", moved._MODULES)
+def test_an_old_module_takes_the_place_of_no_name(old):
+    """Importing a module sets it as an attribute of its package, whatever was there."""
+    package, _, name = old.rpartition(".")
+    assert name not in importlib.import_module(f"torchrl_perf.{package}").__all__
+
+
 def test_a_module_that_never_was():
     with pytest.raises(ModuleNotFoundError, match=r"torchrl_perf\.trainers\.nothing"):
         importlib.import_module("torchrl_perf.trainers.nothing")

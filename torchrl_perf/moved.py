@@ -192,7 +192,6 @@ _MODULES = {
     "trainers.memory_estimate": "trainers.run.memory_estimate",
     "trainers.memory_floor": "trainers.run.memory_floor",
     "trainers.metric_names": "trainers.run.metric_names",
-    "trainers.minibatches": "trainers.on_policy.minibatches",
     "trainers.numerics": "trainers.run.numerics",
     "trainers.off_policy_actor_critic": "trainers.off_policy.actor_critic",
     "trainers.off_policy_algorithm": "trainers.off_policy.algorithm",
@@ -215,7 +214,7 @@ _MODULES = {
     "trainers.value_based": "trainers.off_policy.value_based",
     "trainers.value_config": "trainers.off_policy.value_based",
 }
-"""Old module, then new one."""
+"""Old module, then new one; without modules whose name their package exports, which importing them would replace."""
 
 
 def moved_from(package: str) -> Callable[[str], Any]:

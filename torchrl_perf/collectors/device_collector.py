@@ -428,10 +428,7 @@ class DeviceCollector(SharedPolicyCollector):
 
         May be called inside a function given to :func:`~torchrl_perf.runtime.capture`.
         """
-        if self.closed:
-            raise RuntimeError(
-                "collect(): expected an open collector, received one after shutdown(). Remedy: a new one."
-            )
+        validation.check_open(self.closed)
         if self.pre_collect_hook is not None:
             validation.refuse_recording(self.device, "pre_collect_hook", "which no replay would call")
             self.pre_collect_hook()

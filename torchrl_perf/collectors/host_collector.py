@@ -208,10 +208,7 @@ class HostCollector(BaseCollector):
             HostEnvError: where an env raises or dies. Its ``batch`` has the steps that were complete.
             RuntimeError: where the collector has been shut down.
         """
-        if self.closed:
-            raise RuntimeError(
-                "collect: expected a running collector, received one that is shut down. Remedy: a new one."
-            )
+        validation.check_open(self.closed)
         try:
             with torch.no_grad(), set_exploration_type(self.exploration_type):
                 self._collect()

@@ -71,10 +71,7 @@ def _layout(state: Mapping[str, Any]) -> dict[str, Any]:
 def check_open(closed: bool) -> None:
     """Refuse to collect after a shutdown, which has closed the env."""
     if closed:
-        raise RuntimeError(
-            "collect(): expected an open collector, received one after shutdown(), which has closed its env. Remedy: "
-            "a new one."
-        )
+        raise RuntimeError("collect(): expected an open collector, received one that is shut down. Remedy: a new one.")
 
 
 def refuse_recording(device: torch.device, name: str, received: str, remedy: str = "") -> None:

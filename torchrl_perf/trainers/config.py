@@ -31,7 +31,7 @@ class RunConfig:
     A setting that is not given is that of the task's preset, as on the command line: ``DQNConfig()`` is what
     ``torchrl-perf train dqn`` runs, and ``PPOConfig(env="Pendulum")`` what ``train ppo --env Pendulum`` does. A task
     without a preset has the first one's. The defaults that the fields show are those of no task, for which
-    :meth:`without_task` is there, and for ``env="Name"`` of an env of one's own. :func:`dataclasses.replace` with
+    :meth:`without_task` is there, and for ``env="Name"`` of an env of your own. :func:`dataclasses.replace` with
     another ``env`` keeps every other setting.
 
     Attributes:
@@ -215,7 +215,7 @@ class RunConfig:
         A class of a user's below one of the package's keeps the defaults that it declares itself.
 
         Args:
-            env: name of the task; by default, and for what is no text, the first. That of an env of one's own, which
+            env: name of the task; by default, and for what is no text, the first. That of an env of your own, which
                 the command line does not know, has the fields' own defaults.
         """
         usual = {field.name: field.default for field in dataclasses.fields(cls)}

@@ -145,6 +145,6 @@ def make_pqn_policy(env: EnvBase, config: PQNConfig) -> EpsilonGreedy:
 
 
 class PQNTrainer(OnPolicyTrainer):
-    """:class:`OnPolicyTrainer` of :class:`PQN`; ``policy=`` takes an :class:`EpsilonGreedy` of one's own."""
+    """:class:`OnPolicyTrainer` of :class:`PQN`; ``policy=`` takes an :class:`EpsilonGreedy` of your own."""
 
     algorithm_class: ClassVar[type[OnPolicyAlgorithm]] = PQN

@@ -210,7 +210,7 @@ class SACOptions(ActorCritic):
     Args:
         config: every choice of the run.
         options: names and rules; by default those of ``policy``, or what ``find_options`` gives.
-        policy: an :class:`OptionPolicy` of one's own.
+        policy: an :class:`OptionPolicy` of your own.
         option_value: maps what the controller reads to values of the options ``[*, O]``, or of the state ``[*, 1]``.
         critic: a TensorDict module that reads observations, action and "active_option".
         networks: makes those that are not given.

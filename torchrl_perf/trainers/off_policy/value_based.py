@@ -105,7 +105,7 @@ class ValueAlgorithm(Algorithm):
 
     Args:
         config: every choice of the run.
-        policy: an :class:`EpsilonGreedy` on a network of one's own; by default a collector's, or :meth:`make_policy`.
+        policy: an :class:`EpsilonGreedy` on a network of your own; by default a collector's, or :meth:`make_policy`.
         make_policy: in place of :meth:`make_policy`, such as a system's, whose networks are its own.
 
     Attributes:

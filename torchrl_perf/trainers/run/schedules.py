@@ -348,7 +348,7 @@ def _writes_ramp(part: str, fields: tuple[str, str, str], buffers: tuple[str, st
         module = getattr(trainer, part, None)
         if not all(isinstance(getattr(module, name, None), Tensor) for name in buffers):
             raise ValueError(
-                f"{', '.join(fields)}: expected the stored ones for a {part} of one's own, "
+                f"{', '.join(fields)}: expected the stored ones for a {part} of your own, "
                 f"{type(module).__name__}, received others. Remedy: leave them out, or set its own schedule."
             )
         for name, field in zip(buffers, fields, strict=True):

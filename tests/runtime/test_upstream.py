@@ -26,6 +26,7 @@ from torchrl_perf.runtime.upstream import (
     modules,
     policies,
     tensordicts,
+    tensors,
     threads,
     transforms,
     wandb_service,
@@ -364,3 +365,25 @@ def test_what_our_ppo_losses_inherit(kind):
     assert loss._entropy_coeff_map is None
     assert set(loss._cached_critic_network_params_detached.keys()) == set(loss.critic_network_params.keys())
     assert all(isinstance(key, str | tuple) for key in loss._loss_mask_keys())
+
+
+class TestTensors:
+    def test_pieces_are_tensors_of_their_own(self, device):
+        memory = torch.arange(12.0, device=device)
+        matrix, number = tensors.pieces_of(memory, [((2, 3), (3, 1), 0), ((), (), 8)])
+        assert matrix.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+        assert number.item() == 8.0
+        assert not matrix._is_view()
+        before = number._version
+        matrix.add_(1.0)
+        assert number._version == before
+        assert memory[0] == 1.0
+        total = number + torch.ones((), device=device, requires_grad=True)
+        total += 1.0
+        total.backward()
+
+    @pytest.mark.gpu
+    def test_the_current_stream(self):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            assert tensors.current_stream(torch.device("cuda", 0)) == stream.cuda_stream

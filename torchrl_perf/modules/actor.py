@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModule
+from tensordict import TensorDictBase, unravel_key
+from tensordict.nn import InteractionType, TensorDictModule, skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
-from torch import nn
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.modules import ProbabilisticActor
 
@@ -26,7 +26,7 @@ class DeviceActor(ProbabilisticActor):
     Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``param_keys``, ``action`` and ``action_log_prob``
     (shaped as the batch).
 
-    On CUDA a call that samples becomes a CUDA graph once its shape repeats, see
+    On CUDA a call of the batch alone becomes a CUDA graph once its shape repeats, see
     :func:`~torchrl_perf.runtime.self_capture.self_capturing`; ``capture = False`` turns that off.
 
     Args:
@@ -66,16 +66,28 @@ class DeviceActor(ProbabilisticActor):
         self._distribution_class = distribution_class
         self._distribution_kwargs = dict(distribution_kwargs or {})
         self.valid_key = valid_key
+        read = [*in_keys] if valid_key is None else [*in_keys, valid_key]
+        self._entries_read = [unravel_key(key) for key in read]
 
     def forward(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None, **kwargs: Any
     ) -> TensorDictBase:
         """Write parameters, action and log-probability; sample or not as TorchRL's exploration type says."""
-        if interaction_type() is not InteractionType.RANDOM or tensordict_out is not None or kwargs:
+        if tensordict_out is not None or kwargs:
             return super().forward(tensordict, tensordict_out, **kwargs)
-        return self._sampled(tensordict)
+        return self._acted(tensordict)
 
     @self_capturing
+    def _acted(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if interaction_type() is InteractionType.RANDOM:
+            return self._sampled(tensordict)
+        return super().forward(tensordict)
+
+    def recorded_entries(self, leaves: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+        """What a recording holds of a batch: what the network and the distribution read."""
+        read = {key: leaves[key] for key in self._entries_read if key in leaves}
+        return leaves if skip_existing() or len(read) < len(self._entries_read) else read
+
     def _sampled(self, tensordict: TensorDictBase) -> TensorDictBase:
         head = cast("TensorDictModule", self.module[0])
         network = cast("nn.Module", head.module)

@@ -16,6 +16,7 @@ from torchrl_perf.runtime.self_capture.conditions import (
     alone_on_side_stream,
     may_record,
 )
+from torchrl_perf.runtime.upstream.tensors import current_stream
 
 __all__ = ["InPlaceReplays"]
 
@@ -104,4 +105,4 @@ class InPlaceReplays:
 
 
 def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return current_stream(device) if device.type == "cuda" else 0

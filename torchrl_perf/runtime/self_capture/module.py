@@ -17,6 +17,7 @@ from torchrl_perf.runtime.self_capture.conditions import DEVICES, INLINE, SHAPES
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import leaves_of
+from torchrl_perf.runtime.upstream.tensors import current_stream
 from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
 __all__ = ["is_recorded", "self_capturing"]
@@ -97,7 +98,7 @@ class _Recorder:
     def _key(self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device) -> Any:
         grad = torch.is_grad_enabled()
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        stream = current_stream(device) if device.type == "cuda" else 0
         kinds = [(key, leaf.shape, leaf.dtype, grad and leaf.requires_grad) for key, leaf in leaves.items()]
         modes = (grad, torch.is_inference_mode_enabled(), autocast, torch.get_float32_matmul_precision())
         modes = (*modes, interaction_type(), skip_existing())

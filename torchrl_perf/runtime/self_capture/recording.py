@@ -16,7 +16,8 @@ from torchrl_perf.runtime._graph import record
 from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
-from torchrl_perf.runtime.upstream.tensordicts import unchecked
+from torchrl_perf.runtime.upstream.tensordicts import entries_of, unchecked
+from torchrl_perf.runtime.upstream.tensors import Piece, pieces_of
 
 __all__ = ["NotRecordableError", "Recording"]
 
@@ -200,16 +201,19 @@ class Recording:
             self.number += 1
             if self._differentiable:
                 ticket = _Ticket(self, [tensor._version for tensor in self._state])
-                # a view would refuse loss += ...
-                ticket.fresh = [fresh[number].clone() for number in self._differentiable]
+                ticket.fresh = [fresh[number] for number in self._differentiable]
                 self._last = weakref.ref(ticket)
                 ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
                 for number, output in zip(self._differentiable, _Node.apply(ticket, *ends), strict=True):
                     fresh[number] = output
         returned: dict[str, Tensor] = {}
         nested: list[tuple[NestedKey, Tensor]] = []
+        # its type, batch size and device are those of the example, whose entries fitted
+        unlocked = None if tensordict.is_locked else entries_of(tensordict)
         for (key, written), value in zip(self._keys, fresh, strict=True):
-            if written:
+            if written and unlocked is not None and isinstance(key, str):
+                unlocked[key] = value
+            elif written:
                 tensordict.set(key, value)
             elif isinstance(key, str):
                 returned[key] = value
@@ -333,26 +337,41 @@ def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
 
 
 class _Packed:
-    """Tensors that a graph writes into few, one of each dtype, so that a copy of them all is one launch each."""
+    """Tensors that a graph writes into few, one of each dtype, so that a copy of them all is one launch each.
+
+    Each begins at a boundary of 128 bytes, as tensors of their own do at least: kernels add in another order, and
+    more slowly, where they cannot read several numbers at once.
+    """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._number = len(tensors)
-        self._packs = [
-            (
-                torch.cat([tensors[number].reshape(-1) for number in numbers]),
-                numbers,
-                [torch.empty(tensors[number].shape, dtype=tensors[number].dtype, device="meta") for number in numbers],
-            )
-            for _, numbers in _by_dtype(tensors)
-        ]
+        self._packs: list[tuple[Tensor, list[int], list[Piece]]] = []
+        for given, numbers in _by_dtype(tensors):
+            step = 128 // given[0].element_size()
+            starts = [0]
+            for tensor in given:
+                starts.append(starts[-1] + -(-tensor.numel() // step) * step)
+            memory = torch.zeros(starts[-1], dtype=given[0].dtype, device=given[0].device)
+            places = [(tuple(t.shape), _contiguous(t.shape), start) for t, start in zip(given, starts, strict=False)]
+            torch._foreach_copy_(pieces_of(memory, places), given)
+            self._packs.append((memory, numbers, places))
 
     def fresh(self) -> list[Tensor]:
         """Copies, contiguous, that nothing will overwrite."""
         copies: list[Any] = [None] * self._number
-        for pack, numbers, shapes in self._packs:
-            for number, piece in zip(numbers, torch._C._nn.unflatten_dense_tensors(pack.clone(), shapes), strict=True):
+        for memory, numbers, places in self._packs:
+            for number, piece in zip(numbers, pieces_of(memory.clone(), places), strict=True):
                 copies[number] = piece
         return copies
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def _accumulating(outputs: list[Tensor]) -> list[Tensor]:

@@ -16,8 +16,7 @@ class _Slot(NamedTuple):
     holder: dict[str, Any]
     key: str
     tensor: Tensor
-    pointer: int
-    requires_grad: bool
+    kind: tuple[int, bool]
     name: str
 
 
@@ -34,10 +33,13 @@ class Watch:
     def __init__(self, module: nn.Module) -> None:
         self.parts = list(_parts(module))
         self._slots = [
-            _Slot(holder, key, tensor, tensor.data_ptr(), tensor.requires_grad, f"{type(part).__name__}.{key}")
+            _Slot(holder, key, tensor, _kind(tensor), f"{type(part).__name__}.{key}")
             for part in self.parts
             for holder, key, tensor in tensor_slots(part)
         ]
+        # what they hold, in lists, so that looking at all of them is a loop in C
+        self._holders, self._names = [slot.holder for slot in self._slots], [slot.key for slot in self._slots]
+        self._ids, self._kinds = [id(slot.tensor) for slot in self._slots], [slot.kind for slot in self._slots]
         self._hooks = [hooks for part in self.parts[1:] for hooks in hook_dicts(part)]
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         self._attributes = module.__dict__
@@ -54,11 +56,14 @@ class Watch:
 
     def replaced(self) -> str | None:
         """The name of the first tensor that is another object, at another address or frozen since; None without one."""
-        for holder, key, tensor, pointer, requires_grad, name in self._slots:
-            found = holder.get(key)
-            if found is not tensor or found.data_ptr() != pointer or found.requires_grad is not requires_grad:
-                return name
-        return None
+        found = list(map(dict.get, self._holders, self._names))
+        if list(map(id, found)) == self._ids and list(map(_kind, found)) == self._kinds:
+            return None
+        return next(
+            slot.name
+            for slot, tensor in zip(self._slots, found, strict=True)
+            if tensor is not slot.tensor or _kind(tensor) != slot.kind
+        )
 
     def hooked(self) -> str | None:
         """The class of the first part with hooks, which a graph would not call; None without one.
@@ -68,6 +73,11 @@ class Watch:
         if not any(self._hooks):
             return None
         return next(type(part).__name__ for part in self.parts[1:] if any(hook_dicts(part)))
+
+
+def _kind(tensor: Tensor) -> tuple[int, bool]:
+    """Where its numbers lie, and whether it is trained."""
+    return tensor.data_ptr(), tensor.requires_grad
 
 
 _PLAIN = (int, float, str, bool, type(None))

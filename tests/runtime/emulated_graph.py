@@ -59,7 +59,7 @@ def _memory(tensor: Tensor) -> Tensor:
     return tensor.data
 
 
-def record(fn, device, pool, generators):
+def record(fn, device, pool, generators, *, frees_memory=True):
     """As ``torchrl_perf.runtime._graph.record``, for the CPU."""
     graph = EmulatedGraph()
     state = torch.get_rng_state()

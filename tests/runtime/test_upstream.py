@@ -382,6 +382,20 @@ class TestTensors:
         total += 1.0
         total.backward()
 
+    def test_apply_plain(self):
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, grad):
+                return 2 * grad
+
+        leaf = torch.ones(3, requires_grad=True)
+        tensors.apply_plain(Double, leaf).sum().backward()
+        assert leaf.grad.tolist() == [2.0, 2.0, 2.0]
+
     @pytest.mark.gpu
     def test_the_current_stream(self):
         stream = torch.cuda.Stream()

@@ -79,7 +79,7 @@ class InPlaceReplays:
 
         try:
             with alone_on_side_stream():
-                made, _ = record(call, device, pool, ())
+                made, _ = record(call, device, pool, (), frees_memory=False)
         except Exception as error:
             self._refused = True
             warnings.warn(

@@ -13,7 +13,15 @@ from tensordict.nn import skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.self_capture.conditions import DEVICES, INLINE, SHAPES, WARMUP, SelfCaptureWarning, may_record
+from torchrl_perf.runtime.self_capture.conditions import (
+    DEVICES,
+    INLINE,
+    SHAPES,
+    WARMUP,
+    SelfCaptureWarning,
+    go_back_on_this_thread,
+    may_record,
+)
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import leaves_of
@@ -132,6 +140,8 @@ class _Recorder:
         finally:
             INLINE.reset(token)
         shape.recordings.append(recording)
+        if recording.has_gradient:
+            go_back_on_this_thread()
         return recording
 
     def _renew(self, name: str) -> None:
@@ -169,6 +179,8 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
     * **Parameters and buffers** are read where they are: write them in place. One that is replaced is found, and the
       module records anew, up to eight times.
     * **Random numbers** are fresh at each call.
+    * **Backward passes** that the calling thread begins run on it from the first recording on, unless it turns
+      ``torch.autograd.set_multithreading_enabled(True)`` on again.
     * **Several calls** may wait for their backward pass, up to four of a shape; more run eagerly.
     * **Each shape** is recorded by itself, up to eight; a change of ``training``, of autocast, of gradient mode, of the
       stream or of a plain attribute of the module counts as another shape.

@@ -17,7 +17,7 @@ from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import entries_of, unchecked
-from torchrl_perf.runtime.upstream.tensors import Piece, pieces_of
+from torchrl_perf.runtime.upstream.tensors import Piece, apply_plain, pieces_of
 
 __all__ = ["NotRecordableError", "Recording"]
 
@@ -130,7 +130,7 @@ class Recording:
         torch.set_autocast_cache_enabled(False)  # a weight that was converted outside is no part of the graph
         try:
             with alone_on_side_stream():
-                self._graph, _ = record(forward, device, pool, ())
+                self._graph, _ = record(forward, device, pool, (), frees_memory=False)
         finally:
             torch.set_autocast_cache_enabled(cached)
         if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
@@ -180,6 +180,11 @@ class Recording:
     # -- forward ------------------------------------------------------------------------------------------------------
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether some output has one."""
+        return bool(self._differentiable)
+
+    @property
     def free(self) -> bool:
         """Whether no backward pass of an earlier call can still come."""
         last = self._last()
@@ -204,7 +209,7 @@ class Recording:
                 ticket.fresh = [fresh[number] for number in self._differentiable]
                 self._last = weakref.ref(ticket)
                 ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
-                for number, output in zip(self._differentiable, _Node.apply(ticket, *ends), strict=True):
+                for number, output in zip(self._differentiable, apply_plain(_Node, ticket, *ends), strict=True):
                     fresh[number] = output
         returned: dict[str, Tensor] = {}
         nested: list[tuple[NestedKey, Tensor]] = []
@@ -287,7 +292,7 @@ class Recording:
         """Records a backward pass that has run once; here, since autograd runs it on this thread and no other."""
         try:
             with alone_on_side_stream():
-                way.graph, _ = record(partial(self._pack_grads, way), self._device, self._pool, ())
+                way.graph, _ = record(partial(self._pack_grads, way), self._device, self._pool, (), frees_memory=False)
         except Exception:
             way.runs_eagerly = way.failed = True  # over the recorded forward pass it is as right, and slower
         return way.graph is not None

@@ -51,8 +51,7 @@ class Watch:
 
     def settings(self) -> tuple[Any, ...]:
         """Numbers, words and flags among the attributes of the module itself."""
-        attributes = self._attributes
-        return tuple([attributes.get(name) for name in self._plain])
+        return tuple(map(self._attributes.get, self._plain))
 
     def replaced(self) -> str | None:
         """The name of the first tensor that is another object, at another address or frozen since; None without one."""

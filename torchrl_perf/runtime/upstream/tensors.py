@@ -5,6 +5,7 @@ path whose whole length is some 100 us.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,3 +34,8 @@ def pieces_of(memory: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
 def current_stream(device: torch.device) -> int:
     """The handle of the current stream of a CUDA device with an index."""
     return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def apply_plain(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)`` outside of functorch's transforms, which that would look for in each argument."""
+    return super(torch.autograd.Function, function).apply(*args)  # pyright: ignore[reportAttributeAccessIssue]

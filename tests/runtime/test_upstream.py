@@ -370,7 +370,7 @@ def test_what_our_ppo_losses_inherit(kind):
 class TestTensors:
     def test_pieces_are_tensors_of_their_own(self, device):
         memory = torch.arange(12.0, device=device)
-        matrix, number = tensors.pieces_of(memory, [((2, 3), (3, 1), 0), ((), (), 8)])
+        matrix, number = tensors.pieces_of(memory.view(torch.uint8), torch.float32, [((2, 3), (3, 1), 0), ((), (), 8)])
         assert matrix.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
         assert number.item() == 8.0
         assert not matrix._is_view()

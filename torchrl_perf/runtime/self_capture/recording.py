@@ -342,7 +342,7 @@ def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
 
 
 class _Packed:
-    """Tensors that a graph writes into few, one of each dtype, so that a copy of them all is one launch each.
+    """Tensors that a graph writes into one memory, so that a copy of them all is one launch.
 
     Each begins at a boundary of 128 bytes, as tensors of their own do at least: kernels add in another order, and
     more slowly, where they cannot read several numbers at once.
@@ -350,22 +350,25 @@ class _Packed:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._number = len(tensors)
-        self._packs: list[tuple[Tensor, list[int], list[Piece]]] = []
-        for given, numbers in _by_dtype(tensors):
-            step = 128 // given[0].element_size()
-            starts = [0]
+        self._places: list[tuple[torch.dtype, list[int], list[Piece]]] = []
+        groups, end = _by_dtype(tensors), 0
+        for given, numbers in groups:
+            places = []
             for tensor in given:
-                starts.append(starts[-1] + -(-tensor.numel() // step) * step)
-            memory = torch.zeros(starts[-1], dtype=given[0].dtype, device=given[0].device)
-            places = [(tuple(t.shape), _contiguous(t.shape), start) for t, start in zip(given, starts, strict=False)]
-            torch._foreach_copy_(pieces_of(memory, places), given)
-            self._packs.append((memory, numbers, places))
+                places.append((tuple(tensor.shape), _contiguous(tensor.shape), end // tensor.element_size()))
+                end += -(-tensor.numel() * tensor.element_size() // 128) * 128
+            self._places.append((given[0].dtype, numbers, places))
+        device = tensors[0].device if tensors else None
+        self._memory = torch.zeros(end, dtype=torch.uint8, device=device)
+        for (given, _), (dtype, _, places) in zip(groups, self._places, strict=True):
+            torch._foreach_copy_(pieces_of(self._memory, dtype, places), given)
 
     def fresh(self) -> list[Tensor]:
         """Copies, contiguous, that nothing will overwrite."""
         copies: list[Any] = [None] * self._number
-        for memory, numbers, places in self._packs:
-            for number, piece in zip(numbers, pieces_of(memory.clone(), places), strict=True):
+        memory = self._memory.clone()
+        for dtype, numbers, places in self._places:
+            for number, piece in zip(numbers, pieces_of(memory, dtype, places), strict=True):
                 copies[number] = piece
         return copies
 

@@ -18,17 +18,19 @@ Piece = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset, the last two in elements."""
 
 
-def pieces_of(memory: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+def pieces_of(memory: Tensor, dtype: torch.dtype, pieces: Sequence[Piece]) -> list[Tensor]:
     """Tensors over parts of a memory, which count as tensors of their own: no views, with versions of their own.
 
     A view would refuse ``loss += ...``, and a write to one would count as a write to all.
 
     Args:
-        memory: ``[numel]``, without a gradient.
+        memory: uint8 ``[bytes]``, a multiple of the element's size.
+        dtype: of the tensors.
         pieces: where each lies.
     """
     with torch._C._ExcludeDispatchKeyGuard(_TRACKING):
-        return [memory.as_strided(*piece) for piece in pieces]
+        elements = memory.view(dtype)
+        return [elements.as_strided(*piece) for piece in pieces]
 
 
 def current_stream(device: torch.device) -> int:

@@ -18,7 +18,7 @@ from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, c
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import unchecked
 
-__all__ = ["NotRecordableError", "Recording"]
+__all__ = ["NotRecordableError", "Recording", "by_dtype"]
 
 Grads = tuple[Tensor | None, ...]
 
@@ -136,7 +136,7 @@ class Recording:
             raise NotRecordableError(
                 f"argument: expected to be left as it is, received a write to {written[0]!r}. Remedy: a new tensor."
             )
-        self._groups = _by_dtype(self._inputs)
+        self._groups = by_dtype(self._inputs)
         self._find_leaves(aliases, list(seen.values()))
 
     def _take(self, result: Any, static: TensorDictBase, seen: dict[NestedKey, Tensor]) -> None:
@@ -322,7 +322,7 @@ def _of_this_stream(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
+def by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
     """Tensors of one dtype, which one launch copies, and their numbers."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     for number, tensor in enumerate(tensors):
@@ -343,7 +343,7 @@ class _Packed:
                 numbers,
                 [torch.empty(tensors[number].shape, dtype=tensors[number].dtype, device="meta") for number in numbers],
             )
-            for _, numbers in _by_dtype(tensors)
+            for _, numbers in by_dtype(tensors)
         ]
 
     def fresh(self) -> list[Tensor]:

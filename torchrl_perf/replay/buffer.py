@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -178,13 +178,18 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             if self.capture and self._storage.device.type in DEVICES:
                 drawn = self._recorded.sample(self._parts(), batch_size, self._draw)
             data, info = self._draw(batch_size) if drawn is None else drawn
+        if drawn is None:
+            batch_dims = data.batch_size
+            for key, value in info.items():
+                if isinstance(value, Tensor):
+                    put_entry(data, key, value, batch_dims)
         if self.debug:
             self._drawn.number += 1
             data = DatedRows.of(data, self._drawn)
         return (data, info) if return_info else data
 
     def _draw(self, batch_size: int) -> tuple[TensorDict, dict[NestedKey, Any]]:
-        """A sample, and the info that is in it as well."""
+        """Rows as they are stored, and the info of a sample."""
         sampler = self._sampler
         if type(sampler) is DeviceRandomSampler:
             (index, data), info = sampler.sample_rows(self._storage, batch_size), {}
@@ -194,10 +199,23 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         if self._writer.tracks_generations:
             info["index_generation"] = self._writer.generations_of(index)
         info["index"] = index
-        batch_dims = data.batch_size
-        for key, value in info.items():
-            if isinstance(value, Tensor):
-                put_entry(data, key, value, batch_dims)
+        return data, info
+
+    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Rows after ``collate_fn`` and transforms, and the info of the sample; called by TorchRL's ``sample``.
+
+        The rows come from a graph where they can, and what follows runs as it is.
+        """
+        if self._prefetch or self._sample_unit is not None or not self._has_graphs():
+            return super()._sample(batch_size)
+        with self._replay_lock, self._write_lock:
+            drawn = self._recorded.sample(self._parts(), batch_size, self._draw, whole=False)
+        if drawn is None:
+            return super()._sample(batch_size)
+        data, info = self._collate_fn(drawn[0]), drawn[1]
+        if len(self._transform):
+            with modules_take_tensordicts(is_tensor_collection(data)):
+                data = self._transform(data)
         return data, info
 
     def _has_graphs(self) -> bool:

@@ -47,12 +47,25 @@ class Parts(NamedTuple):
 
 
 class _Form:
-    """How a sample and its info are made of tensors: nothing is looked up again."""
+    """How a sample and its info are made of tensors: nothing is looked up again.
 
-    def __init__(self, data: TensorDict, info: Info) -> None:
-        keys = [(key,) if isinstance(key, str) else key for key in leaves_of(data)]
-        self.skeleton = Skeleton(keys)
-        self.info = [(key, keys.index((key,) if isinstance(key, str) else tuple(key))) for key in info]
+    Attributes:
+        tensors: the rows' in the order of the skeleton ``rows``, then those of the info.
+        batch_size: of the rows.
+        rows: the rows as they are stored.
+        whole: the rows with the info among their entries.
+        info: keys of the info, and numbers of their tensors.
+    """
+
+    def __init__(self, rows: TensorDict, info: Info) -> None:
+        found = leaves_of(rows)
+        keys = [(key,) if isinstance(key, str) else key for key in found]
+        self.tensors, self.batch_size = [*found.values(), *info.values()], rows.batch_size
+        self.rows = Skeleton(keys)
+        self.info = [(key, len(keys) + number) for number, key in enumerate(info)]
+        places = {key: number for number, key in enumerate(keys)}
+        places |= {(key,) if isinstance(key, str) else tuple(key): number for key, number in self.info}
+        self.whole = Skeleton(list(places), list(places.values()))
 
 
 class RecordedCalls:
@@ -69,38 +82,46 @@ class RecordedCalls:
         return self._samples.recorded
 
     def sample(
-        self, parts: Parts, batch_size: int, draw: Callable[[int], tuple[TensorDict, Info]]
+        self, parts: Parts, batch_size: int, draw: Callable[[int], tuple[TensorDict, Info]], *, whole: bool = True
     ) -> tuple[TensorDict, Info] | None:
-        """A sample and its info, as ``draw(batch_size)`` makes them; None where that is to be called."""
+        """Rows and their info, as ``draw(batch_size)`` gives them; None where that is to be called.
+
+        Args:
+            parts: of the buffer.
+            batch_size: rows B.
+            draw: what is recorded.
+            whole: whether the info is among the entries of the rows.
+        """
         storage, sampler, writer, generator = parts
         if not (self._samples.serves(storage.device) and parts.are_steady()):
             return None
         ring, device = storage.ring, storage.rows.device
 
-        def again() -> tuple[TensorDict, _Form]:
+        def again() -> tuple[list[Tensor], _Form]:
             with ring.unchanged():
-                data, info = draw(batch_size)
-            return data, _Form(data, info)
+                form = _Form(*draw(batch_size))
+            tensors, form.tensors = form.tensors, []
+            return tensors, form
 
         key = (batch_size, ring, sampler, generator, writer.tracks_generations)
         place = self._samples.place(again, key, device, () if generator is None else (generator,))
         if place is None:
             return None
-        leaves, form = place.again(), place.note
-        info = {key: leaves[number] for key, number in form.info}
+        tensors, form = place.again(), place.note
+        info = {key: tensors[number] for key, number in form.info}
         # TorchRL's buffers pass only the index on to a storage, or a sampler; it says where it is from
         index = ring.vouch(info["index"])
         generation = info.get("index_generation")
         if generation is not None:
             index.generation = generation
-        return form.skeleton.build(leaves, place.batch_size, device), info
+        return (form.whole if whole else form.rows).build(tensors, form.batch_size, device), info
 
     def mark_update(self, parts: Parts, index: int | Tensor) -> bool:
         """Tells the sampler of new rows, if that is more than the caller's plain call; whether it did."""
         storage, sampler = parts.storage, parts.sampler
-        if not isinstance(index, Tensor) or index.device != storage.rows.device:
+        if type(sampler) not in RECORDED or not sampler.learns_rows or not isinstance(index, Tensor):
             return False
-        if not (self._lessons.serves(storage.device) and parts.are_steady() and sampler.learns_rows):
+        if not (self._lessons.serves(index.device) and index.numel() and parts.are_steady()):
             return False
 
         def learn(given: list[Tensor]) -> None:

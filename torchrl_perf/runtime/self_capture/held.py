@@ -9,14 +9,12 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_perf.runtime._graph import record
 from torchrl_perf.runtime.self_capture.conditions import DEVICES, may_record
 from torchrl_perf.runtime.self_capture.kinds import Kinds, place_of
 from torchrl_perf.runtime.upstream.memory import holders
-from torchrl_perf.runtime.upstream.tensordicts import leaves_of
 
 __all__ = ["HELD", "HeldReplays", "Place"]
 
@@ -28,24 +26,22 @@ class Place:
     """One graph, and the memory that it writes its result to.
 
     Args:
-        fn: what is recorded; returns a TensorDict of tensors, and anything to remember of the call.
+        fn: what is recorded; returns tensors, and anything to remember of the call.
         device: CUDA device with an index.
         generators: of random numbers that ``fn`` draws from, besides the default one.
 
     Attributes:
-        batch_size: of the TensorDict.
         note: what was to be remembered.
     """
 
     def __init__(
-        self, fn: Callable[[], tuple[TensorDict, Any]], device: torch.device, generators: Sequence[torch.Generator]
+        self, fn: Callable[[], tuple[list[Tensor], Any]], device: torch.device, generators: Sequence[torch.Generator]
     ) -> None:
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._graph, (result, self.note) = record(fn, device, pool, generators)
-        self.batch_size = result.batch_size
-        self._leaves: list[Tensor] = list(leaves_of(result).values())
-        del result  # or it would count as a holder
-        self._memories = list({leaf.untyped_storage() for leaf in self._leaves})
+        self._graph, (self._results, self.note) = record(fn, device, pool, generators)
+        memories = [result.untyped_storage() for result in self._results]
+        self._memories = list({memory.data_ptr(): memory for memory in memories}.values())
+        del memories
         self._unheld = [holders(memory) for memory in self._memories]
 
     @property
@@ -54,9 +50,9 @@ class Place:
         return [holders(memory) for memory in self._memories] == self._unheld
 
     def again(self) -> list[Tensor]:
-        """Replays the graph; its results as tensors of their own over its memory, in the order of ``leaves_of``."""
+        """Replays the graph; its results as tensors of their own over its memory."""
         self._graph.replay()
-        return [leaf.detach() for leaf in self._leaves]
+        return [result.detach() for result in self._results]
 
 
 class HeldReplays:
@@ -76,7 +72,7 @@ class HeldReplays:
 
     def place(
         self,
-        fn: Callable[[], tuple[TensorDict, Any]],
+        fn: Callable[[], tuple[list[Tensor], Any]],
         key: Hashable,
         device: torch.device,
         generators: Sequence[torch.Generator] = (),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.runtime._graph import record
-from torchrl_perf.runtime.self_capture.conditions import DEVICES, may_record
+from torchrl_perf.runtime.self_capture.conditions import DEVICES, SHAPES, may_record
 from torchrl_perf.runtime.self_capture.kinds import Kinds, place_of
 from torchrl_perf.runtime.self_capture.recording import by_dtype
 
@@ -63,7 +63,9 @@ class InPlaceReplays:
             if graph is not None:
                 self._graphs[key] = graph
         if graph is None:
-            fn(list(inputs))
+            # in memory like that of a graph until one is recorded, so that kernels for it are loaded
+            warms = not self._kinds.refused and len(self._graphs) < SHAPES
+            fn(_copies(inputs) if warms else list(inputs))
             return False
         with torch.no_grad():
             for targets, numbers in graph[1]:
@@ -83,12 +85,16 @@ class InPlaceReplays:
         return InPlaceReplays, (self._kinds.name,)
 
 
+def _copies(inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.detach().clone() for tensor in inputs]
+
+
 def _recorded(
     fn: Callable[[list[Any]], Any],
     inputs: Sequence[Tensor | None],
     while_recording: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[Any, Groups]:
-    held = [None if tensor is None else tensor.detach().clone() for tensor in inputs]
+    held = _copies(inputs)
     static = [tensor for tensor in held if tensor is not None]
     device = static[0].device
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None

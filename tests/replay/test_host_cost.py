@@ -153,6 +153,10 @@ RECORDED: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
 @pytest.mark.parametrize("name", list(RECORDED))
 def test_ceilings_of_recorded_calls(name: str, monkeypatch: pytest.MonkeyPatch):
     replays = []
+
+    def note(graph: Any) -> None:
+        replays.append(graph)
+
     for module in (held, in_place):
         monkeypatch.setattr(module, "record", emulated_graph.record)
         monkeypatch.setattr(module, "may_record", lambda: True)  # although the operations are counted
@@ -163,7 +167,7 @@ def test_ceilings_of_recorded_calls(name: str, monkeypatch: pytest.MonkeyPatch):
         for _ in range(5):
             call()
         # only what is around it counts
-        monkeypatch.setattr(emulated_graph.EmulatedGraph, "replay", replays.append)
+        monkeypatch.setattr(emulated_graph.EmulatedGraph, "replay", note)
         entered, dispatched = cost(call)
     finally:
         conditions.DEVICES.remove("cpu")

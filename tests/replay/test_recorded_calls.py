@@ -8,10 +8,12 @@ import emulated_graph
 import pytest
 import torch
 from tensordict import TensorDict
+from test_host_cost import Kernels
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Compose, RenameTransform, Transform
 
 from torchrl_perf.replay import DeviceRandomSampler, DeviceStorage, DeviceWriter, make_replay_buffer
+from torchrl_perf.replay import rows as rows_module
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
 from torchrl_perf.runtime import capture
 from torchrl_perf.runtime.self_capture import HELD, SelfCaptureWarning, conditions, held, in_place
@@ -108,6 +110,31 @@ def test_it_equals_the_plain_buffer(name, device):
     buffer = both(device, run, **KINDS[name])
     assert buffer._recorded.samples == 2  # one for each size
     assert not buffer.storage.ring.recorded or buffer.storage.compact  # the host still knows how many rows there are
+
+
+@pytest.mark.parametrize("name", ["uniform", "uniform with a mask", "prioritized", "slices by priority"])
+def test_it_equals_the_plain_buffer_where_writes_are_one_launch(name, monkeypatch):
+    """The path of CUDA on a CPU: a write stays what it is, what samplers learn is a graph."""
+    for module in (held, in_place):
+        monkeypatch.setattr(module, "record", emulated_graph.record)
+    kernels = Kernels()
+    monkeypatch.setattr(rows_module, "row_kernels", lambda _: kernels)
+    conditions.DEVICES.append("cpu")
+
+    def run(buffer):
+        found = []
+        for _ in range(45):
+            found += [written(buffer, 3, 2), len(buffer), learned(buffer, buffer.sample())]
+        return found
+
+    try:
+        buffer = both("cpu", run, **KINDS[name])
+    finally:
+        conditions.DEVICES.remove("cpu")
+    assert buffer._recorded.samples == 1
+    assert buffer._recorded._lessons.recorded is (name != "uniform")
+    assert not buffer.storage._writes.recorded
+    assert not buffer.storage.ring.recorded
 
 
 def test_rows_without_streams_and_generations(device):

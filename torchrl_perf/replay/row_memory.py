@@ -299,10 +299,12 @@ class RowMemory(TensorStorage):
     def _unwritten(self) -> Iterator[None]:
         """Context in which a write is recorded, and nothing counted."""
         written = 0 if self.frames is None else self.frames.host_written
-        with self.ring.unchanged():
-            yield
-        if self.frames is not None:
-            self.frames.host_written = written
+        try:
+            with self.ring.unchanged():
+                yield
+        finally:
+            if self.frames is not None:
+                self.frames.host_written = written
 
     def _count_side_rows(self, rows: int) -> None:
         """Note that rows may have been forgotten on the device, once that many were written."""

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import threading
 import warnings
+from collections import deque
 
 import emulated_graph
 import pytest
@@ -280,6 +282,40 @@ def test_two_buffers_of_one_storage(device):
             index = written(one if count % 2 else other, 3, 2)
             found[-1] += [index, learned(one, one.sample()), other.sample().clone()]
     assert all((expected == received).all() for expected, received in zip(*found, strict=True))
+
+
+def test_two_threads(device):
+    """One writes, one samples: every row of every sample, held for some while, is one that was written."""
+    buffer = make(device, captured=True, sampler="prioritized", compact=True)
+    buffer.empty()
+    wrong, writes, done = [], [], threading.Event()
+
+    def rows(number):
+        data = batch(3, 2, device=device)
+        data["action"].fill_(number)
+        data["observation"].copy_(data["action"].unsqueeze(-1).expand_as(data["observation"]))
+        return data
+
+    def write():
+        try:
+            for number in range(1, 60):
+                buffer.extend(rows(number))
+                writes.append(number)
+        finally:
+            done.set()
+
+    buffer.extend(rows(0))
+    thread = threading.Thread(target=write)
+    thread.start()
+    held_samples = deque(maxlen=3)
+    while not done.is_set() or len(held_samples) < 3:
+        held_samples.append(buffer.sample())
+        for sample in held_samples:
+            wrong += (sample["observation"] != sample["action"].unsqueeze(-1)).flatten().tolist()
+    thread.join()
+    assert len(writes) == 59
+    assert not any(wrong)
+    assert 1 <= buffer._recorded.samples <= HELD
 
 
 def test_parts_that_are_replaced(device):

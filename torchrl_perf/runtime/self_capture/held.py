@@ -5,6 +5,7 @@ holds any more: not the tensors, no view of them, no autograd node that saved on
 fresh tensor for as long as it is held.
 """
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Place:
         memories = [result.untyped_storage() for result in self._results]
         self._memories = list({memory.data_ptr(): memory for memory in memories}.values())
         del memories
+        gc.collect()  # garbage that still counts here would hide a holder later
         self._unheld = [holders(memory) for memory in self._memories]
 
     @property

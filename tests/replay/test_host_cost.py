@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import emulated_graph
 import pytest
 import torch
 from tensordict import TensorDict
@@ -23,6 +24,7 @@ from torchrl_perf.replay import (
     make_replay_buffer,
 )
 from torchrl_perf.replay import rows as rows_module
+from torchrl_perf.runtime.self_capture import conditions, held, in_place
 
 
 def batch(*shape: int) -> TensorDict:
@@ -129,6 +131,47 @@ CEILINGS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
 def test_ceilings(name: str):
     make, functions, operations = CEILINGS[name]
     entered, dispatched = cost(make())
+    assert entered <= functions, f"{name}: {entered} Python functions, at most {functions}"
+    assert dispatched <= operations, f"{name}: {dispatched} operations, at most {operations}"
+
+
+RECORDED: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
+    "sample": (samples, 45, 8),
+    "sample by priority": (lambda: samples(sampler="prioritized"), 48, 10),
+    "update of priorities": (lambda: updates(sampler="prioritized"), 38, 2),
+    "extend by priority": (lambda: extends(sampler="prioritized"), 122, 6),
+    "sample of slices": (lambda: samples(streams=4, **SLICES), 60, 10),
+    "sample of slices by priority": (lambda: samples(streams=4, alpha=0.6, **SLICES), 62, 12),
+    "n-step sample": (lambda: samples(streams=4, n_step=3), 50, 10),
+    "compact sample": (lambda: samples(streams=4, compact=True), 47, 8),
+    "compact extend": (lambda: extends(streams=4, compact=True), 115, 6),
+    "compact extend by priority": (lambda: extends(streams=4, compact=True, sampler="prioritized"), 150, 8),
+}
+"""The same for calls that are graphs. Operations are copies of inputs, one a dtype, and views; besides, one replay."""
+
+
+@pytest.mark.parametrize("name", list(RECORDED))
+def test_ceilings_of_recorded_calls(name: str, monkeypatch: pytest.MonkeyPatch):
+    replays = []
+
+    def note(graph: Any) -> None:
+        replays.append(graph)
+
+    for module in (held, in_place):
+        monkeypatch.setattr(module, "record", emulated_graph.record)
+        monkeypatch.setattr(module, "may_record", lambda: True)  # although the operations are counted
+    conditions.DEVICES.append("cpu")
+    try:
+        make, functions, operations = RECORDED[name]
+        call = make()
+        for _ in range(5):
+            call()
+        # only what is around it counts
+        monkeypatch.setattr(emulated_graph.EmulatedGraph, "replay", note)
+        entered, dispatched = cost(call)
+    finally:
+        conditions.DEVICES.remove("cpu")
+    assert len(replays) == 5 * (2 if "extend by priority" in name else 1)  # of rows, and of priorities
     assert entered <= functions, f"{name}: {entered} Python functions, at most {functions}"
     assert dispatched <= operations, f"{name}: {dispatched} operations, at most {operations}"
 

@@ -26,8 +26,9 @@ class EmulatedGraph(TorchDispatchMode):
         constant = func is torch.ops.aten.lift_fresh.default or all(id(each) in self.constants for each in given)
         if func is torch.ops.aten._local_scalar_dense.default and not constant:
             raise RuntimeError("operation not permitted when stream is capturing (emulated)")
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
                 self.before += [(each, each.clone()) for each in tree_leaves(value) if isinstance(each, Tensor)]
         result = func(*args, **kwargs)
         if constant:  # a number that Python made, which lives on the host where the device is another
@@ -62,11 +63,13 @@ def _memory(tensor: Tensor) -> Tensor:
 def record(fn, device, pool, generators, *, frees_memory=True):
     """As ``torchrl_perf.runtime._graph.record``, for the CPU."""
     graph = EmulatedGraph()
-    state = torch.get_rng_state()
+    state, states = torch.get_rng_state(), [generator.get_state() for generator in generators]
     try:
         with graph:
             result = detached(fn())
         graph.undo()
     finally:
         torch.set_rng_state(state)
+        for generator, before in zip(generators, states, strict=True):
+            generator.set_state(before)
     return graph, result

@@ -23,6 +23,7 @@ from torchrl_perf.runtime.upstream import (
     buffers,
     envs,
     loggers,
+    memory,
     modules,
     policies,
     tensordicts,
@@ -31,6 +32,25 @@ from torchrl_perf.runtime.upstream import (
     transforms,
     wandb_service,
 )
+
+
+class TestMemory:
+    def test_tensors_views_and_autograd_nodes_hold_memory(self):
+        tensor, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+        storage = tensor.untyped_storage()
+        alone = memory.holders(storage)
+        alias = tensor.detach()
+        view = alias[1:]
+        assert memory.holders(storage) == alone + 2
+        del alias
+        assert memory.holders(storage) > alone  # the view, and what it is a view of
+        del view
+        assert memory.holders(storage) == alone
+        product = tensor.detach() * weight  # saved for its backward pass
+        assert memory.holders(storage) == alone + 1
+        product.sum().backward()
+        del product
+        assert memory.holders(storage) == alone
 
 
 class TestEnvs:

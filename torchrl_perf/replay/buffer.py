@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -17,13 +17,16 @@ from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writ
 
 from torchrl_perf.replay._checks import check_entries_of_state, check_least_of_state, state_error
 from torchrl_perf.replay.buffer_options import check_buffer_options, is_consuming
+from torchrl_perf.replay.dated_rows import DatedRows, Drawn
 from torchrl_perf.replay.layout import put_entry
 from torchrl_perf.replay.random import DeviceRandomSampler
+from torchrl_perf.replay.recorded import Parts, RecordedCalls
 from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+from torchrl_perf.runtime.self_capture import DEVICES
 from torchrl_perf.runtime.upstream.tensordicts import modules_take_tensordicts
 
 STATE_FILE = "replay.pt"
@@ -54,6 +57,9 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         consume_after_n_samples: as in TorchRL.
         sample_unit: as in TorchRL.
         priority_key: entry with the priorities of rows.
+        capture: on CUDA, whether calls become CUDA graphs once they repeat. Up to four samples of a size may be held
+            at once, whole or in part; while they are, further ones are drawn without a graph.
+        debug: whether reading a sample raises once more than four others were drawn since, and names the sample.
         **options: TorchRL's other options at their defaults.
 
     Raises:
@@ -80,6 +86,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         consume_after_n_samples: int | None = None,
         sample_unit: Any = None,
         priority_key: str = "td_error",
+        capture: bool = True,
+        debug: bool = False,
         **options: Any,
     ) -> None:
         options |= {"storage": storage, "sampler": sampler, "collate_fn": collate_fn, "pin_memory": pin_memory}
@@ -89,6 +97,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         options = check_buffer_options(type(self).__name__, options, getattr(storage, "device", None))
         if writer is None:
             writer = TensorDictRoundRobinWriter() if is_consuming(options) else DeviceWriter()
+        self.capture, self.debug = capture, debug
+        self._recorded, self._drawn = RecordedCalls(), Drawn()
         super().__init__(priority_key=priority_key, writer=writer, **options)
 
     # --- writing
@@ -121,6 +131,7 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             if tensordicts is None:
                 return torch.zeros(0, dtype=torch.int64, device=self._storage.device)
         with self._replay_lock, self._write_lock:
+            self._storage.capture = self.capture
             index = self._writer.extend(tensordicts)
         if update_priority is not False and self._is_prioritized():
             priority = tensordicts.get(self.priority_key, None)
@@ -163,20 +174,64 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
                     "sample(256), or DeviceReplayBuffer(batch_size=256, ...)."
                 )
         with self._replay_lock, self._write_lock:
-            sampler = self._sampler
-            if type(sampler) is DeviceRandomSampler:
-                (index, data), info = sampler.sample_rows(self._storage, batch_size), {}
-            else:
-                index, info = sampler.sample(self._storage, batch_size)
-                data = self._storage.get(index)
-            if self._writer.tracks_generations:
-                info["index_generation"] = self._writer.generations_of(index)
-        info["index"] = index
-        batch_size = data.batch_size
-        for key, value in info.items():
-            if isinstance(value, Tensor):
-                put_entry(data, key, value, batch_size)
+            drawn = None
+            if self.capture and self._storage.device.type in DEVICES:
+                drawn = self._recorded.sample(self._parts(), batch_size, self._draw)
+            data, info = self._draw(batch_size) if drawn is None else drawn
+        if drawn is None:
+            batch_dims = data.batch_size
+            for key, value in info.items():
+                if isinstance(value, Tensor):
+                    put_entry(data, key, value, batch_dims)
+        if self.debug:
+            self._drawn.number += 1
+            data = DatedRows.of(data, self._drawn)
         return (data, info) if return_info else data
+
+    def _draw(self, batch_size: int) -> tuple[TensorDict, dict[NestedKey, Any]]:
+        """Rows as they are stored, and the info of a sample."""
+        sampler = self._sampler
+        if type(sampler) is DeviceRandomSampler:
+            (index, data), info = sampler.sample_rows(self._storage, batch_size), {}
+        else:
+            index, info = sampler.sample(self._storage, batch_size)
+            data = self._storage.get(index)
+        if self._writer.tracks_generations:
+            info["index_generation"] = self._writer.generations_of(index)
+        info["index"] = index
+        return data, info
+
+    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Rows after ``collate_fn`` and transforms, and the info of the sample; called by TorchRL's ``sample``.
+
+        The rows come from a graph where they can, and what follows runs as it is.
+        """
+        if self._prefetch or self._sample_unit is not None or not self._has_graphs():
+            return super()._sample(batch_size)
+        with self._replay_lock, self._write_lock:
+            drawn = self._recorded.sample(self._parts(), batch_size, self._draw, whole=False)
+        if drawn is None:
+            return super()._sample(batch_size)
+        data, info = self._collate_fn(drawn[0]), drawn[1]
+        if len(self._transform):
+            with modules_take_tensordicts(is_tensor_collection(data)):
+                data = self._transform(data)
+        return data, info
+
+    def _has_graphs(self) -> bool:
+        return self.capture and isinstance(self._storage, DeviceStorage) and self._storage.device.type in DEVICES
+
+    def _parts(self) -> Parts:
+        return Parts(self._storage, self._sampler, self._writer, self._rng)
+
+    def mark_update(self, index: int | Tensor) -> None:
+        """Tells the sampler of rows that were written.
+
+        Args:
+            index: int64 slots of any shape.
+        """
+        if not (self._has_graphs() and self._recorded.mark_update(self._parts(), index)):
+            self._sampler.mark_update(index, storage=self._storage)
 
     def _get_collate_fn(self, collate_fn: Callable[[Any], Any] | None) -> None:
         super()._get_collate_fn(collate_fn)
@@ -212,7 +267,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         """
         options = {} if generation is None else {"generation": generation}
         with self._replay_lock, self._write_lock:
-            self._sampler.update_priority(index, priority, storage=self._storage, **options)
+            if not (self._has_graphs() and self._recorded.update_priority(self._parts(), index, priority, generation)):
+                self._sampler.update_priority(index, priority, storage=self._storage, **options)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Sets the priorities of sampled rows from the priority key, largest over trailing dimensions.

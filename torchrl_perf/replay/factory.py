@@ -59,7 +59,8 @@ def make_replay_buffer(
             ``drop_last``, ...; of the storage: ``num_streams``, ``final_fraction``; of TorchRL's buffer, see
             :class:`DeviceReplayBuffer`: ``transform``, ``transform_factory``, ``prefetch``, ``pin_memory``,
             ``collate_fn``, ``priority_key``, ``generator``, ``delayed_init``, ``consume_after_n_samples``,
-            ``sample_unit``.
+            ``sample_unit``; and ``capture`` (on by default: on CUDA calls become CUDA graphs once they repeat) and
+            ``debug`` (names a sample that is read late).
 
     Returns:
         A buffer whose ``extend`` takes ``[N, T]`` batches (or flat ``[B]`` rows where neither n-step, nor ``compact``,

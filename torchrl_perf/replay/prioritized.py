@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import NestedKey
@@ -31,6 +31,9 @@ from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask,
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from torchrl_perf.replay.storage import DeviceStorage
 
 __all__ = ["DevicePrioritizedSampler"]
 
@@ -175,6 +178,11 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         self._beta_now.fill_(value)
 
     @property
+    def eps(self) -> float:
+        """Added to positive priorities."""
+        return self._eps
+
+    @property
     def default_priority(self) -> float | Tensor:
         """Priority of new rows: the largest finite one so far, 0-d float32 on the device; 1.0 before the first row."""
         return 1.0 if self._tree is None else self._largest
@@ -214,7 +222,7 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             TypeError: for another storage.
         """
         ring = sampled_ring(storage, batch_size, _NAME)
-        tree = self.attach(storage, ring)
+        tree = self._tree if storage is self._storage and self._tree is not None else self.attach(storage, ring)
         if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
             self.refresh(storage)
         source = self._rng if generator is None else generator
@@ -223,6 +231,16 @@ class DevicePrioritizedSampler(PrioritizedSampler):
         # TorchRL's buffers pass only the index on to ``update_priority``; it carries the generations.
         ring.vouch(rows.index).generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
         return rows.index, {"priority_weight": rows.weight, "index_generation": rows.generation}
+
+    def is_steady(self, storage: DeviceStorage) -> bool:
+        """Whether the host has no part in the next draw: there are rows, and the tree knows their masks."""
+        ring = storage.ring
+        if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
+            return False
+        return self._tree is not None and (ring.recorded or ring.host_length > 0)
+
+    learns_rows = True
+    """Whether :meth:`mark_update` has something to do."""
 
     def update_priority(
         self,

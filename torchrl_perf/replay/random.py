@@ -89,6 +89,18 @@ class DeviceRandomSampler(Sampler):
         index = self.sample(storage, batch_size)[0]
         return index, storage.get(index)
 
+    def is_steady(self, storage: DeviceStorage) -> bool:
+        """Whether the host has no part in the next draw: there are rows, and the tree knows their masks."""
+        ring = storage.ring
+        if self.mask_key is not None and (self._is_stale or wrote_outside(storage) != self._seen_writes):
+            return False
+        return ring.recorded or ring.host_length > 0
+
+    @property
+    def learns_rows(self) -> bool:
+        """Whether :meth:`mark_update` has something to do."""
+        return self.mask_key is not None
+
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learn of new rows; needed only for ``mask_key``.
 

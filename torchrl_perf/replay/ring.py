@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ class Ring:
         recorded: True once the mirrors can no longer be trusted, because a write was recorded in a CUDA graph (whose
             replays the host does not see) or because rows were forgotten on the device (see
             :class:`~torchrl_perf.replay.DeviceStorage`, ``compact``). Sizes are then read from the device.
+        recording: whether a graph is being recorded whose replays the mirrors will count.
     """
 
     def __init__(self, steps: int, num_streams: int, device: torch.device) -> None:
@@ -43,7 +46,7 @@ class Ring:
         self.cursor, self.length = self.counters[0], self.counters[1]
         self._both = self.counters[:2]
         self.host_cursor = self.host_length = 0
-        self.recorded, self.ordered = False, True
+        self.recorded, self.ordered, self.recording = False, True, False
         self.may_forget = False  # whether rows may have been forgotten on the device, so that filled slots have gaps
         self._offsets: dict[tuple[int, bool], Tensor] = {}
 
@@ -109,6 +112,20 @@ class Ring:
         else:
             self.host_cursor += time_rows
             self.host_length = min(self.host_length + time_rows, self.steps)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Context to record a graph in: counters are read on the device alone, and the mirrors stay as they are.
+
+        Whoever replays the graph brings the mirrors up to date, see :meth:`count_on_host`.
+        """
+        before = self.recorded, self.host_cursor, self.host_length, self.may_forget
+        self.recorded = self.recording = True
+        try:
+            yield
+        finally:
+            self.recorded, self.host_cursor, self.host_length, self.may_forget = before
+            self.recording = False
 
     def fill(self, rows: int) -> None:
         """Record that the slots below ``rows`` hold rows in no known order of time; for a ring of one stream."""

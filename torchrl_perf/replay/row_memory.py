@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from torchrl_perf.replay.memory import logger, reserve
 from torchrl_perf.replay.ring import Ring, capturing, slots_of
 from torchrl_perf.replay.rows import PackedRows
 from torchrl_perf.replay.windows import NStepWindow
+from torchrl_perf.runtime.self_capture import InPlaceReplays
 from torchrl_perf.runtime.upstream.buffers import sampler_of
 
 
@@ -47,6 +50,7 @@ class RowMemory(TensorStorage):
     Attributes:
         ring: counters, see :class:`~torchrl_perf.replay.ring.Ring`.
         initialized: whether the layout is known and the memory allocated.
+        capture: whether writes of many launches become CUDA graphs once they repeat; a buffer that does so says it.
     """
 
     _ring: Ring | None = None  # made with the first batch; TorchRL reads ``_len`` before
@@ -64,6 +68,7 @@ class RowMemory(TensorStorage):
         super().__init__(None, max_size, device=device, compilable=True)
         self.compact, self.n_step, self.gamma, self.final_fraction = compact, n_step, gamma, final_fraction
         self.num_streams = num_streams
+        self.capture, self._writes = False, InPlaceReplays("DeviceStorage.write")
         self._revision = self._known_version = self._outside_writes = 0
         self._forget_layout()
 
@@ -218,7 +223,9 @@ class RowMemory(TensorStorage):
         if index is None:
             with torch.no_grad():
                 index = ring.slots(time_rows, self.flat)
-                if time_rows:
+                if self.capture and 0 < time_rows <= ring.steps and self._writes.serves(ring.cursor.device):
+                    self._write_again(leaves, index, time_rows)
+                elif time_rows:
                     self._write_rows(leaves, index, time_rows)
         self.count_own_write()
         return index
@@ -275,8 +282,35 @@ class RowMemory(TensorStorage):
         ring.advance(time_rows)
         if frames is not None and forgotten is not None:
             ring.forget_until(forgotten)
-            ring.may_forget = frames.may_forget(index.numel())
-            ring.recorded |= ring.may_forget
+            self._count_side_rows(index.numel())
+
+    def _write_again(self, leaves: Leaves, index: Tensor, time_rows: int) -> None:
+        """Writes rows that take many launches: once batches of a size repeat, by the replay of a graph."""
+        keys = list(self.fields)
+
+        def write(given: list[Tensor]) -> None:
+            self._write_rows(dict(zip(keys, given, strict=False)), given[-1], time_rows)
+
+        if self._writes(write, [*(leaves[key] for key in keys), index], (), self._unwritten):
+            self.ring.count_on_host(time_rows)
+            self._count_side_rows(index.numel())
+
+    @contextmanager
+    def _unwritten(self) -> Iterator[None]:
+        """Context in which a write is recorded, and nothing counted."""
+        written = 0 if self.frames is None else self.frames.host_written
+        try:
+            with self.ring.unchanged():
+                yield
+        finally:
+            if self.frames is not None:
+                self.frames.host_written = written
+
+    def _count_side_rows(self, rows: int) -> None:
+        """Note that rows may have been forgotten on the device, once that many were written."""
+        if self.frames is not None:
+            self.ring.may_forget = self.frames.may_forget(rows)
+            self.ring.recorded |= self.ring.may_forget
 
     def put(self, index: Any, data: TensorDictBase) -> None:
         """Writes stored rows in place, and tells the samplers of every buffer that reads them.

@@ -83,7 +83,7 @@ class PackedRows:
             index: their slots, int64 ``[N, T]`` (``[T]``).
             skipped: time rows between the cursor and the first of these.
         """
-        if index.is_cuda:
+        if index.is_cuda or self.ring.recording:
             self._write_on_device(leaves, skipped)
         else:
             self._write_runs(leaves, index.shape[-1], skipped)

@@ -171,13 +171,33 @@ class DeviceSliceSampler(Sampler):
                 f"{_NAME}: expected slices of at most the {ring.host_length} rows that each stream holds, received "
                 f"slice_len={L}. Remedy: extend first, or draw shorter slices."
             )
-        self._attach(storage)
+        if ring is not self._ring or storage is not self._storage or not ring.ordered:
+            self._attach(storage)
         self._catch_up(storage)
         index, info = self._read(storage, ring, S)
         ring.vouch(index)
         if self._priorities is not None:
             index.generation = info["index_generation"]  # pyright: ignore[reportAttributeAccessIssue]
         return index, info
+
+    def is_steady(self, storage: Any) -> bool:
+        """Whether the host has no part in the next draw: rows are there, and the starts are up to date."""
+        ring = storage.ring
+        if ring is not self._ring or not ring.ordered:
+            return False
+        if self._run is not None and (self._is_stale or wrote_outside(storage) != self._seen_writes):
+            return False
+        return ring.recorded or ring.host_length >= self.slice_len
+
+    @property
+    def learns_rows(self) -> bool:
+        """Whether :meth:`mark_update` has something to do."""
+        return self._has_tree
+
+    @property
+    def eps(self) -> float | None:
+        """Added to positive priorities; None for uniform slices."""
+        return None if self._priorities is None else self._priorities.eps
 
     def _count(self, batch_size: int) -> int:
         count, rest = divmod(batch_size, self.slice_len)
@@ -193,12 +213,14 @@ class DeviceSliceSampler(Sampler):
     def _read(self, storage: Storage, ring: Ring, count: int) -> tuple[Tensor, dict[Any, Any]]:
         """Slots of the rows of drawn slices, and the info of the sample."""
         uniform, info, start = ring.uniform(count, self._rng), {}, None
-        tree = self.tree
+        tree = self._tree if self._priorities is None else self._priorities.tree
         if self._priorities is not None:
             start, info = self._priorities.sample(storage, count, generator=self._rng)
         elif tree is not None:
             start = tree.draw(uniform)
-        return self._rows_of(storage, ring).read(uniform, start, tree, info)
+        rows = self._rows
+        rows = rows if rows is not None and rows.ring is ring else self._rows_of(storage, ring)
+        return rows.read(uniform, start, tree, info)
 
     def _rows_of(self, storage: Storage, ring: Ring) -> SliceRows:
         """What follows slices through a storage's rows, made at the first look."""
@@ -255,7 +277,7 @@ class DeviceSliceSampler(Sampler):
 
     def _catch_up(self, storage: Any) -> None:
         """Recompute all starts if rows were written in place since the last time."""
-        writes = wrote_outside(storage)
+        writes = storage.count_outside_writes()
         if self._run is None or (not self._is_stale and writes == self._seen_writes):
             return
         self._is_stale, self._seen_writes = False, writes

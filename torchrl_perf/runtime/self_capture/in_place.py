@@ -1,24 +1,21 @@
 """Functions that write in place and return nothing, such as an optimiser's step, as CUDA graphs once they repeat."""
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchrl_perf.runtime._graph import record
-from torchrl_perf.runtime.self_capture.conditions import (
-    DEVICES,
-    SHAPES,
-    WARMUP,
-    SelfCaptureWarning,
-    alone_on_side_stream,
-    may_record,
-)
-from torchrl_perf.runtime.upstream.tensors import current_stream
+from torchrl_perf.runtime.self_capture.conditions import DEVICES, SHAPES, may_record
+from torchrl_perf.runtime.self_capture.kinds import Kinds, place_of
+from torchrl_perf.runtime.self_capture.recording import by_dtype
 
 __all__ = ["InPlaceReplays"]
+
+Groups = list[tuple[list[Tensor], list[int]]]
+"""Memory that a graph reads inputs from, one launch for each dtype, and the numbers of the inputs."""
 
 
 class InPlaceReplays:
@@ -29,68 +26,52 @@ class InPlaceReplays:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: dict[Hashable, int] = {}
-        self._graphs: dict[Hashable, tuple[Any, list[Tensor]]] = {}
-        self._refused = False
+        self._kinds = Kinds(name)
+        self._graphs: dict[Hashable, tuple[Any, Groups]] = {}
 
     def serves(self, device: torch.device) -> bool:
         """Whether calls on a device may become graphs, here and now; only then is there something to call this for."""
         return device.type in DEVICES and may_record()
 
-    def __call__(self, fn: Callable[[list[Any]], Any], inputs: Sequence[Tensor | None], key: Hashable) -> None:
+    def __call__(
+        self,
+        fn: Callable[[list[Any]], Any],
+        inputs: Sequence[Tensor | None],
+        key: Hashable,
+        while_recording: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> bool:
         """``fn(inputs)``, in which the host has no part but for the launch.
 
         Args:
             fn: writes to tensors that it holds, and leaves its inputs alone; what it returns is lost.
             inputs: tensors of one device, or None; they are copied where a graph reads them.
             key: equal for calls that read and write the same memory with the same settings.
+            while_recording: context in which ``fn`` is recorded, which writes nothing.
+
+        Returns:
+            Whether a graph did it, so that what ``fn`` does on the host is left to the caller.
         """
         given = [tensor for tensor in inputs if tensor is not None]
-        if self._refused or not given:
+        if self._kinds.refused or not given:
             fn(list(inputs))
-            return
-        kinds = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
-        key = (key, kinds, torch.is_inference_mode_enabled(), _stream(given[0].device))
+            return False
+        kinds = tuple([None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs])
+        key = (key, kinds, place_of(given[0].device))
         graph = self._graphs.get(key)
+        if graph is None and self._kinds.is_due(key, len(self._graphs)):
+            graph = self._kinds.attempt(lambda: _recorded(fn, inputs, while_recording))
+            if graph is not None:
+                self._graphs[key] = graph
         if graph is None:
-            calls = self._calls.get(key, 0)
-            if calls < WARMUP or len(self._graphs) == SHAPES:
-                self._calls[key] = calls + 1
-                fn(list(inputs))
-                return
-            graph = self._record(fn, inputs, key)
-            if graph is None:
-                fn(list(inputs))
-                return
-        torch._foreach_copy_(graph[1], given)
+            # in memory like that of a graph until one is recorded, so that kernels for it are loaded
+            warms = not self._kinds.refused and len(self._graphs) < SHAPES
+            fn(_copies(inputs) if warms else list(inputs))
+            return False
+        with torch.no_grad():
+            for targets, numbers in graph[1]:
+                torch._foreach_copy_(targets, [given[number] for number in numbers])
         graph[0].replay()
-
-    def _record(
-        self, fn: Callable[[list[Any]], Any], inputs: Sequence[Tensor | None], key: Hashable
-    ) -> tuple[Any, list[Tensor]] | None:
-        held = [None if tensor is None else tensor.detach().clone() for tensor in inputs]
-        static = [tensor for tensor in held if tensor is not None]
-        device = static[0].device
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-
-        def call() -> None:
-            fn(held)
-
-        try:
-            with alone_on_side_stream():
-                made, _ = record(call, device, pool, (), frees_memory=False)
-        except Exception as error:
-            self._refused = True
-            warnings.warn(
-                f"{self._name} runs eagerly: expected a call that a CUDA graph can repeat, received "
-                f"{type(error).__name__}: {error}. Remedy: capture=False, or no host wait in it.",
-                SelfCaptureWarning,
-                stacklevel=4,
-            )
-            return None
-        self._graphs[key] = made, static
-        return self._graphs[key]
+        return True
 
     @property
     def recorded(self) -> bool:
@@ -98,11 +79,28 @@ class InPlaceReplays:
         return bool(self._graphs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InPlaceReplays":
-        return InPlaceReplays(self._name)
+        return InPlaceReplays(self._kinds.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InPlaceReplays, (self._name,)
+        return InPlaceReplays, (self._kinds.name,)
 
 
-def _stream(device: torch.device) -> int:
-    return current_stream(device) if device.type == "cuda" else 0
+def _copies(inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.detach().clone() for tensor in inputs]
+
+
+def _recorded(
+    fn: Callable[[list[Any]], Any],
+    inputs: Sequence[Tensor | None],
+    while_recording: Callable[[], AbstractContextManager[Any]],
+) -> tuple[Any, Groups]:
+    held = _copies(inputs)
+    static = [tensor for tensor in held if tensor is not None]
+    device = static[0].device
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def call() -> None:
+        fn(held)
+
+    with while_recording():
+        return record(call, device, pool, (), frees_memory=False)[0], by_dtype(static)

@@ -19,7 +19,7 @@ from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import entries_of, unchecked
 from torchrl_perf.runtime.upstream.tensors import Piece, apply_plain, pieces_of
 
-__all__ = ["NotRecordableError", "Recording"]
+__all__ = ["NotRecordableError", "Recording", "by_dtype"]
 
 Grads = tuple[Tensor | None, ...]
 
@@ -137,7 +137,7 @@ class Recording:
             raise NotRecordableError(
                 f"argument: expected to be left as it is, received a write to {written[0]!r}. Remedy: a new tensor."
             )
-        self._groups = _by_dtype(self._inputs)
+        self._groups = by_dtype(self._inputs)
         self._find_leaves(aliases, list(seen.values()))
 
     def _take(self, result: Any, static: TensorDictBase, seen: dict[NestedKey, Tensor]) -> None:
@@ -331,7 +331,7 @@ def _of_this_stream(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
+def by_dtype(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
     """Tensors of one dtype, which one launch copies, and their numbers."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     for number, tensor in enumerate(tensors):
@@ -351,7 +351,7 @@ class _Packed:
     def __init__(self, tensors: list[Tensor]) -> None:
         self._number = len(tensors)
         self._places: list[tuple[torch.dtype, list[int], list[Piece]]] = []
-        groups, end = _by_dtype(tensors), 0
+        groups, end = by_dtype(tensors), 0
         for given, numbers in groups:
             places = []
             for tensor in given:

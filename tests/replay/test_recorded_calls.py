@@ -474,3 +474,38 @@ def test_memory_and_graphs_are_flat(device):
             gc.collect()
             graphs.append((buffer._recorded.samples, torch.cuda.memory_allocated() if device == "cuda" else 0))
     assert set(graphs) == {graphs[0]}
+
+
+def _epochs(buffer):
+    """Slots of seven epochs, with more rows from the fifth on, and of one after a checkpoint."""
+    orders = [written(buffer, 3, 8)]
+    for epoch in range(7):
+        if epoch == 4:
+            written(buffer, 3, 4)
+        orders += [sample["index"].clone() for sample in buffer]
+    buffer.load_state_dict(buffer.state_dict())
+    return orders + [sample["index"].clone() for sample in buffer]
+
+
+def test_orders_of_epochs(device, monkeypatch):
+    made, record = [], held.record
+    monkeypatch.setattr(held, "record", lambda *a, **k: made.append(1) or record(*a, **k))
+    both(device, _epochs, sampler="epoch", drop_last=True)
+    assert made
+    orders = _epochs(make(device, captured=True, sampler="epoch"))[1:]
+    assert [order.numel() for order in orders[:6]] == [16, 16, 4, 16, 16, 4]
+    epochs = [torch.cat(orders[start : start + 3]) for start in range(0, 24, 3)]
+    for number, order in enumerate(epochs):
+        rows = 36 if number < 4 else 48
+        assert torch.equal(order.sort().values, torch.arange(rows, device=order.device))
+    assert len({tuple(order.tolist()) for order in epochs}) == 8
+
+
+def test_an_order_is_kept_for_as_long_as_its_slots_are_held(device):
+    buffer = make(device, captured=True, sampler="epoch")
+    kept, copies = [], []
+    for _ in range(8):
+        for sample in buffer:
+            kept.append(sample["index"])
+            copies.append(sample["index"].clone())
+    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))

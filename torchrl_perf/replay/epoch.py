@@ -25,6 +25,7 @@ from torchrl_perf.replay.signatures import shows_arguments
 from torchrl_perf.runtime.capture import is_capturing
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
+from torchrl_perf.runtime.self_capture import HeldReplays
 
 __all__ = ["DeviceSamplerWithoutReplacement"]
 
@@ -53,11 +54,14 @@ class DeviceSamplerWithoutReplacement(Sampler):
     Args:
         drop_last: drop the last batch of an epoch if it is short of rows.
         shuffle: False keeps the order of the slots.
+        capture: on CUDA, whether the order of an epoch of one size is a CUDA graph from its third time on.
     """
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, capture: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
+        self.capture = capture
+        self._orders = HeldReplays(_NAME, says_held=False)  # held slots of some epochs are no fault
         self._ran_out = False
         self._order: Tensor | None = None
         self._position = 0
@@ -100,6 +104,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
         rows = ring.host_length * ring.num_streams
         left = 0 if self._order is None else self._order.shape[0] - self._position
         if self._order is None or self._order.shape[0] != rows or left < (batch_size if self.drop_last else 1):
+            self._order = None  # its memory is free for the next one
             self._order = self._new_order(rows, ring.cursor.device)
             self._position = 0
         return self._order[self._position : self._position + batch_size]
@@ -107,9 +112,13 @@ class DeviceSamplerWithoutReplacement(Sampler):
     def _new_order(self, rows: int, device: torch.device) -> Tensor:
         if not self.shuffle:
             return torch.arange(rows, device=device)
-        if self._rng is None:
-            return random_permutation(rows, device)
-        return torch.randperm(rows, device=device, generator=self._rng)
+        if self._rng is not None:
+            return torch.randperm(rows, device=device, generator=self._rng)
+        if self.capture and self._orders.serves(device):
+            place = self._orders.place(lambda: ([random_permutation(rows, device)], None), rows, device)
+            if place is not None:
+                return place.again()[0]
+        return random_permutation(rows, device)
 
     def _count(self, rows: int, batch_size: int) -> None:
         """Advance the host's position, and tell TorchRL's iteration when the epoch is over."""

@@ -7,6 +7,7 @@ fresh tensor for as long as it is held.
 
 import gc
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,10 +63,11 @@ class HeldReplays:
 
     Args:
         name: of the function, for the warning that it runs eagerly.
+        says_held: whether to warn where it does so since all results are held.
     """
 
-    def __init__(self, name: str) -> None:
-        self._kinds = Kinds(name)
+    def __init__(self, name: str, *, says_held: bool = True) -> None:
+        self._kinds, self._says_held = Kinds(name), says_held
         self._places: dict[Hashable, list[Place]] = {}
 
     def serves(self, device: torch.device) -> bool:
@@ -100,10 +102,11 @@ class HeldReplays:
         if self._kinds.refused:
             return None
         if len(places) == HELD:
-            self._kinds.say(
-                f"at most {HELD} results to be held at once, received one more call while they are. Remedy: let go "
-                "of those that were read, or keep result.clone()."
-            )
+            if self._says_held:
+                self._kinds.say(
+                    f"at most {HELD} results to be held at once, received one more call while they are. Remedy: let "
+                    "go of those that were read, or keep result.clone()."
+                )
             return None
         made = self._kinds.attempt(lambda: Place(fn, device, generators))
         if made is not None:
@@ -116,7 +119,7 @@ class HeldReplays:
         return sum(map(len, self._places.values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeldReplays":
-        return HeldReplays(self._kinds.name)
+        return HeldReplays(self._kinds.name, says_held=self._says_held)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HeldReplays, (self._kinds.name,)
+        return partial(HeldReplays, says_held=self._says_held), (self._kinds.name,)

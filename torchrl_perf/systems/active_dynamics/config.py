@@ -183,6 +183,11 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
 
     @property
+    def updates_each_iteration(self) -> int:
+        """Updates of one iteration."""
+        return self.updates
+
+    @property
     def experiences_per_iteration(self) -> int:
         """Steps that the updates of one iteration learn from, repeats counted."""
         return self.updates * self.minibatch_size * self.window

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torchrl_perf.collectors import device_collector
 from torchrl_perf.runtime import CaptureError, no_host_sync, precision
 from torchrl_perf.systems.active_dynamics import ActiveDynamicsConfig, ActiveDynamicsTrainer
+from torchrl_perf.systems.marine import MarineDQNConfig
 from torchrl_perf.trainers import ConfigError, DQNConfig, PPOConfig, train
 from torchrl_perf.trainers.config import WORK_BEFORE_COMPILING, WORK_OF_UPDATE
 
@@ -167,6 +168,12 @@ class TestWhen:
         twice = 2 * expected * config.batch_size
         assert kind(total_steps=twice).compiles_at == expected
         assert kind(total_steps=twice - config.batch_size).compiles_at is None
+
+    def test_a_step_of_a_large_world_saves_more(self):
+        config = MarineDQNConfig(total_steps=10**11)
+        work = MarineDQNConfig.work_of_step * config.num_steps + WORK_OF_UPDATE * config.updates_each_iteration
+        assert MarineDQNConfig.work_of_step > 1
+        assert config.compiles_at == math.ceil(WORK_BEFORE_COMPILING / work) + config.fill_iterations
 
     def test_the_length_of_a_long_run_does_not_matter(self):
         assert PPOConfig(total_steps=10**10).compiles_at == PPOConfig(total_steps=10**11).compiles_at

@@ -22,10 +22,10 @@ from torchrl_perf.trainers.config_checks import (
 from torchrl_perf.trainers.setting_names import nearest_word, plain_word
 
 WORK_BEFORE_COMPILING = 400_000
-"""Steps, of all envs at once, in which compiled kernels repay half a minute of compiling (75 us each on an H200)."""
+"""Steps, of all envs at once, in which compiled kernels repay half a minute of compiling: they save some 75 us each."""
 
 WORK_OF_UPDATE = 5
-"""Steps that save as much as one update: 350 us with small networks."""
+"""Steps that save as much as one update of small networks."""
 
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
 
@@ -44,6 +44,7 @@ class RunConfig:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
         presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf``.
+        work_of_step: kernels of one step of envs and policy, in those of CartPole's, about 60.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -53,6 +54,7 @@ class RunConfig:
     algorithm: ClassVar[str] = ""
     env_class: ClassVar[str] = ""
     presets_in: ClassVar[str] = ""
+    work_of_step: ClassVar[int] = 1
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
 
     env: str = "CartPole"
@@ -293,7 +295,7 @@ class RunConfig:
             return self.compile_after
         if self.mode != "auto":
             return 0
-        work = self.num_steps + WORK_OF_UPDATE * self.updates_each_iteration
+        work = self.work_of_step * self.num_steps + WORK_OF_UPDATE * self.updates_each_iteration
         first = getattr(self, "fill_iterations", 0) + -(-WORK_BEFORE_COMPILING // work)
         return first if 2 * first <= self.iterations else None
 

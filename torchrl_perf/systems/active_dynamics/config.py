@@ -29,6 +29,7 @@ class ActiveDynamicsConfig(RunConfig):
     algorithm: ClassVar[str] = "active-dynamics"
     presets_in: ClassVar[str] = "systems.active_dynamics.config:ACTIVE_DYNAMICS_PRESETS"
     env_class: ClassVar[str] = "LatentField"
+    work_of_step: ClassVar[int] = 18
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("observation", "observation_size", "latent_size", "history"),

@@ -483,6 +483,7 @@ class TestUntraceable:
     def test_auto_goes_on_in_eager_mode(self, fresh_dynamo, monkeypatch):
         made = self.make("auto")
         made._audit_pending = True  # as on CUDA, where the first step finds out what an env is
+        made._compiles = True  # as after the steps that repay it
         monkeypatch.setattr("torchrl_perf.collectors.validation.fastest_mode", lambda device: "compile")
         with pytest.warns(UserWarning, match="cannot be compiled"):
             batch = made.collect()

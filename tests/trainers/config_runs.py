@@ -175,6 +175,7 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "device": ("cuda", {}, place),
     "mode": ("compile", {}, compilations),
     "compile_mode": ("max-autotune-no-cudagraphs", {"mode": "compile"}, compilations),
+    "compile_after": (2, {"mode": "compile"}, compilations),
     "on_nan": ("skip", {}, after_nan),
     "split_on_oom": (False, {}, after_oom),
     "memory_rule": ("never", {}, partial(last_row, "memory/cleanups")),

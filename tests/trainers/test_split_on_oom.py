@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchrl_perf.runtime import compiled
+from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import OutOfMemoryWarning
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer, train
 
@@ -47,7 +48,11 @@ def modules_of(trainer):
 def compiles(trainer, update):
     """Makes a trainer take its whole update for compiled, with another one in its place."""
     algorithm = trainer.algorithm
-    algorithm._update_fn, algorithm.setup = update, dataclasses.replace(algorithm.setup, mode="compile")
+    kernels = CompileSwitch(lambda fn: fn, at=0, may_go_on=False)
+    algorithm._update_fn, algorithm.setup = (
+        update,
+        dataclasses.replace(algorithm.setup, mode="compile", kernels=kernels),
+    )
 
 
 def vector(tensors):

@@ -185,6 +185,7 @@ def native(device: torch.device, *, compiles: bool = True) -> tuple[DQNTrainer, 
         eps_end=0.1,
         device=str(device),
         mode="auto" if compiles else "eager",
+        compile_after=0 if compiles else None,
         logger="none",
     )
     trainer = DQNTrainer(config)

@@ -134,7 +134,7 @@ def measure(variant: str, shape: str, device: str, repeats: int) -> dict[str, An
 
 def time_to_solve(seed: int, device: str, target: float = 475.0, **changes: Any) -> dict[str, Any]:
     """Wall time after compile and capture until the last 100 finished episodes have a mean return of ``target``."""
-    config = replace(PPOConfig(), seed=seed, device=device, logger="none", **changes)
+    config = replace(PPOConfig(), seed=seed, device=device, logger="none", compile_after=0, **changes)
     trainer = PPOTrainer(config)
     return {
         "variant": f"time to {target:.0f}, {config.precision}",

@@ -74,6 +74,7 @@ class DeviceCollector(SharedPolicyCollector):
             Its kernels are eager at first, compiled after 200,000 steps where as many are left (equal to rounding).
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
+        compile_later: in the modes ``"compile"`` and ``"graph"`` steps are eager until :meth:`compile_steps` is called.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
         env: ``create_env_fn`` under another name.
         device: stands for each of the next three that is not given.
@@ -148,7 +149,7 @@ class DeviceCollector(SharedPolicyCollector):
         auto_register_policy_transforms: bool | None = None, pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None, compact_obs: bool = False,
         backend: str | None = None, backend_options: dict[str, Any] | None = None, num_collectors: int | None = None,
-        sync: bool | None = None, traj_pool: Any = None, **unknown: Any,
+        sync: bool | None = None, traj_pool: Any = None, compile_later: bool = False, **unknown: Any,
     ) -> None:
         self.closed = True
         given = locals()
@@ -165,7 +166,7 @@ class DeviceCollector(SharedPolicyCollector):
         self.trajs_per_batch, self.trajs_per_write = trajs_per_batch, trajs_per_write
         self.traj_format = resolve_traj_format(traj_format, trajs_per_batch, trajs_per_write)
         self.set_truncated, self.track_traj_ids = set_truncated, track_traj_ids
-        self.reset_at_each_iter = reset_at_each_iter
+        self.reset_at_each_iter, self._may_go_on = reset_at_each_iter, compile_later or mode == "auto"
         self.init_random_frames, self.no_cuda_sync = max(init_random_frames or 0, 0), no_cuda_sync
         self.total_frames = -1 if total_frames is None or total_frames < 0 else int(total_frames)
         self._exploration = exploration_type
@@ -232,16 +233,12 @@ class DeviceCollector(SharedPolicyCollector):
         capturable = self.mode in ("graph", "compile")
         validation.check_policy(self._acting, self.env, sync_free=capturable)
         self._masked = (self._tensor_env or self._native is not None) and not self._host_resets
-        if capturable and self._host_resets and self.mode == "graph":
-            raise ValueError(
-                "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
-                "step and keeps only the rows that ended, received one. Remedy: mode='eager'."
-            )
+        validation.refuse_steps_in_reset(self.mode, self._host_resets)
         if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
-        self._audit_pending = self._audits = self.mode == "auto"
-        self._compiles = not self._audits  # "auto" compiles once that pays
+        self._audit_pending = self._auto = self.mode == "auto"
+        self._compiles = not self._may_go_on  # "auto" compiles once that pays
         # a simulator may step outside torch, where no audit sees it and no graph repeats it: only on request
         settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
         if self._audit_pending and (settled or self._host_resets):
@@ -287,7 +284,7 @@ class DeviceCollector(SharedPolicyCollector):
         self._started = False
 
     def _select_step(self) -> None:
-        compiles = self.mode == "compile" or (self.mode == "graph" and self._compiles)
+        compiles = self._compiles and self.mode in ("compile", "graph")
         fuse = partial(compiled, device=self.device, mode=self._compile_mode) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         if resets_inside_step(self.env):
@@ -376,7 +373,7 @@ class DeviceCollector(SharedPolicyCollector):
         try:
             self._step_fn(root, out, next_root)
         except torch._dynamo.exc.TorchDynamoException as error:  # before anything has been stepped
-            validation.warn_not_compiled(self.env, error, self._audits)
+            validation.warn_not_compiled(self.env, error, self._may_go_on)
             self.mode = "eager"
             self._select_step()
             self._step_fn(root, out, next_root)
@@ -455,10 +452,14 @@ class DeviceCollector(SharedPolicyCollector):
     def _compile_where_it_pays(self) -> None:
         """Mode ``"auto"`` on CUDA: a graph of eager kernels first; one that somebody else records has compiled ones."""
         repays = is_capturing() or validation.repays_compiling(self._frames, self.total_frames, self.num_envs)
-        if repays and self.mode == "graph" and not (self._compiles or self._audit_pending):
-            self._compiles = True
-            self._graphs.release()
-            self._select_step()
+        if self._auto and repays and self.mode == "graph" and not (self._compiles or self._audit_pending):
+            self.compile_steps()
+
+    def compile_steps(self, on: bool = True) -> None:
+        """From the next batch on, the modes ``"compile"`` and ``"graph"`` compile the step, or do not any more."""
+        self._compiles = on
+        self._graphs.release()
+        self._select_step()
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``.

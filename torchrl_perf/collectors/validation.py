@@ -111,6 +111,15 @@ def resolve_eager_only(mode: str, names: Sequence[str]) -> str:
     return "eager"
 
 
+def refuse_steps_in_reset(mode: str, steps_in_reset: bool) -> None:
+    """Refuse to capture an env that a transform steps inside a reset."""
+    if steps_in_reset and mode == "graph":
+        raise ValueError(
+            "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
+            "step and keeps only the rows that ended, received one. Remedy: mode='eager'."
+        )
+
+
 def resolve_mode(mode: str, device: torch.device | None) -> str:
     """Checks the mode against the device."""
     if mode not in MODES:

@@ -21,6 +21,12 @@ from torchrl_perf.trainers.config_checks import (
 )
 from torchrl_perf.trainers.setting_names import nearest_word, plain_word
 
+WORK_BEFORE_COMPILING = 400_000
+"""Steps, of all envs at once, in which compiled kernels repay half a minute of compiling: they save some 75 us each."""
+
+WORK_OF_UPDATE = 5
+"""Steps that save as much as one update of small networks."""
+
 EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
 
 
@@ -38,6 +44,7 @@ class RunConfig:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
         presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf``.
+        work_of_step: kernels of one step of envs and policy, in those of CartPole's, about 60.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
 
     Raises:
@@ -47,6 +54,7 @@ class RunConfig:
     algorithm: ClassVar[str] = ""
     env_class: ClassVar[str] = ""
     presets_in: ClassVar[str] = ""
+    work_of_step: ClassVar[int] = 1
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
 
     env: str = "CartPole"
@@ -74,7 +82,8 @@ class RunConfig:
     device: str = "auto"
     """Device of everything: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1"."""
     mode: Literal["auto", "eager", "compile", "graph"] = "auto"
-    """How an iteration runs: "graph" captures it into a CUDA graph; "auto" is "graph" on CUDA and "eager" on a CPU."""
+    """How an iteration runs: "graph" captures it into a CUDA graph of compiled kernels. "auto" is "eager" on a CPU; on
+    CUDA it captures eager kernels, within seconds, and compiles them once that repays (see compile_after)."""
     log_interval: int = 10
     """Iterations between two rows of metrics (one copy to the host each)."""
     logger: str = "csv"
@@ -94,6 +103,9 @@ class RunConfig:
     """Precision of matrix products when acting and updating; targets and losses stay in float32."""
     compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """How long the compiler looks for fast kernels, in the modes "compile" and "graph"."""
+    compile_after: int | None = None
+    """Iterations before kernels are compiled; they differ from eager ones by rounding. None is 0 in the modes "compile"
+    and "graph"; in "auto" as many as repay the compiler, where as many are left, else never."""
     split_on_oom: bool = True
     """After an out-of-memory error in an update, go on in micro-batches that give the same gradient."""
     memory_rule: Literal["unused", "allocated", "never"] = "unused"
@@ -148,6 +160,13 @@ class RunConfig:
         checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
+        checks.each(("compile_after",), lambda value: value >= 0, "0 or a positive integer")
+        if checks.sound("compile_after", "mode") and self.compile_after is not None and self.mode == "eager":
+            checks.add(
+                "compile_after",
+                f"compile_after: expected None with mode='eager', which compiles nothing, received {self.compile_after}"
+                ". Remedy: leave it out, or mode='auto'.",
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -260,6 +279,25 @@ class RunConfig:
     def experiences_per_iteration(self) -> int:
         """Rows that the updates of one iteration learn from, repeats counted."""
         return self.batch_size
+
+    @property
+    def updates_each_iteration(self) -> int:
+        """Updates of one iteration."""
+        return 1
+
+    @property
+    def compiles_at(self) -> int | None:
+        """The iteration, counted from 0, from which on kernels are compiled where a mode compiles; None for never.
+
+        Settings alone decide, so that a resumed run changes where the one that was not stopped does.
+        """
+        if self.compile_after is not None:
+            return self.compile_after
+        if self.mode != "auto":
+            return 0
+        work = self.work_of_step * self.num_steps + WORK_OF_UPDATE * self.updates_each_iteration
+        first = getattr(self, "fill_iterations", 0) + -(-WORK_BEFORE_COMPILING // work)
+        return first if 2 * first <= self.iterations else None
 
     @property
     def iterations(self) -> int:

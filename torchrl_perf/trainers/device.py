@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig
 
@@ -52,6 +54,18 @@ def resolve_mode(mode: str, device: torch.device) -> str:
 def acceleration_of(config: RunConfig) -> Acceleration:
     """The switches of :mod:`torchrl_perf.runtime.precision` as a run's settings have them."""
     return Acceleration(config.precision, compile_mode=config.compile_mode)
+
+
+def kernels_of(config: RunConfig, mode: str, device: torch.device) -> CompileSwitch:
+    """What decides in which iteration the functions of a run are compiled.
+
+    Args:
+        config: settings of the run.
+        mode: as :func:`resolve_mode` gives it; ``"eager"`` compiles nothing.
+        device: of the run.
+    """
+    compile = None if mode == "eager" else partial(acceleration_of(config).compile, device=device)
+    return CompileSwitch(compile, at=config.compiles_at, may_go_on=config.mode == "auto")
 
 
 def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

@@ -68,6 +68,11 @@ class PQNConfig(RunConfig):
         check_minibatches(self, checks)
 
     @property
+    def updates_each_iteration(self) -> int:
+        """Updates of one iteration."""
+        return self.epochs * self.minibatches
+
+    @property
     def experiences_per_iteration(self) -> int:
         """Rows that the updates of one iteration learn from, repeats counted."""
         return self.epochs * self.batch_size

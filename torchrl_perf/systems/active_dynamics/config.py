@@ -29,6 +29,7 @@ class ActiveDynamicsConfig(RunConfig):
     algorithm: ClassVar[str] = "active-dynamics"
     presets_in: ClassVar[str] = "systems.active_dynamics.config:ACTIVE_DYNAMICS_PRESETS"
     env_class: ClassVar[str] = "LatentField"
+    work_of_step: ClassVar[int] = 18
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("observation", "observation_size", "latent_size", "history"),
@@ -181,6 +182,11 @@ class ActiveDynamicsConfig(RunConfig):
         if plane and self.observation_size != 2:
             problem = f"expected 2 with observation='identity', received {self.observation_size}."
             checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
+
+    @property
+    def updates_each_iteration(self) -> int:
+        """Updates of one iteration."""
+        return self.updates
 
     @property
     def experiences_per_iteration(self) -> int:

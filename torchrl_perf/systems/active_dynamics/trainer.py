@@ -31,7 +31,7 @@ from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_s
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
@@ -86,6 +86,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
         self.mode = resolve_mode(config.mode, self.device)
+        self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
@@ -161,14 +162,17 @@ class ActiveDynamicsTrainer(Checkpointed):
     def _make_collector(self, carried: list[str]) -> DeviceCollector:
         """A collector that stores no plans, and of the filter's state only what a window starts from."""
         plans = [key for key in carried if key.startswith("plan")]
-        return DeviceCollector(
+        collector = DeviceCollector(
             self.env,
             self.policy,
             frames_per_batch=self.config.batch_size,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=self.config.compile_mode,
+            compile_later=self.kernels.changes,
             exclude_keys=(*plans, *(("next", key) for key in carried)),
         )
+        self.kernels.follow(collector.compile_steps)
+        return collector
 
     def _make_state(self) -> None:
         """State on the device that changes between iterations, beside parameters, moments and envs."""
@@ -190,7 +194,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             on_nan=self.config.on_nan,
             losses=LOSSES,
             parameters=list(self._named),
-            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
+            compile=self.kernels.function,
             parts=self.parts,
         )
         self.guard.watch(self.env)
@@ -200,7 +204,8 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run."""
-        self.micro.call(self._iterate)
+        self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
+        self.kernels.call(self.micro.call, self._iterate)
 
     def iteration(self) -> None:
         """Collect with the present model, remember, fit it to windows, measure: no host read, static shapes."""

@@ -22,6 +22,7 @@ class DurotaxisConfig(PPOConfig):
     algorithm: ClassVar[str] = "durotaxis"
     presets_in: ClassVar[str] = "systems.durotaxis.config:DUROTAXIS_PRESETS"
     env_class: ClassVar[str] = "Durotaxis"
+    work_of_step: ClassVar[int] = 12
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,
         *("critical_nodes", "actions", "reward_mode", "value_heads"),

@@ -27,6 +27,7 @@ class FuelBreaksConfig(DQNConfig):
     algorithm: ClassVar[str] = "fuel-breaks"
     presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
     env_class: ClassVar[str] = "FuelBreaks"
+    work_of_step: ClassVar[int] = 4
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]

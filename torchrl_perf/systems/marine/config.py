@@ -31,6 +31,7 @@ class MarineSettings:
     """
 
     env_class: ClassVar[str] = "MarineNavigation"
+    work_of_step: ClassVar[int] = 20
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"

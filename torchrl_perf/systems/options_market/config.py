@@ -27,6 +27,7 @@ class OptionsMarketConfig(SACOptionsConfig):
     algorithm: ClassVar[str] = "options-market"
     presets_in: ClassVar[str] = "systems.options_market.config:OPTIONS_MARKET_PRESETS"
     env_class: ClassVar[str] = "OptionMarket"
+    work_of_step: ClassVar[int] = 13
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *SACOptionsConfig.fixed_by_checkpoint,
         *("market", "semantics", "reward", "options", "directed", "window", "prices_file", "first_date", "last_date"),

@@ -264,7 +264,7 @@ class ActorCritic(Algorithm):
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
         due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
         with self.setup.acceleration.active(self.setup.device), torch.no_grad():
-            outcome = self._whole_update(sample, due) if self.setup.mode != "eager" and micro.parts == 1 else None
+            outcome = self._whole_update(sample, due) if self.setup.kernels.on and micro.parts == 1 else None
             outcome = outcome or self._staged_update(sample, due)
             told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
         losses, grad_norms, taken, fault = told

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_perf.metrics import DeviceMetrics
+from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import MicroBatches
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.run.state import Stateful
@@ -76,6 +77,8 @@ class Setup:
     """``"eager"``, ``"compile"`` or ``"graph"``."""
     acceleration: Acceleration
     """Precision, kind of optimiser, compilation."""
+    kernels: CompileSwitch
+    """Decides whether functions are compiled; ``kernels.on`` may change between two iterations."""
     env: EnvBase | None
     """None where only a collector was given that has none."""
     specs: Any
@@ -96,8 +99,8 @@ class Setup:
     """Rows ``[R]`` with good ones in place of those that are not finite, where the run shall outlive these."""
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` compiled as one graph, or as it is in mode ``"eager"``."""
-        return fn if self.mode == "eager" else self.acceleration.compile(fn, device=self.device)
+        """``fn``, compiled as one graph in the iterations that are, and never in mode ``"eager"``."""
+        return self.kernels.function(fn)
 
 
 class Algorithm(ABC):

@@ -129,6 +129,11 @@ class OffPolicyConfig(RunConfig):
         return self.updates_per_iteration * self.minibatch_size
 
     @property
+    def updates_each_iteration(self) -> int:
+        """Updates of one iteration that learns."""
+        return self.updates_per_iteration
+
+    @property
     def draws_together(self) -> bool:
         """Whether the samples of an iteration are drawn at once, as uniform ones may: there must be rows for them."""
         rows = self.experiences_per_iteration

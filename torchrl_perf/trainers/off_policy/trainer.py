@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -41,9 +40,10 @@ class OffPolicyTrainer(Checkpointed):
     and the others only make the algorithm and hand it over.
 
     The first ``config.fill_iterations`` calls of :meth:`step` are :meth:`fill`: random actions, no update. Each later
-    one is :meth:`iteration`. On CUDA that is captured into one CUDA graph, after two ordinary iterations that compile
-    it; where the collector steps envs on the CPU, everything after the collection is (:meth:`digest`). On a CPU the
-    same code runs eagerly, or compiled.
+    one is :meth:`iteration`. On CUDA that is captured into one CUDA graph, after two ordinary iterations; where the
+    collector steps envs on the CPU, everything after the collection is (:meth:`digest`). In mode ``"auto"`` its kernels
+    are eager ones at first, so that a run starts at once, and compiled after ``config.compiles_at`` iterations. On a
+    CPU the same code runs eagerly, or compiled.
 
     Of an env that observes ``"valid"``, such as :class:`~torchrl_perf.envs.AgentStreams`, the rows where it is False
     are stored, but never drawn, and no statistic counts them.
@@ -67,6 +67,7 @@ class OffPolicyTrainer(Checkpointed):
         update_number: number of the present update within its iteration (host integer), the same in each iteration.
         updates: updates applied so far, int64 0-d on the device.
         frames: frames collected so far, int64 0-d on the device.
+        kernels: decides by ``iterations_done`` whether functions are compiled.
         iterations_done: iterations run so far (host integer).
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
@@ -90,6 +91,7 @@ class OffPolicyTrainer(Checkpointed):
         given = cast("Any", collector if collector is not None else env)
         self.device = resolve_device(config.device if given is None else str(given.device))
         self.mode = resolve_mode(config.mode, self.device)
+        self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
@@ -171,11 +173,12 @@ class OffPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run, the filling ones first."""
+        self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate, self._digest)
         if self._fill_left:
             self._fill_left -= 1
             self.fill()
         else:
-            self.micro.call(self._iterate)
+            self.kernels.call(self.micro.call, self._iterate)
 
     def fill(self) -> None:
         """An iteration without updates."""
@@ -188,7 +191,7 @@ class OffPolicyTrainer(Checkpointed):
         """Collect a batch and learn from what is stored: no host read on the device path, static shapes."""
         with self.phases.phase("collect"):
             batch = self.collect()
-        self.micro.call(self._digest, batch)
+        self.kernels.call(self.micro.call, self._digest, batch)
 
     def digest(self, batch: TensorDictBase) -> None:
         """Everything of an iteration that follows the collection."""
@@ -322,6 +325,7 @@ class OffPolicyTrainer(Checkpointed):
             device=self.device,
             mode=self.mode,
             acceleration=self.acceleration,
+            kernels=self.kernels,
             env=self.env,
             specs=self.env if self.env is not None else getattr(collector, "specs", None),
             own_env=self.own_env,
@@ -358,7 +362,7 @@ class OffPolicyTrainer(Checkpointed):
             on_nan=self.config.on_nan,
             losses=self.algorithm.losses,
             parameters=self.algorithm.parameter_names,
-            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
+            compile=self.kernels.function,
             parts=self.parts,
         )
         self.guard.watch(self.env)
@@ -366,15 +370,18 @@ class OffPolicyTrainer(Checkpointed):
 
     def _make_collector(self, policy: torch.nn.Module) -> DeviceCollector:
         config = self.config
-        return DeviceCollector(
+        made = DeviceCollector(
             cast("EnvBase", self.env),
             policy,
             frames_per_batch=config.rows_per_iteration,
             init_random_frames=config.fill_iterations * config.rows_per_iteration * self.algorithm.fills_at_random,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=config.compile_mode,
+            compile_later=self.kernels.changes,
             exclude_keys=self.algorithm.excluded_keys,
         )
+        self.kernels.follow(made.compile_steps)
+        return made
 
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config

@@ -17,7 +17,7 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -34,8 +34,9 @@ from torchrl_perf.transforms.missing import fill_missing
 class OnPolicyTrainer(Checkpointed):
     """An :class:`OnPolicyAlgorithm` whose iteration is one function of device state.
 
-    On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations that compile it; a replay
-    costs the host one launch. On a CPU the same code runs eagerly, or compiled. The loop itself is :meth:`iteration`;
+    On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations; a replay costs the host
+    one launch. In mode ``"auto"`` its kernels are eager ones at first, so that a run starts at once, and compiled after
+    ``config.compiles_at`` iterations. On a CPU the same code runs eagerly, or compiled. The loop is :meth:`iteration`;
     :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it. A trainer of an
     algorithm only names the algorithm and its networks; it changes nothing of the loop. What is no attribute of the
     trainer is read from its algorithm, by :meth:`__getattr__`: ``actor``, ``critic``, ``gae``, ...
@@ -50,6 +51,7 @@ class OnPolicyTrainer(Checkpointed):
         policy: acts in the env.
         loss: the module whose parameters are learnt.
         own_env: whether the env was given, and not made as the config says.
+        kernels: decides by ``iterations_done`` whether functions are compiled.
         iterations_done: iterations run so far (host integer).
         episodes: returns and lengths of finished episodes, on the device.
         metrics: accumulators on the device; flush them for the values.
@@ -68,6 +70,7 @@ class OnPolicyTrainer(Checkpointed):
         self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else env.device
         self.mode = resolve_mode(config.mode, self.device)
+        self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
@@ -92,7 +95,7 @@ class OnPolicyTrainer(Checkpointed):
         self.iterations_done = 0
         self._make_state()
         self.train_state = self._make_train_state()
-        compile_ = partial(self.acceleration.compile, device=self.device) if self.mode != "eager" else lambda fn: fn
+        compile_ = self.kernels.function
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
@@ -124,8 +127,10 @@ class OnPolicyTrainer(Checkpointed):
             frames_per_batch=config.batch_size,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=config.compile_mode,
+            compile_later=self.kernels.changes,
             exclude_keys=tuple(self.algorithm.unused_keys),
         )
+        self.kernels.follow(collector.compile_steps)
         if self.mode == "graph" and collector.waits_for_host:
             raise ValueError(
                 f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
@@ -147,7 +152,7 @@ class OnPolicyTrainer(Checkpointed):
             on_nan=self.config.on_nan,
             losses=self.algorithm.losses,
             parameters=[name for name, _ in self.loss.named_parameters()],
-            compile=None if self.mode == "eager" else partial(self.acceleration.compile, device=self.device),
+            compile=self.kernels.function,
             parts=lambda: {**self.algorithm.networks, "optimizer": self.optimizer},
         )
         self.guard.watch(self.env)
@@ -162,7 +167,8 @@ class OnPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run."""
-        self.micro.call(self._iterate)
+        self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
+        self.kernels.call(self.micro.call, self._iterate)
 
     def iteration(self) -> None:
         """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""

@@ -151,7 +151,7 @@ def _progress_line(config: RunConfig, shown: bool) -> AbstractContextManager[Pro
 def _last_step(trainer: Trainer) -> int:
     """Env steps at the last row that is part of the state of a trainer."""
     notes = trainer.train_state.notes
-    row = notes.get("row", {}).get("iteration", 0) if notes else trainer.iterations_done
+    row = notes["row"]["iteration"] if "row" in notes else trainer.iterations_done
     return row * trainer.config.batch_size
 
 

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import FrameSkipTransform, StepCounter
 from torchrl.modules import LSTMModule, ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
+from torchrl.objectives import ClipPPOLoss, DQNLoss, KLPENPPOLoss, SoftUpdate
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import GumbelCategorical
@@ -25,6 +25,7 @@ from torchrl_perf.runtime.upstream import (
     loggers,
     modules,
     policies,
+    target_updaters,
     tensordicts,
     threads,
     transforms,
@@ -364,3 +365,13 @@ def test_what_our_ppo_losses_inherit(kind):
     assert loss._entropy_coeff_map is None
     assert set(loss._cached_critic_network_params_detached.keys()) == set(loss.critic_network_params.keys())
     assert all(isinstance(key, str | tuple) for key in loss._loss_mask_keys())
+
+
+def test_what_an_updater_moves():
+    network = TensorDictModule(nn.Linear(2, 3), ["observation"], ["action_value"])
+    network.module.bias.requires_grad_(False)
+    loss = DQNLoss(network, action_space="categorical", delay_value=True)
+    pairs = list(target_updaters.sources_and_targets(SoftUpdate(loss, tau=0.5)))
+    assert len(pairs) == 1
+    assert pairs[0][0] is network.module.weight
+    assert pairs[0][1] is loss.target_value_network_params["module", "weight"]

@@ -27,6 +27,9 @@ RENEWALS = 8
 """Times that a module records anew because a parameter was replaced."""
 
 
+_Method = Callable[[Any, TensorDictBase], Any]
+
+
 class _Shape:
     """Calls of one shape: how many there were, and what is recorded of them."""
 
@@ -38,8 +41,8 @@ class _Shape:
 class _Recorder:
     """The recordings of one module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
+    def __init__(self, method: _Method, module: nn.Module) -> None:
+        self._method, self._module = method, weakref.ref(module)
         self.watch = Watch(module)
         self.shapes: dict[Any, _Shape] = {}
         self.refusal: str | None = None
@@ -47,15 +50,17 @@ class _Recorder:
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
-    def __call__(self, eagerly: Callable[[TensorDictBase], Any], tensordict: TensorDictBase) -> Any:
+    def __call__(self, module: nn.Module, tensordict: TensorDictBase) -> Any:
         leaves = self._leaves(tensordict)
         device = _device_of(leaves)
         if device is None:
-            return eagerly(tensordict)
+            return self._method(module, tensordict)
         # one thread at a time: it may choose a recording, or put aliases in the place of parameters
         with self._lock:
             recording = self._recording(tensordict, leaves, device)
-            return eagerly(tensordict) if recording is None else recording(tensordict, list(leaves.values()))
+            if recording is None:
+                return self._method(module, tensordict)
+            return recording(tensordict, list(leaves.values()))
 
     def _leaves(self, tensordict: TensorDictBase) -> dict[Any, Any]:
         """The entries that the call may read, by key; none of other kinds of TensorDict."""
@@ -120,7 +125,7 @@ class _Recorder:
         token = INLINE.set(True)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         try:
-            recording = Recording(module, tensordict, leaves, self.watch, device, pool)
+            recording = Recording(self._method, module, tensordict, leaves, self.watch, device, pool)
         except Exception as error:
             site = (
                 "" if isinstance(error, NotRecordableError) else f" at {locate(traceback_chain(error.__traceback__))}"
@@ -158,7 +163,7 @@ _MAKING = threading.Lock()
 _RECORDERS: "weakref.WeakKeyDictionary[nn.Module, _Recorder]" = weakref.WeakKeyDictionary()
 
 
-def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[Any, TensorDictBase], Any]:
+def self_capturing(forward: _Method) -> _Method:
     """Decorates ``forward(self, tensordict)`` of a module: on CUDA its calls become CUDA graphs, gradients included.
 
     The first two calls of a shape run as they are; the third is recorded, and from then on the call is one replay and
@@ -182,7 +187,7 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
     call is what it would be without the decorator.
 
     Args:
-        forward: the method; takes a TensorDict and returns one.
+        forward: the method, of any name, and the only one of its class; takes a TensorDict and returns one.
     """
 
     @functools.wraps(forward)
@@ -192,8 +197,8 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
         recorder = _RECORDERS.get(self)
         if recorder is None:
             with _MAKING:
-                recorder = _RECORDERS.get(self) or _RECORDERS.setdefault(self, _Recorder(self))
-        return recorder(functools.partial(forward, self), tensordict)
+                recorder = _RECORDERS.get(self) or _RECORDERS.setdefault(self, _Recorder(forward, self))
+        return recorder(self, tensordict)
 
     return call
 

@@ -27,7 +27,8 @@ class EmulatedGraph(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and not constant:
             raise RuntimeError("operation not permitted when stream is capturing (emulated)")
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes or (func.overloadpacket is torch.ops.aten.native_batch_norm and "running" in argument.name):
                 self.before += [(each, each.clone()) for each in tree_leaves(value) if isinstance(each, Tensor)]
         result = func(*args, **kwargs)
         if constant:  # a number that Python made, which lives on the host where the device is another
@@ -59,7 +60,7 @@ def _memory(tensor: Tensor) -> Tensor:
     return tensor.data
 
 
-def record(fn, device, pool, generators):
+def record(fn, device, pool, generators, *, tidy=True):
     """As ``torchrl_perf.runtime._graph.record``, for the CPU."""
     graph = EmulatedGraph()
     state = torch.get_rng_state()

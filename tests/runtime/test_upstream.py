@@ -375,3 +375,10 @@ def test_what_an_updater_moves():
     assert len(pairs) == 1
     assert pairs[0][0] is network.module.weight
     assert pairs[0][1] is loss.target_value_network_params["module", "weight"]
+
+
+def test_the_children_of_a_module():
+    net = nn.Sequential(nn.Linear(1, 1))
+    assert modules.child_dict(net)["0"] is net[0]
+    net[0] = nn.Identity()
+    assert modules.child_dict(net)["0"] is net[0]

@@ -30,9 +30,7 @@ def batch(seed, steps=6):
     done = torch.rand(*shape, 1, **draw) < 0.25
     lost = done & (torch.rand(*shape, 1, **draw) < 0.3)
     following = {
-        "observation": torch.where(
-            done & (torch.rand(*shape, 1, **draw) < 0.3), torch.nan, torch.randn(*shape, 3, **draw)
-        ),
+        "observation": torch.where(lost, torch.nan, torch.randn(*shape, 3, **draw)),
         "pixels": torch.randint(255, (*shape, 2, 2), dtype=torch.uint8, **draw),
         "reward": torch.randn(*shape, 1, **draw),
         "done": done,

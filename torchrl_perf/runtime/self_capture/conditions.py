@@ -9,7 +9,16 @@ import torch
 
 from torchrl_perf.runtime.capture import is_capturing
 
-__all__ = ["DEVICES", "INLINE", "SHAPES", "WARMUP", "SelfCaptureWarning", "alone_on_side_stream", "may_record"]
+__all__ = [
+    "DEVICES",
+    "SHAPES",
+    "WARMUP",
+    "_PLAIN",
+    "SelfCaptureWarning",
+    "alone_on_side_stream",
+    "may_record",
+    "plain_calls",
+]
 
 WARMUP = 2
 """Calls of one shape that run eagerly before the next is recorded: kernels are loaded, libraries tuned."""
@@ -17,15 +26,24 @@ SHAPES = 8
 """Shapes that are recorded of one module; others run eagerly."""
 DEVICES = ["cuda"]
 """Types of devices that have graphs."""
-INLINE: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
-"""Whether something is being recorded, of which each call is a part."""
-
+_PLAIN: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
+"""Whether calls run as they are: something is being recorded, of which each is a part, or the caller asked for it."""
 
 _SIDE_STREAM = threading.RLock()
 
 
 class SelfCaptureWarning(UserWarning):
     """Said once for a module that goes on eagerly, with the reason."""
+
+
+@contextmanager
+def plain_calls() -> Iterator[None]:
+    """Within it, on this thread, modules run as they are: for a loop whose mode says how its parts run."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 @contextmanager
@@ -48,7 +66,7 @@ def may_record() -> bool:
     if torch.compiler.is_compiling() or not (torch.cuda.is_initialized() or "cpu" in DEVICES):
         return False
     return not (
-        INLINE.get()
+        _PLAIN.get()
         or is_capturing()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None

@@ -123,7 +123,7 @@ class InPlaceReplays:
 
         try:
             with alone_on_side_stream():
-                made, _ = record(call, device, self._pools.get(stream), ())
+                made, _ = record(call, device, self._pools.get(stream), (), tidy=False)
         except Exception as error:
             self._refused = True
             warnings.warn(

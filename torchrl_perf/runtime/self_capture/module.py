@@ -13,7 +13,15 @@ from tensordict.nn import skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.self_capture.conditions import DEVICES, INLINE, SHAPES, WARMUP, SelfCaptureWarning, may_record
+from torchrl_perf.runtime.self_capture.closed_over import ReadsNoted
+from torchrl_perf.runtime.self_capture.conditions import (
+    DEVICES,
+    SHAPES,
+    WARMUP,
+    SelfCaptureWarning,
+    may_record,
+    plain_calls,
+)
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import leaves_of
@@ -47,6 +55,7 @@ class _Recorder:
         self.shapes: dict[Any, _Shape] = {}
         self.refusal: str | None = None
         self._renewals = 0
+        self._is_last_warm = False
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
@@ -59,7 +68,7 @@ class _Recorder:
         with self._lock:
             recording = self._recording(tensordict, leaves, device)
             if recording is None:
-                return self._method(module, tensordict)
+                return self._eagerly(module, tensordict, leaves, device)
             return recording(tensordict, list(leaves.values()))
 
     def _leaves(self, tensordict: TensorDictBase) -> dict[Any, Any]:
@@ -74,6 +83,7 @@ class _Recorder:
         self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
     ) -> Recording | None:
         """What repeats this call; None for one that runs eagerly."""
+        self._is_last_warm = False
         if (name := self.watch.replaced()) is not None:
             self._renew(name)
         if (part := self.watch.hooked()) is not None:
@@ -85,11 +95,15 @@ class _Recorder:
         shape = self.shapes.get(key)
         if shape is None:
             if len(self.shapes) == SHAPES:
-                self._say("shapes", f"more than {SHAPES} shapes. Remedy: batches of few sizes, such as drop_last=True")
+                self._say(
+                    "shapes",
+                    f"more than {SHAPES} shapes or settings. Remedy: batches of few sizes, such as drop_last=True",
+                )
                 return None
             shape = self.shapes[key] = _Shape()
         if shape.calls < WARMUP:
             shape.calls += 1
+            self._is_last_warm = shape.calls == WARMUP
             return None
         for recording in shape.recordings:
             if recording.free:
@@ -98,6 +112,19 @@ class _Recorder:
             self._say("slots", f"more than {SLOTS} calls wait for their backward pass. Remedy: backward() after each")
             return None
         return self._record(shape, tensordict, leaves, device)
+
+    def _eagerly(
+        self, module: nn.Module, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
+    ) -> Any:
+        """The call as it is; the last one before a recording finds out what it reads, compiled parts included."""
+        if not self._is_last_warm:
+            return self._method(module, tensordict)
+        with ReadsNoted([*leaves.values(), *self.watch.state]) as reads, torch.compiler.set_stance("force_eager"):
+            result = self._method(module, tensordict)
+        self.refusal = self.watch.follow(reads.found, device)
+        if self.refusal is not None:
+            self._say("refusal", f"{self.refusal}. Remedy: register_buffer(...), or a parameter of the module")
+        return result
 
     def _key(self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device) -> Any:
         grad = torch.is_grad_enabled()
@@ -122,10 +149,10 @@ class _Recorder:
     ) -> Recording | None:
         module = self._module()
         assert module is not None  # it is being called
-        token = INLINE.set(True)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         try:
-            recording = Recording(self._method, module, tensordict, leaves, self.watch, device, pool)
+            with plain_calls():
+                recording = Recording(self._method, module, tensordict, leaves, self.watch, device, pool)
         except Exception as error:
             site = (
                 "" if isinstance(error, NotRecordableError) else f" at {locate(traceback_chain(error.__traceback__))}"
@@ -133,8 +160,6 @@ class _Recorder:
             self.refusal = f"{type(error).__name__}{site}: {error}"
             self._say("refusal", f"{self.refusal}. Remedy: no host wait and no shape that depends on numbers")
             return None
-        finally:
-            INLINE.reset(token)
         shape.recordings.append(recording)
         return recording
 

@@ -19,7 +19,7 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, resolve_device, resolve_mode
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -171,11 +171,12 @@ class OffPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run, the filling ones first."""
-        if self._fill_left:
-            self._fill_left -= 1
-            self.fill()
-        else:
-            self.micro.call(self._iterate)
+        with as_in_mode(self.mode):
+            if self._fill_left:
+                self._fill_left -= 1
+                self.fill()
+            else:
+                self.micro.call(self._iterate)
 
     def fill(self) -> None:
         """An iteration without updates."""

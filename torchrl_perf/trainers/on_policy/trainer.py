@@ -17,7 +17,7 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, resolve_device, resolve_mode
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -162,7 +162,8 @@ class OnPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run."""
-        self.micro.call(self._iterate)
+        with as_in_mode(self.mode):
+            self.micro.call(self._iterate)
 
     def iteration(self) -> None:
         """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""

@@ -303,6 +303,21 @@ def test_settings_that_change_at_each_call_run_eagerly(device):
             assert called(module, device) == call + 1
 
 
+def test_weights_that_autocast_has_converted_before(device):
+    """Its cache holds them for the network's next call, whoever makes it."""
+    net = nn.Linear(3, 3).to(device)
+    module = Scaled(net)
+    for _ in range(5):
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+            one = net(torch.ones(3, device=device))
+            other = module(TensorDict({"x": torch.ones(3, device=device)}, [3]))["y"]
+        with torch.enable_grad(), torch.autocast(device, torch.bfloat16):
+            net(torch.ones(3, device=device))
+            called(module, device)
+        torch.testing.assert_close(other, one, rtol=0, atol=0)
+    assert is_recorded(module)
+
+
 @pytest.mark.gpu
 def test_a_compiled_part():
     torch.zeros(1, device="cuda")

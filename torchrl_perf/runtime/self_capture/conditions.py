@@ -17,6 +17,7 @@ __all__ = [
     "SelfCaptureWarning",
     "alone_on_side_stream",
     "may_record",
+    "no_autocast_cache",
     "plain_calls",
 ]
 
@@ -50,6 +51,8 @@ def plain_calls() -> Iterator[None]:
 def alone_on_side_stream() -> Iterator[None]:
     """Within it, no other thread records, nor runs a pass over what was recorded: both use one stream.
 
+    Nor does one change the compiler's stance, of which there is one for all threads.
+
     Waits for ten seconds at most. A function that is being recorded and takes gradients itself needs the thread of
     autograd, which may be the one that waits here; going on spoils that recording, which then runs eagerly.
     """
@@ -59,6 +62,17 @@ def alone_on_side_stream() -> Iterator[None]:
     finally:
         if taken:
             _SIDE_STREAM.release()
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """Within it, weights are converted in each call: one that was converted outside is no part of a recording."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 def may_record() -> bool:

@@ -19,7 +19,9 @@ from torchrl_perf.runtime.self_capture.conditions import (
     SHAPES,
     WARMUP,
     SelfCaptureWarning,
+    alone_on_side_stream,
     may_record,
+    no_autocast_cache,
     plain_calls,
 )
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
@@ -119,7 +121,14 @@ class _Recorder:
         """The call as it is; the last one before a recording finds out what it reads, compiled parts included."""
         if not self._is_last_warm:
             return self._method(module, tensordict)
-        with ReadsNoted([*leaves.values(), *self.watch.state]) as reads, torch.compiler.set_stance("force_eager"):
+        given = [*leaves.values(), *self.watch.state]
+        # alone: the stance is one for all threads
+        with (
+            alone_on_side_stream(),
+            torch.compiler.set_stance("force_eager"),
+            no_autocast_cache(),
+            ReadsNoted(given) as reads,
+        ):
             result = self._method(module, tensordict)
         self.refusal = self.watch.follow(reads.found, device)
         if self.refusal is not None:

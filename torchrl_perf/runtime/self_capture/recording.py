@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchrl_perf.runtime._graph import record
-from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
+from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream, no_autocast_cache
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import unchecked
@@ -127,13 +127,8 @@ class Recording:
             with saved_tensors_hooks(self._pack, self._unpack):
                 self._take(called_with(method, module, aliases, static), static, seen)
 
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # a weight that was converted outside is no part of the graph
-        try:
-            with alone_on_side_stream():
-                self._graph, _ = record(forward, device, pool, ())
-        finally:
-            torch.set_autocast_cache_enabled(cached)
+        with alone_on_side_stream(), no_autocast_cache():
+            self._graph, _ = record(forward, device, pool, ())
         if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
             raise NotRecordableError(
                 f"argument: expected to be left as it is, received a write to {written[0]!r}. Remedy: a new tensor."

@@ -111,7 +111,7 @@ class Watch:
                 return f"a tensor {list(tensor.shape)} of {tensor.dtype} on {tensor.device} that {what}, at {site}"
             known = {(id(place.held), place.name) for place in self._places}
             self._places += [place for place in way if (id(place.held), place.name) not in known]
-            version = None if tensor.device == device else tensor._version
+            version = None if tensor.device == device or tensor.is_inference() else tensor._version
             name = way[-1].name if way else f"a tensor {list(tensor.shape)}"
             self._closed_over.append((tensor, tensor.data_ptr(), tensor.requires_grad, version, name))
         return None

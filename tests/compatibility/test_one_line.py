@@ -26,7 +26,7 @@ OURS = """
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import DeviceActor, EpsilonGreedy, FusedMLP, SquashedNormal
-from torchrl_perf.objectives import DeviceC51Loss, DeviceDQNLoss, DeviceSACLoss, DeviceTD3Loss
+from torchrl_perf.objectives import DeviceC51Loss, DeviceDQNLoss, DeviceSACLoss, DeviceSoftUpdate, DeviceTD3Loss
 from torchrl_perf.replay import (
     DevicePrioritizedSampler, DeviceRandomSampler, DeviceSamplerWithoutReplacement, DeviceSliceSampler, DeviceStorage,
     DeviceWriter, make_replay_buffer,
@@ -35,6 +35,7 @@ from torchrl_perf.runtime import capture
 from torchrl_perf.trainers import GuardedAdam
 from torchrl_perf.transforms import NStepTransform
 """
+TARGET = "target = SoftUpdate(loss, tau=0.1)"
 LOOP = """
 loss.make_value_estimator(gamma=0.9)
 target = SoftUpdate(loss, tau=0.1)
@@ -277,6 +278,7 @@ ROWS = {
     "CudaGraphModule": (DQN, "update = step", "update = step", "update = capture(step)", same),
     "SACLoss": (PENDULUM, SAC, SAC, SAC.replace("SACLoss", "DeviceSACLoss"), alike),
     "TD3Loss": (PENDULUM, SAC, TD3, TD3.replace("TD3Loss", "DeviceTD3Loss"), same_losses),
+    "SoftUpdate": (DQN, TARGET, TARGET, TARGET.replace("SoftUpdate", "DeviceSoftUpdate"), same),
     "TanhNormal": (PENDULUM, KIND, KIND, "kind = SquashedNormal", alike),
     "ProbabilisticActor": (
         PENDULUM.replace('"return_log_prob": True', ""),

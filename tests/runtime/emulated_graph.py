@@ -27,7 +27,8 @@ class EmulatedGraph(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and not constant:
             raise RuntimeError("operation not permitted when stream is capturing (emulated)")
         for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes or (func.overloadpacket is torch.ops.aten.native_batch_norm and "running" in argument.name):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 self.before += [(each, each.clone()) for each in tree_leaves(value) if isinstance(each, Tensor)]
         result = func(*args, **kwargs)

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import FrameSkipTransform, StepCounter
 from torchrl.modules import LSTMModule, ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
+from torchrl.objectives import ClipPPOLoss, DQNLoss, KLPENPPOLoss, SoftUpdate
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import GumbelCategorical
@@ -26,6 +26,7 @@ from torchrl_perf.runtime.upstream import (
     memory,
     modules,
     policies,
+    target_updaters,
     tensordicts,
     tensors,
     threads,
@@ -421,3 +422,20 @@ class TestTensors:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             assert tensors.current_stream(torch.device("cuda", 0)) == stream.cuda_stream
+
+
+def test_what_an_updater_moves():
+    network = TensorDictModule(nn.Linear(2, 3), ["observation"], ["action_value"])
+    network.module.bias.requires_grad_(False)
+    loss = DQNLoss(network, action_space="categorical", delay_value=True)
+    pairs = list(target_updaters.sources_and_targets(SoftUpdate(loss, tau=0.5)))
+    assert len(pairs) == 1
+    assert pairs[0][0] is network.module.weight
+    assert pairs[0][1] is loss.target_value_network_params["module", "weight"]
+
+
+def test_the_children_of_a_module():
+    net = nn.Sequential(nn.Linear(1, 1))
+    assert modules.child_dict(net)["0"] is net[0]
+    net[0] = nn.Identity()
+    assert modules.child_dict(net)["0"] is net[0]

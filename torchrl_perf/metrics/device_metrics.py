@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl_perf.metrics.histogram import Histogram, update_row_no_sync
 from torchrl_perf.metrics.log_row import log_row
 from torchrl_perf.metrics.metric_layout import MAX_HISTOGRAMS, MetricLayout, Reduce, Slot, check_value, expand_mask
+from torchrl_perf.runtime.self_capture import InPlaceReplays
 from torchrl_perf.runtime.transfer import Download
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class DeviceMetrics:
         capacity: greatest number of scalar names; up to ``MAX_HISTOGRAMS`` histograms come on top.
         logger: a TorchRL logger that receives one row per flush, or ``None`` to return the row only.
         histogram_bins: number of bins of each histogram, at least 2.
+        capture: on CUDA, each ``add`` and ``add_all`` that repeats its names and shapes becomes a CUDA graph after two
+            calls, into which the values are copied.
 
     Raises:
         ValueError: if ``capacity`` or ``histogram_bins`` is too small.
@@ -61,6 +64,7 @@ class DeviceMetrics:
         capacity: int = 256,
         logger: Logger | None = None,
         histogram_bins: int = 32,
+        capture: bool = True,
     ) -> None:
         if capacity < 1 or histogram_bins < 2:
             raise ValueError(
@@ -80,6 +84,8 @@ class DeviceMetrics:
         self._totals, self._maxima, self._counts, self._histograms = self._layout.planes(self._state)
         self._download = Download(self._state)
         self._started: deque[int] = deque()
+        self.capture = capture
+        self._replays = InPlaceReplays(type(self).__name__, limit=capacity + MAX_HISTOGRAMS)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,10 +119,10 @@ class DeviceMetrics:
         value = value.detach()
         if value.numel() == 0:
             return
-        if reduce == "histogram":
-            update_row_no_sync(self._histograms[slot.index], value, mask)
+        if self.capture and self._replays.serves(self.device):
+            self._replays(lambda given: self._take(slot, *given), (value, mask), slot, device=self.device)
         else:
-            self._fold(slot, value, mask)
+            self._take(slot, value, mask)
 
     def add_all(self, values: Mapping[str, Tensor], reduce: Reduce = "mean") -> None:
         """Fold many one-element tensors at once: one stack and two in-place updates, whatever their number.
@@ -153,15 +159,13 @@ class DeviceMetrics:
             for slot, (_, value) in zip(slots, items, strict=True):
                 self._fold(slot, value.detach().reshape(()), None)
             return
-        stacked = torch.stack([value.detach().reshape(()).to(torch.float64) for _, value in items])
         block = slice(first, first + len(slots))
-        if reduce == "max":
-            torch.maximum(self._maxima[block], stacked, out=self._maxima[block])
-        elif reduce == "last":
-            self._totals[block].copy_(stacked)
+        given = [value.detach().reshape(()) for _, value in items]
+        if self.capture and self._replays.serves(self.device):
+            key = (reduce, first)
+            self._replays(lambda given: self._take_block(block, reduce, given), given, key, device=self.device)
         else:
-            self._totals[block].add_(stacked)
-        self._counts[block].add_(1)
+            self._take_block(block, reduce, given)
 
     def start_flush(self, step: int) -> None:
         """End the interval and start its packed copy into a pinned slot; a new interval begins.
@@ -298,6 +302,24 @@ class DeviceMetrics:
             self._started.popleft()
 
     # Device work
+
+    def _take(self, slot: Slot, value: Tensor, mask: Tensor | None) -> None:
+        """Take a tensor with at least one element into its slot, in place."""
+        if slot.reduce == "histogram":
+            update_row_no_sync(self._histograms[slot.index], value, mask)
+        else:
+            self._fold(slot, value, mask)
+
+    def _take_block(self, block: slice, reduce: Reduce, values: Sequence[Tensor]) -> None:
+        """Take one 0-d tensor into each of the scalar slots that lie side by side, in place."""
+        stacked = torch.stack([value.to(torch.float64) for value in values])
+        if reduce == "max":
+            torch.maximum(self._maxima[block], stacked, out=self._maxima[block])
+        elif reduce == "last":
+            self._totals[block].copy_(stacked)
+        else:
+            self._totals[block].add_(stacked)
+        self._counts[block].add_(1)
 
     def _fold(self, slot: Slot, value: Tensor, mask: Tensor | None) -> None:
         """Fold a tensor with at least one element into a scalar slot, in place."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.scan import linear_recurrence
+from torchrl_perf.runtime.self_capture import InPlaceReplays
 
 _STATE = ("running", "ring", "count", "batch_count", "batch_return_sum")
 
@@ -29,6 +30,7 @@ class EpisodeStatistics:
         device: where the statistics are computed; by default PyTorch's default device.
         window: number of finished episodes that the means run over.
         dtype: floating dtype of the running sums, float32 or float64.
+        capture: on CUDA, :meth:`update` becomes a CUDA graph once a batch's shape has come twice.
 
     Raises:
         ValueError: if ``num_envs`` or ``window`` is not positive or ``dtype`` is another one.
@@ -41,6 +43,7 @@ class EpisodeStatistics:
         *,
         window: int = 100,
         dtype: torch.dtype = torch.float32,
+        capture: bool = True,
     ) -> None:
         num_envs = num_envs if isinstance(num_envs, int) else math.prod(num_envs)
         if num_envs < 1 or window < 1 or dtype not in (torch.float32, torch.float64):
@@ -64,6 +67,7 @@ class EpisodeStatistics:
         self.batch_return_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         """Sum of their returns, float64 ``[]``."""
         self._slots = torch.arange(window, device=self.device)
+        self.capture, self._replays = capture, InPlaceReplays(type(self).__name__)
 
     def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None, *, time_dim: int | None = None) -> None:
         """Take in one batch, on the device and without a host read.
@@ -85,6 +89,16 @@ class EpisodeStatistics:
         """
         self._check(reward, done, valid)
         time_dim = self._time_dim(reward, done, valid, time_dim)
+        reward = reward.detach()
+        if self.capture and self._replays.serves(self.device):
+            memory = tuple([getattr(self, name).data_ptr() for name in _STATE])
+            given, key = (reward, done, valid), (time_dim, memory)
+            self._replays(lambda given: self._take(*given, time_dim), given, key, device=self.device)
+        else:
+            self._take(reward, done, valid, time_dim)
+
+    def _take(self, reward: Tensor, done: Tensor, valid: Tensor | None, time_dim: int | None) -> None:
+        """Take in one batch that was checked, in place."""
         steps = reward.shape[time_dim] if time_dim is not None else 1
         done = _like(done, reward)
         if done.dtype != torch.bool:
@@ -94,7 +108,7 @@ class EpisodeStatistics:
             reward, done = torch.where(valid, reward, 0), done & valid
             valid = _rows(valid, time_dim, steps)
         # [T, N]: rows are time steps, so flattening gives the order "time, then env", without a copy if time-major.
-        reward, done = _rows(reward.detach(), time_dim, steps), _rows(done, time_dim, steps)
+        reward, done = _rows(reward, time_dim, steps), _rows(done, time_dim, steps)
         totals = self._running_totals(reward, done, valid)
         last = totals[-1]
         self.running.copy_(torch.where(done[-1].unsqueeze(-1), 0, last))

@@ -10,6 +10,7 @@ from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.ppo import DeviceClipPPOLoss, DeviceKLPENPPOLoss
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.objectives.sac import DeviceSACLoss
+from torchrl_perf.objectives.target_updates import DeviceHardUpdate, DeviceSoftUpdate
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "DeviceC51Loss",
     "DeviceClipPPOLoss",
     "DeviceDQNLoss",
+    "DeviceHardUpdate",
     "DeviceKLPENPPOLoss",
     "DeviceSACLoss",
+    "DeviceSoftUpdate",
     "DeviceTD3Loss",
     "HybridSACLoss",
     "ICMLoss",

@@ -128,7 +128,7 @@ class RecordedCalls:
             sampler.mark_update(given[0], storage=storage)
 
         key = storage.ring, sampler, getattr(sampler, "eps", None)
-        self._lessons(learn, [index], key, storage.ring.unchanged)
+        self._lessons(learn, [index], key, device=index.device, while_recording=storage.ring.unchanged)
         return True
 
     def update_priority(self, parts: Parts, index: Any, priority: Any, generation: Any) -> bool:
@@ -147,5 +147,6 @@ class RecordedCalls:
             options = {} if given[2] is None else {"generation": given[2]}
             sampler.update_priority(given[0], given[1], storage=storage, **options)
 
-        self._updates(update, given, (storage.ring, sampler, sampler.eps), storage.ring.unchanged)
+        key = (storage.ring, sampler, sampler.eps)
+        self._updates(update, given, key, device=device, while_recording=storage.ring.unchanged)
         return True

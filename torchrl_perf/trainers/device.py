@@ -1,5 +1,6 @@
 """Where a run takes place, in which mode and with which precision."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.runtime.self_capture import plain_calls
 from torchrl_perf.trainers.config import RunConfig
 
 P = ParamSpec("P")
@@ -51,6 +53,15 @@ def resolve_mode(mode: str, device: torch.device) -> str:
     return mode
 
 
+def as_in_mode(mode: str) -> contextlib.AbstractContextManager[None]:
+    """Within it, parts run as the mode says: under "eager" and "compile" none becomes a graph by itself.
+
+    What those modes compute is what "graph" is compared with. Under "graph" the parts that are left outside of the
+    captured iteration, such as a policy that acts in an env on the host, may.
+    """
+    return contextlib.nullcontext() if mode == "graph" else plain_calls()
+
+
 def acceleration_of(config: RunConfig) -> Acceleration:
     """The switches of :mod:`torchrl_perf.runtime.precision` as a run's settings have them."""
     return Acceleration(config.precision, compile_mode=config.compile_mode)
@@ -69,7 +80,7 @@ def kernels_of(config: RunConfig, mode: str, device: torch.device) -> CompileSwi
 
 
 def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A trainer's method, run with ``trainer.acceleration`` active on ``trainer.device``.
+    """A trainer's method, run with ``trainer.acceleration`` active on ``trainer.device``, in ``trainer.mode``.
 
     Every method that computes is wrapped, and not the loop around them alone: a function that was compiled under other
     settings is compiled anew when the method is called on its own.
@@ -77,7 +88,7 @@ def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenat
 
     @functools.wraps(method)
     def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.acceleration.active(self.device):
+        with self.acceleration.active(self.device), as_in_mode(self.mode):
             return method(self, *args, **kwargs)
 
     return run

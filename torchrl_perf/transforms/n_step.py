@@ -10,6 +10,7 @@ from torchrl.envs import Transform
 
 from torchrl_perf.functional.n_step import n_step_targets
 from torchrl_perf.functional.rows.missing import steps_without_successor
+from torchrl_perf.runtime.self_capture import self_capturing
 from torchrl_perf.runtime.upstream.transforms import holder_of
 from torchrl_perf.transforms.missing import fill_missing
 
@@ -102,31 +103,47 @@ class NStepTransform(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self.parent is not None:  # an environment calls this with each action
             return self._call(tensordict)
-        done = self._read_done(tensordict)
-        time = tensordict.ndim - 1
+        self._read_done(tensordict)
+        made = self._windows(tensordict)
         batch = tensordict.copy()
-        following = batch.get("next")
+        batch.set("next", made.get("next"))
+        batch.set("steps_to_next_obs", made.get("steps_to_next_obs"))
+        batch.set("gamma", made.get("gamma"))
+        return batch
 
+    @self_capturing
+    def _windows(self, batch: TensorDictBase) -> TensorDictBase:
+        """What a batch that was checked gets anew: "next", the number of steps, the discount."""
+        done, following = self._read_done(batch), batch.get("next")
+        time = batch.ndim - 1
         rewards: dict[NestedKey, Tensor] = {}
         steps = last = torch.empty(0)
         for key in self.reward_keys:
             reward = _require(following, key)
             rewards[key], steps, last = n_step_targets(reward, done, n=self.n_steps, gamma=self.gamma, time_dim=time)
 
-        shape = tensordict.shape
+        shape = batch.shape
         rows = [
             torch.arange(size, device=last.device).view(-1, *(1 for _ in range(time - dim)))
             for dim, size in enumerate(shape[:-1])
         ]
-        following = fill_missing(following.exclude(*self.reward_keys), batch, steps_without_successor(done, time))
+        following = following.exclude(*self.reward_keys).copy()  # the TensorDicts in it, too
+        following = fill_missing(following, batch, steps_without_successor(done, time))
         following = following[(*rows, last.view(shape))]
         for key, reward in rewards.items():
             following.set(key, reward)
-        batch.set("next", following)
         steps = steps.view(*shape, 1)
-        batch.set("steps_to_next_obs", steps)
-        batch.set("gamma", torch.pow(self.gamma, steps.to(torch.float32)))
-        return batch
+        made = batch.empty()
+        made.set("next", following)
+        made.set("steps_to_next_obs", steps)
+        made.set("gamma", torch.pow(self.gamma, steps.to(torch.float32)))
+        return made
+
+    def recorded_entries(self, leaves: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+        """What a recording holds of a batch: all that is under "next", and what may stand in for it."""
+        paths = {key: (key,) if isinstance(key, str) else key for key in leaves}
+        under = {path[1:] for path in paths.values() if path[0] == "next"}
+        return {key: leaf for key, leaf in leaves.items() if paths[key][0] == "next" or paths[key] in under}
 
     def _read_done(self, tensordict: TensorDictBase) -> Tensor:
         """The flag that ends windows, ``[*batch, T, 1]`` or ``[*batch, T]``, after the checks on the batch."""

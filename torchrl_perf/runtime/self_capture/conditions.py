@@ -9,7 +9,17 @@ import torch
 
 from torchrl_perf.runtime.capture import is_capturing
 
-__all__ = ["DEVICES", "INLINE", "SHAPES", "WARMUP", "SelfCaptureWarning", "alone_on_side_stream", "may_record"]
+__all__ = [
+    "DEVICES",
+    "SHAPES",
+    "WARMUP",
+    "_PLAIN",
+    "SelfCaptureWarning",
+    "alone_on_side_stream",
+    "may_record",
+    "no_autocast_cache",
+    "plain_calls",
+]
 
 WARMUP = 2
 """Calls of one shape that run eagerly before the next is recorded: kernels are loaded, libraries tuned."""
@@ -17,9 +27,8 @@ SHAPES = 8
 """Shapes that are recorded of one module; others run eagerly."""
 DEVICES = ["cuda"]
 """Types of devices that have graphs."""
-INLINE: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
-"""Whether something is being recorded, of which each call is a part."""
-
+_PLAIN: ContextVar[bool] = ContextVar("torchrl_perf_self_capture_inline", default=False)
+"""Whether calls run as they are: something is being recorded, of which each is a part, or the caller asked for it."""
 
 _SIDE_STREAM = threading.RLock()
 
@@ -29,8 +38,20 @@ class SelfCaptureWarning(UserWarning):
 
 
 @contextmanager
+def plain_calls() -> Iterator[None]:
+    """Within it, on this thread, modules run as they are: for a loop whose mode says how its parts run."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+@contextmanager
 def alone_on_side_stream() -> Iterator[None]:
     """Within it, no other thread records, nor runs a pass over what was recorded: both use one stream.
+
+    Nor does one change the compiler's stance, of which there is one for all threads.
 
     Waits for ten seconds at most. A function that is being recorded and takes gradients itself needs the thread of
     autograd, which may be the one that waits here; going on spoils that recording, which then runs eagerly.
@@ -43,12 +64,23 @@ def alone_on_side_stream() -> Iterator[None]:
             _SIDE_STREAM.release()
 
 
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """Within it, weights are converted in each call: one that was converted outside is no part of a recording."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
 def may_record() -> bool:
     """Whether a call here may become a graph: outside of compilers, of other graphs and of dispatch modes."""
     if torch.compiler.is_compiling() or not (torch.cuda.is_initialized() or "cpu" in DEVICES):
         return False
     return not (
-        INLINE.get()
+        _PLAIN.get()
         or is_capturing()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None

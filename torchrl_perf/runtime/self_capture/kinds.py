@@ -18,16 +18,20 @@ __all__ = ["Kinds", "place_of"]
 
 Made = TypeVar("Made")
 
+COUNTED = 1024
+"""Kinds of calls whose repeats are counted at a time."""
+
 
 class Kinds:
     """Counts the calls of one function by kind, and says once why some run eagerly.
 
     Args:
         name: of the function, for the warnings.
+        limit: kinds that are recorded at most.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, limit: int = SHAPES) -> None:
+        self.name, self._limit = name, limit
         self._calls: dict[Hashable, int] = {}
         self._said: set[str] = set()
         self.refused = False
@@ -39,11 +43,15 @@ class Kinds:
             kind: equal for calls that one graph can repeat.
             recorded: kinds that are recorded.
         """
-        if self.refused or recorded == SHAPES:
+        if self.refused or recorded == self._limit:
             return False
-        calls = self._calls.get(kind, 0)
+        calls = self._calls.pop(kind, 0)
+        if calls >= WARMUP:
+            return True
+        if len(self._calls) == COUNTED:  # of shapes that do not come back
+            self._calls.clear()
         self._calls[kind] = calls + 1
-        return calls >= WARMUP
+        return False
 
     def attempt(self, make: Callable[[], Made]) -> Made | None:
         """What ``make`` records; None where it raises, and then no other call is recorded."""

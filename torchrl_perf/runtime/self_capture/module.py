@@ -13,14 +13,17 @@ from tensordict.nn import skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
+from torchrl_perf.runtime.self_capture.closed_over import ReadsNoted
 from torchrl_perf.runtime.self_capture.conditions import (
     DEVICES,
-    INLINE,
     SHAPES,
     WARMUP,
     SelfCaptureWarning,
+    alone_on_side_stream,
     go_back_on_this_thread,
     may_record,
+    no_autocast_cache,
+    plain_calls,
 )
 from torchrl_perf.runtime.self_capture.recording import NotRecordableError, Recording
 from torchrl_perf.runtime.self_capture.watch import Watch
@@ -36,6 +39,9 @@ RENEWALS = 8
 """Times that a module records anew because a parameter was replaced."""
 
 
+_Method = Callable[[Any, TensorDictBase], Any]
+
+
 class _Shape:
     """Calls of one shape: how many there were, and what is recorded of them."""
 
@@ -47,24 +53,27 @@ class _Shape:
 class _Recorder:
     """The recordings of one module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
+    def __init__(self, method: _Method, module: nn.Module) -> None:
+        self._method, self._module = method, weakref.ref(module)
         self.watch = Watch(module)
         self.shapes: dict[Any, _Shape] = {}
         self.refusal: str | None = None
         self._renewals = 0
+        self._is_last_warm = False
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
-    def __call__(self, eagerly: Callable[[TensorDictBase], Any], tensordict: TensorDictBase) -> Any:
+    def __call__(self, module: nn.Module, tensordict: TensorDictBase) -> Any:
         leaves = self._leaves(tensordict)
         device = _device_of(leaves)
         if device is None:
-            return eagerly(tensordict)
+            return self._method(module, tensordict)
         # one thread at a time: it may choose a recording, or put aliases in the place of parameters
         with self._lock:
             recording = self._recording(tensordict, leaves, device)
-            return eagerly(tensordict) if recording is None else recording(tensordict, list(leaves.values()))
+            if recording is None:
+                return self._eagerly(module, tensordict, leaves, device)
+            return recording(tensordict, list(leaves.values()))
 
     def _leaves(self, tensordict: TensorDictBase) -> dict[Any, Any]:
         """The entries that the call may read, by key; none of other kinds of TensorDict."""
@@ -78,6 +87,7 @@ class _Recorder:
         self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
     ) -> Recording | None:
         """What repeats this call; None for one that runs eagerly."""
+        self._is_last_warm = False
         if (name := self.watch.replaced()) is not None:
             self._renew(name)
         if (part := self.watch.hooked()) is not None:
@@ -89,11 +99,15 @@ class _Recorder:
         shape = self.shapes.get(key)
         if shape is None:
             if len(self.shapes) == SHAPES:
-                self._say("shapes", f"more than {SHAPES} shapes. Remedy: batches of few sizes, such as drop_last=True")
+                self._say(
+                    "shapes",
+                    f"more than {SHAPES} shapes or settings. Remedy: batches of few sizes, such as drop_last=True",
+                )
                 return None
             shape = self.shapes[key] = _Shape()
         if shape.calls < WARMUP:
             shape.calls += 1
+            self._is_last_warm = shape.calls == WARMUP
             return None
         for recording in shape.recordings:
             if recording.free:
@@ -102,6 +116,26 @@ class _Recorder:
             self._say("slots", f"more than {SLOTS} calls wait for their backward pass. Remedy: backward() after each")
             return None
         return self._record(shape, tensordict, leaves, device)
+
+    def _eagerly(
+        self, module: nn.Module, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
+    ) -> Any:
+        """The call as it is; the last one before a recording finds out what it reads, compiled parts included."""
+        if not self._is_last_warm:
+            return self._method(module, tensordict)
+        given = [*leaves.values(), *self.watch.state]
+        # alone: the stance is one for all threads
+        with (
+            alone_on_side_stream(),
+            torch.compiler.set_stance("force_eager"),
+            no_autocast_cache(),
+            ReadsNoted(given) as reads,
+        ):
+            result = self._method(module, tensordict)
+        self.refusal = self.watch.follow(reads.found, device)
+        if self.refusal is not None:
+            self._say("refusal", f"{self.refusal}. Remedy: register_buffer(...), or a parameter of the module")
+        return result
 
     def _key(self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device) -> Any:
         grad = torch.is_grad_enabled()
@@ -126,10 +160,10 @@ class _Recorder:
     ) -> Recording | None:
         module = self._module()
         assert module is not None  # it is being called
-        token = INLINE.set(True)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         try:
-            recording = Recording(module, tensordict, leaves, self.watch, device, pool)
+            with plain_calls():
+                recording = Recording(self._method, module, tensordict, leaves, self.watch, device, pool)
         except Exception as error:
             site = (
                 "" if isinstance(error, NotRecordableError) else f" at {locate(traceback_chain(error.__traceback__))}"
@@ -137,8 +171,6 @@ class _Recorder:
             self.refusal = f"{type(error).__name__}{site}: {error}"
             self._say("refusal", f"{self.refusal}. Remedy: no host wait and no shape that depends on numbers")
             return None
-        finally:
-            INLINE.reset(token)
         shape.recordings.append(recording)
         if recording.has_gradient:
             go_back_on_this_thread()
@@ -169,7 +201,7 @@ _MAKING = threading.Lock()
 _RECORDERS: "weakref.WeakKeyDictionary[nn.Module, _Recorder]" = weakref.WeakKeyDictionary()
 
 
-def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[Any, TensorDictBase], Any]:
+def self_capturing(forward: _Method) -> _Method:
     """Decorates ``forward(self, tensordict)`` of a module: on CUDA its calls become CUDA graphs, gradients included.
 
     The first two calls of a shape run as they are; the third is recorded, and from then on the call is one replay and
@@ -195,7 +227,7 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
     call is what it would be without the decorator.
 
     Args:
-        forward: the method; takes a TensorDict and returns one.
+        forward: the method, of any name, and the only one of its class; takes a TensorDict and returns one.
     """
 
     @functools.wraps(forward)
@@ -205,8 +237,8 @@ def self_capturing(forward: Callable[[Any, TensorDictBase], Any]) -> Callable[[A
         recorder = _RECORDERS.get(self)
         if recorder is None:
             with _MAKING:
-                recorder = _RECORDERS.get(self) or _RECORDERS.setdefault(self, _Recorder(self))
-        return recorder(functools.partial(forward, self), tensordict)
+                recorder = _RECORDERS.get(self) or _RECORDERS.setdefault(self, _Recorder(forward, self))
+        return recorder(self, tensordict)
 
     return call
 

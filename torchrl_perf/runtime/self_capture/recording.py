@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchrl_perf.runtime._graph import record
-from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream
+from torchrl_perf.runtime.self_capture.conditions import alone_on_side_stream, no_autocast_cache
 from torchrl_perf.runtime.self_capture.substitutes import aliased, aliases_of, called_with
 from torchrl_perf.runtime.self_capture.watch import Watch
 from torchrl_perf.runtime.upstream.tensordicts import entries_of, unchecked
@@ -83,7 +83,8 @@ class Recording:
     """One call of a module on a TensorDict of fixed shapes, repeated by graphs.
 
     Args:
-        module: what is called; its parameters are read where they are.
+        method: what is called, with the module and the TensorDict.
+        module: its parameters are read where they are.
         tensordict: an example of the argument.
         leaves: its tensors, by key.
         watch: the state of the module.
@@ -97,6 +98,7 @@ class Recording:
 
     def __init__(
         self,
+        method: Callable[[Any, TensorDictBase], Any],
         module: nn.Module,
         tensordict: TensorDictBase,
         leaves: dict[NestedKey, Tensor],
@@ -124,15 +126,10 @@ class Recording:
 
         def forward() -> None:
             with saved_tensors_hooks(self._pack, self._unpack):
-                self._take(called_with(module, aliases, static), static, seen)
+                self._take(called_with(method, module, aliases, static), static, seen)
 
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # a weight that was converted outside is no part of the graph
-        try:
-            with alone_on_side_stream():
-                self._graph, _ = record(forward, device, pool, (), frees_memory=False)
-        finally:
-            torch.set_autocast_cache_enabled(cached)
+        with alone_on_side_stream(), no_autocast_cache():
+            self._graph, _ = record(forward, device, pool, (), frees_memory=False)
         if written := [key for key, old in zip(seen, versions, strict=True) if seen[key]._version != old]:
             raise NotRecordableError(
                 f"argument: expected to be left as it is, received a write to {written[0]!r}. Remedy: a new tensor."
@@ -150,6 +147,7 @@ class Recording:
         named = [(_Output(key, True), leaf) for key, leaf in static.items(True, True) if seen.get(key) is not leaf]
         if not self._returns_argument:
             self._batch_size = result.batch_size
+            self._shell = result.empty(recurse=True)  # batch sizes and names of what lies deeper
             named += [(_Output(key, False), leaf) for key, leaf in result.items(True, True)]
         if strange := [each.key for each, leaf in named if not isinstance(leaf, Tensor)]:
             raise NotRecordableError(
@@ -211,8 +209,7 @@ class Recording:
                 ends = [leaves[owner] if isinstance(owner, int) else owner for owner in self._stands_for]
                 for number, output in zip(self._differentiable, apply_plain(_Node, ticket, *ends), strict=True):
                     fresh[number] = output
-        returned: dict[str, Tensor] = {}
-        nested: list[tuple[NestedKey, Tensor]] = []
+        returned: dict[NestedKey, Tensor] = {}
         # its type, batch size and device are those of the example, whose entries fitted
         unlocked = None if tensordict.is_locked else entries_of(tensordict)
         for (key, written), value in zip(self._keys, fresh, strict=True):
@@ -220,14 +217,14 @@ class Recording:
                 unlocked[key] = value
             elif written:
                 tensordict.set(key, value)
-            elif isinstance(key, str):
-                returned[key] = value
             else:
-                nested.append((key, value))
+                returned[key] = value
         if self._returns_argument:
             return tensordict
-        result = unchecked(returned, batch_size=self._batch_size)
-        for key, value in nested:
+        if all(isinstance(key, str) for key in returned):
+            return unchecked(cast("Any", returned), batch_size=self._batch_size)
+        result = self._shell.empty(recurse=True)
+        for key, value in returned.items():
             result.set(key, value)
         return result
 

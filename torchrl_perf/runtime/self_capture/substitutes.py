@@ -5,7 +5,7 @@ eager call left behind would pull that stream into the recording. An alias has t
 a version and a history of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -54,11 +54,16 @@ def substituted(params: Any) -> Any:
     return found
 
 
-def called_with(module: nn.Module, aliases: Mapping[int, Tensor], tensordict: TensorDictBase) -> Any:
-    """``module(tensordict)`` with the aliases in place of its parameters, which stay where they are.
+def called_with(
+    method: Callable[[Any, TensorDictBase], Any],
+    module: nn.Module,
+    aliases: Mapping[int, Tensor],
+    tensordict: TensorDictBase,
+) -> Any:
+    """``method(module, tensordict)`` with the aliases in place of the parameters, which stay where they are.
 
     A shallow copy of the module is called, since another thread may read the parameters of the module meanwhile.
     Parameters in a ``TensorDictParams`` are left to :func:`substituted`.
     """
     with _in_place(aliases):
-        return replica(module, aliases)(tensordict)
+        return method(replica(module, aliases), tensordict)

@@ -26,6 +26,11 @@ def hook_dicts(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return cast("Any", (*calls, module._backward_hooks, module._backward_pre_hooks))
 
 
+def child_dict(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The dict in which a module keeps its registered children."""
+    return module._modules
+
+
 def tensor_slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """The dicts in which a module keeps its own parameters and buffers, each with a name in it and the tensor there.
 

@@ -31,7 +31,14 @@ from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_s
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
-from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import (
+    accelerated,
+    acceleration_of,
+    as_in_mode,
+    kernels_of,
+    resolve_device,
+    resolve_mode,
+)
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
@@ -205,7 +212,8 @@ class ActiveDynamicsTrainer(Checkpointed):
     def step(self) -> None:
         """One more iteration of the run."""
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
-        self.kernels.call(self.micro.call, self._iterate)
+        with as_in_mode(self.mode):
+            self.kernels.call(self.micro.call, self._iterate)
 
     def iteration(self) -> None:
         """Collect with the present model, remember, fit it to windows, measure: no host read, static shapes."""

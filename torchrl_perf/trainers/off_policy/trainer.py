@@ -18,7 +18,14 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import (
+    accelerated,
+    acceleration_of,
+    as_in_mode,
+    kernels_of,
+    resolve_device,
+    resolve_mode,
+)
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -174,11 +181,12 @@ class OffPolicyTrainer(Checkpointed):
     def step(self) -> None:
         """One more iteration of the run, the filling ones first."""
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate, self._digest)
-        if self._fill_left:
-            self._fill_left -= 1
-            self.fill()
-        else:
-            self.kernels.call(self.micro.call, self._iterate)
+        with as_in_mode(self.mode):
+            if self._fill_left:
+                self._fill_left -= 1
+                self.fill()
+            else:
+                self.kernels.call(self.micro.call, self._iterate)
 
     def fill(self) -> None:
         """An iteration without updates."""

@@ -17,7 +17,14 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import accelerated, acceleration_of, kernels_of, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import (
+    accelerated,
+    acceleration_of,
+    as_in_mode,
+    kernels_of,
+    resolve_device,
+    resolve_mode,
+)
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -168,7 +175,8 @@ class OnPolicyTrainer(Checkpointed):
     def step(self) -> None:
         """One more iteration of the run."""
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
-        self.kernels.call(self.micro.call, self._iterate)
+        with as_in_mode(self.mode):
+            self.kernels.call(self.micro.call, self._iterate)
 
     def iteration(self) -> None:
         """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""

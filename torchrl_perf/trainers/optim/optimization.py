@@ -297,7 +297,8 @@ class GuardedAdam(torch.optim.Optimizer):
         grads = [param.grad for param in self.params]
         plain = grad_scale is None and skip is None and scale is None and bad is None
         if plain and self.capture and self._replays.serves(self.params[0].device):
-            self._replays(self._guarded_step, grads, self._memory())
+            device = self.params[0].device
+            self._replays(self._guarded_step, grads, self._memory(), device=device, writes=self.params)
         else:
             self._guarded_step(grads, grad_scale, skip, scale, bad)
         return loss

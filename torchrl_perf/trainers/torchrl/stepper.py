@@ -34,8 +34,9 @@ class GuardedStepper(OptimizationStepper):
         optimizer: holds the parameters, the learning rate and the largest gradient norm (``math.inf`` for none).
         metrics: receives the losses' 0-d entries and the gradient norm as ``"train/<name>"``, means over an interval.
             Then :meth:`step` returns no metrics, and the trainer spends no kernels on averaging them.
-        mode: ``"eager"``, or ``"graph"``: losses, backward pass and optimiser are one CUDA graph, for minibatches of
-            one size (CUDA only). The target networks and the replay buffer are updated outside of it.
+        mode: ``"eager"``, in which a loss of this package may record itself, or ``"graph"``: losses, backward pass and
+            optimiser are one CUDA graph, for minibatches of one size (CUDA only). The target networks and the replay
+            buffer are updated outside of it.
 
     Attributes:
         skipped: number of steps that were not taken, int64 0-d.

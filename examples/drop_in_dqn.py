@@ -1,12 +1,13 @@
-"""An ordinary TorchRL DQN script, and the four lines that take the waiting out of it.
+"""An ordinary TorchRL DQN script, and the five lines that take the waiting out of it.
 
-    python examples/drop_in_dqn.py            # TorchRL's Collector, DQNLoss, replay buffer, Adam
+    python examples/drop_in_dqn.py            # TorchRL's EGreedyModule, Collector, DQNLoss, replay buffer, Adam
     python examples/drop_in_dqn.py --ours     # this package's
 
-The lines that change are marked (1) to (4); everything else is the same for both: network, exploration, target updates,
-env, settings, loop. The env is this package's CartPole in both. Expected last line, with the numbers of your machine:
+The lines that change are marked (1) to (5); everything else is the same for both: network, target updates, env,
+settings, loop. The env is this package's CartPole in both. Last line, on one thread of a CPU that did other work too;
+docs/drop_in.md has speeds, line by line, and says of which machine:
 
-    torchrl_perf: 310 updates/s, mean return of the last 50 episodes 180.0
+    torchrl_perf: 31 updates/s, mean return of the last 50 episodes 133.9
 """
 
 import time
@@ -24,6 +25,7 @@ from torchrl.objectives import DQNLoss, SoftUpdate
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
+from torchrl_perf.modules import EpsilonGreedy
 from torchrl_perf.objectives import DeviceDQNLoss
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.trainers import GuardedAdam
@@ -62,21 +64,22 @@ def main(config: Config) -> float:
     spec = env.full_action_spec_unbatched["action"]
     network = MLP(4, 2, num_cells=[128, 128], device=config.device)
     actor = QValueActor(network, in_keys=["observation"], spec=spec)
-    explore = EGreedyModule(spec, eps_init=1.0, eps_end=0.05, annealing_num_steps=20_000).to(config.device)
+    kind = EpsilonGreedy if config.ours else EGreedyModule  # (1)
+    explore = kind(spec, eps_init=1.0, eps_end=0.05, annealing_num_steps=20_000).to(config.device)
     policy = TensorDictSequential(actor, explore)
     frames, total, size = config.frames_per_batch, config.total_frames, config.batch_size
 
     if config.ours:
-        collector = DeviceCollector(env, policy, frames_per_batch=frames, total_frames=total)  # (1)
-        loss = DeviceDQNLoss(actor, action_space=spec, delay_value=True)  # (2)
-        buffer = make_replay_buffer(config.capacity, batch_size=size, device=config.device)  # (3)
-        optimizer = GuardedAdam(loss.parameters(), lr=config.learning_rate)  # (4)
+        collector = DeviceCollector(env, policy, frames_per_batch=frames, total_frames=total)  # (2)
+        loss = DeviceDQNLoss(actor, action_space=spec, delay_value=True)  # (3)
+        buffer = make_replay_buffer(config.capacity, batch_size=size, device=config.device)  # (4)
+        optimizer = GuardedAdam(loss.parameters(), lr=config.learning_rate)  # (5)
     else:
-        collector = Collector(env, policy, frames_per_batch=frames, total_frames=total)  # (1)
-        loss = DQNLoss(actor, action_space=spec, delay_value=True)  # (2)
+        collector = Collector(env, policy, frames_per_batch=frames, total_frames=total)  # (2)
+        loss = DQNLoss(actor, action_space=spec, delay_value=True)  # (3)
         storage = LazyTensorStorage(config.capacity, device=config.device)
-        buffer = TensorDictReplayBuffer(storage=storage, batch_size=size)  # (3)
-        optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)  # (4)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=size)  # (4)
+        optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)  # (5)
     loss.make_value_estimator(gamma=0.99)
     target = SoftUpdate(loss, tau=0.01)
 

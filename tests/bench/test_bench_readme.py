@@ -78,24 +78,32 @@ def test_host_sentence_compares_collectors_of_one_vector_env(tmp_path: Path) -> 
     assert readme.training_line(tmp_path) == expected + "."
 
 
-def test_main_rewrites_the_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("results", "agents", "tasks", "systems")
-    for name in names:
-        monkeypatch.setattr(readme, f"{name}_table", lambda name=name: f"new {name}")
-    path = tmp_path / "README.md"
-    path.write_text(
-        "before " + " between ".join(f"<!-- {name} -->\nold\n<!-- /{name} -->" for name in names) + " after"
-    )
-    assert readme.main([str(path)]) == 0
-    blocks = (f"<!-- {name} -->\nnew {name}\n<!-- /{name} -->" for name in names)
-    assert path.read_text() == "before " + " between ".join(blocks) + " after"
+def test_main_rewrites_the_blocks_of_every_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    pages = readme.pages()
+    assert {path.name: list(blocks) for path, blocks in pages.items()} == {
+        "README.md": ["results", "agents", "tasks", "systems"],
+        "drop_in.md": ["steps", "off-policy"],
+    }
+    for path, blocks in pages.items():
+        path.write_text(
+            "before " + " between ".join(f"<!-- {name} -->\nold\n<!-- /{name} -->" for name in blocks) + " after"
+        )
+    made = {path: {name: lambda name=name: f"new {name}" for name in blocks} for path, blocks in pages.items()}
+    monkeypatch.setattr(readme, "pages", lambda: made)
+    assert readme.main() == 0
+    for path, blocks in pages.items():
+        expected = (f"<!-- {name} -->\nnew {name}\n<!-- /{name} -->" for name in blocks)
+        assert path.read_text() == "before " + " between ".join(expected) + " after"
 
 
 def test_a_lost_marker_is_named() -> None:
     with pytest.raises(ValueError, match="expected the markers <!-- results --> and <!-- /results -->, received none"):
-        readme.made("<!-- results --> without an end")
+        readme.made("<!-- results --> without an end", {"results": str})
 
 
-def test_the_readme_is_what_the_script_makes() -> None:
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    assert text == readme.made(text), "README.md: run `python -m torchrl_perf.bench.readme`"
+@pytest.mark.parametrize("path", readme.pages(), ids=lambda path: path.name)
+def test_each_page_is_what_the_script_makes(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == readme.made(text, readme.pages()[path]), f"{path}: run `python -m torchrl_perf.bench.readme`"

@@ -1,15 +1,17 @@
-"""The README's tables: results from the committed JSON files, agents and tasks from the registry and the envs."""
+"""The tables of README and ``docs/drop_in.md``: results from the committed JSON, agents and tasks from the registry."""
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 
+ROOT = RESULTS.parents[2]
 VARIANTS = {
     "torchrl": "TorchRL as it comes",
     "jax": "JAX, one jitted program",
@@ -35,16 +37,17 @@ REPLAY_ROWS = (
 
 
 def results_table(folder: Path = RESULTS) -> str:
-    """Markdown: PPO by shape and variant, replay, off-policy and host collection where measured, and the machine.
+    """Markdown: replaced lines, PPO by shape and variant, replay, off-policy and host collection, and the machines.
 
     Args:
-        folder: of the results of replay, off-policy training and host collection.
+        folder: of the results of all but PPO, which are shown where they are there.
     """
     result = read_results("ppo")
     rows = result["rows"]
     shapes = list(dict.fromkeys(row["N x T"] for row in rows if "ms" in row))
     table = [_throughput_row(rows, variant, shapes) for variant in VARIANTS]
     lines = [
+        *[line for part in dropin_lines(folder) for line in (part, "")],
         "PPO on CartPole, tanh 64-64 actor and critic, 4 epochs x 4 minibatches; env steps/s of whole iterations "
         "(N=4: ms an iteration), by envs x steps:",
         "",
@@ -178,49 +181,76 @@ def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
 
 
 def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/") -> str:
-    """One line that names the machine.
+    """One line that names the machine of medians.
 
     Args:
         card: of the machine, as the file of results has it.
         rows: the folder of that file.
     """
+    return f"{machine_words(card)}; medians; every row in `{rows}`."
+
+
+def machine_words(card: dict[str, Any]) -> str:
+    """A machine and its versions, by its card."""
     packages = card["packages"]
     watts = f" ({card['power_limit_w']:.0f} W)" if card.get("power_limit_w") else ""
     return (
         f"{card.get('gpu') or card['cpu']}{watts}, {card['cores']} CPU cores, torch {packages['torch']}, "
-        f"torchrl {packages['torchrl']}, Python {card['python']}; medians; every row in `{rows}`."
+        f"torchrl {packages['torchrl']}, Python {card['python']}"
     )
 
 
-def made(text: str) -> str:
-    """A README with each of its blocks replaced.
+def dropin_lines(folder: Path = RESULTS) -> list[str]:
+    """The table of replaced lines and its machine; nothing where they have not been measured."""
+    return [line for line in (readme_dropin.dropin_table(folder), dropin_machine(folder)) if line]
 
-    A block is what stands between ``<!-- name -->`` and ``<!-- /name -->``, for ``results``, ``agents``, ``tasks`` and
-    ``systems``.
+
+def dropin_machine(folder: Path = RESULTS) -> str:
+    """The machine of the table of replaced lines, and how they were measured; empty where they were not."""
+    results = readme_dropin.measured(folder)
+    return "" if results is None else f"{machine_words(results['machine'])}. {readme_dropin.runs_line(results)}"
+
+
+def steps_block(folder: Path = RESULTS) -> str:
+    """The table of ``docs/drop_in.md`` on PPO, with its machine."""
+    return "\n\n".join(part for part in (readme_dropin.steps_table(folder), dropin_machine(folder)) if part)
+
+
+def made(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """A page with each of its blocks replaced.
+
+    A block is what stands between ``<!-- name -->`` and ``<!-- /name -->``.
 
     Args:
-        text: the present README.
+        text: the present page.
+        blocks: what makes each of them, by name.
 
     Raises:
-        ValueError: for a README without one of the markers.
+        ValueError: for a page without one of the markers.
     """
-    blocks = {"results": results_table, "agents": agents_table, "tasks": tasks_table, "systems": systems_table}
     for name, table in blocks.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"README: expected the markers {begin} and {end}, received none. Remedy: put them back.")
+            raise ValueError(f"page: expected the markers {begin} and {end}, received none. Remedy: put them back.")
         text = f"{before}{begin}\n{table()}\n{end}{after}"
     return text
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Rewrites the tables of README.md, or of another file."""
-    path = Path(argv[0]) if argv else RESULTS.parents[2] / "README.md"
-    path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+def pages() -> dict[Path, dict[str, Callable[[], str]]]:
+    """The blocks of each page that holds tables."""
+    readme = {"results": results_table, "agents": agents_table, "tasks": tasks_table, "systems": systems_table}
+    steps = {"steps": steps_block, "off-policy": readme_dropin.off_policy_table}
+    return {ROOT / "README.md": readme, ROOT / "docs" / "drop_in.md": steps}
+
+
+def main() -> int:
+    """Rewrites the tables of every page."""
+    for path, blocks in pages().items():
+        path.write_text(made(path.read_text(encoding="utf-8"), blocks), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "claims",
     "curves",
     "systems",
+    "dropin",
 )
 TOOLS = ("syncs", "doctor", "monitor")
 

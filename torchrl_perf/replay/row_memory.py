@@ -291,7 +291,8 @@ class RowMemory(TensorStorage):
         def write(given: list[Tensor]) -> None:
             self._write_rows(dict(zip(keys, given, strict=False)), given[-1], time_rows)
 
-        if self._writes(write, [*(leaves[key] for key in keys), index], (), self._unwritten):
+        given = [*(leaves[key] for key in keys), index]
+        if self._writes(write, given, (), device=index.device, while_recording=self._unwritten):
             self.ring.count_on_host(time_rows)
             self._count_side_rows(index.numel())
 

@@ -66,7 +66,7 @@ def record(fn, device, pool, generators):
     try:
         with graph:
             result = detached(fn())
-        graph.undo()
     finally:
+        graph.undo()  # also of one that failed
         torch.set_rng_state(state)
     return graph, result

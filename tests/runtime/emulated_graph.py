@@ -68,8 +68,8 @@ def record(fn, device, pool, generators, *, frees_memory=True):
     try:
         with graph:
             result = detached(fn())
-        graph.undo()
     finally:
+        graph.undo()  # also of one that failed
         torch.set_rng_state(state)
         for generator, before in zip(generators, states, strict=True):
             generator.set_state(before)

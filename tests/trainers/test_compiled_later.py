@@ -113,6 +113,33 @@ def test_what_cannot_be_recorded_is_compiled_in_the_same_iteration(other_roundin
     assert_same_state(expected, run(other, 2).state_dict())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_graph_that_refuses_eager_kernels_takes_compiled_ones(device, request, monkeypatch, caplog):
+    if device == "cpu":
+        request.getfixturevalue("other_rounding")
+        emulate(monkeypatch)
+    else:
+        request.getfixturevalue("fresh_dynamo")
+    trainer = make("ppo", {"mode": "auto", "device": device, "total_steps": 1600})
+    loss = trainer.algorithm.minibatch_loss
+
+    def waits_unless_compiled(minibatch):
+        total, statistics = loss(minibatch)
+        if not trainer.kernels.on:
+            float(total.detach())
+        return total, statistics
+
+    monkeypatch.setattr(trainer.algorithm, "minibatch_loss", waits_unless_compiled)
+    run(trainer, 3)
+    assert trainer.kernels.on
+    assert "iteration 3: kernels are compiled at once, since eager ones cannot be recorded" in caplog.text
+    assert trainer.train_state.notes["compiled_from"] == 2
+    run(trainer, 2)
+    assert trainer._iterate.captured
+    assert int(trainer._iteration) == 5
+    trainer.close()
+
+
 def test_a_run_says_in_one_line_when_it_changed(other_rounding, tmp_path, caplog):
     trainer = make("dqn", {"mode": "compile", "compile_after": 3, "run_dir": str(tmp_path)})
     train(trainer, progress=False)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.runtime import Captured, CaptureError, HostSyncError, capture, is_capturing
+from torchrl_perf.runtime._signature import detached, signature
 
 on_cpu = partial(capture, device="cpu")
 EAGER = {"backend": "eager"}
@@ -116,6 +117,15 @@ def test_named_tuples_come_back():
     out = on_cpu(lambda: pair(weight * 2, None))()
     assert type(out) is pair
     assert not out.left.requires_grad
+
+
+def test_no_type_of_an_argument_or_result_is_new_to_tensordict(monkeypatch):
+    """Compiled code asks how many types tensordict has met, and would be compiled anew while a graph is recorded."""
+    met = {}
+    monkeypatch.setattr("tensordict.utils._TENSORCLASS_MEMO", met)
+    value = (None, 1, 2.0, "a", True, [torch.zeros(1)], {"b": (torch.zeros(1),)})
+    assert signature(value) == signature(detached(value))
+    assert met == {}
 
 
 def test_results_are_detached_in_every_container():

@@ -9,6 +9,9 @@ from torch import Tensor
 
 Leaf = tuple[str, object]
 
+_CONSTANT = bool | int | float | str | None
+"""Asked about first: tensordict notes each type that it is asked about, and compiled code made before is void then."""
+
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a value with their paths.
@@ -20,17 +23,17 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     Yields:
         ``(path, leaf)``, TensorDict keys in their stored order.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | _CONSTANT):
         yield path, value
-    elif is_tensor_collection(value):
-        for key, leaf in value.items(True, True):
-            yield f"{path}[{key!r}]", leaf
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{path}[{key!r}]")
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
             yield from leaves(item, f"{path}[{index}]")
+    elif is_tensor_collection(value):
+        for key, leaf in value.items(True, True):
+            yield f"{path}[{key!r}]", leaf
     else:
         yield path, value
 
@@ -48,7 +51,7 @@ def signature(value: Any, path: str = "") -> dict[str, object]:
 def _kind(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device
-    if leaf is None or isinstance(leaf, bool | int | float | str):
+    if isinstance(leaf, _CONSTANT):
         return leaf
     return type(leaf)
 
@@ -81,14 +84,14 @@ def detached(value: Any) -> Any:
     """Return a value without its autograd graph; objects that need no gradient come back as they are."""
     if isinstance(value, Tensor):
         return value.detach() if value.requires_grad else value
-    if is_tensor_collection(value):
-        return value.detach() if any(leaf.requires_grad for leaf in tensors(value)) else value
     if isinstance(value, dict):
         return {key: detached(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(detached(item) for item in value))
     if isinstance(value, tuple | list):
         return type(value)(detached(item) for item in value)
+    if not isinstance(value, _CONSTANT) and is_tensor_collection(value):
+        return value.detach() if any(leaf.requires_grad for leaf in tensors(value)) else value
     return value
 
 

@@ -59,7 +59,7 @@ class _Recorder:
         self.shapes: dict[Any, _Shape] = {}
         self.refusal: str | None = None
         self._renewals = 0
-        self._is_last_warm = False
+        self._warms: _Shape | None = None
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
@@ -87,7 +87,7 @@ class _Recorder:
         self, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
     ) -> Recording | None:
         """What repeats this call; None for one that runs eagerly."""
-        self._is_last_warm = False
+        self._warms = None
         if (name := self.watch.replaced()) is not None:
             self._renew(name)
         if (part := self.watch.hooked()) is not None:
@@ -106,8 +106,7 @@ class _Recorder:
                 return None
             shape = self.shapes[key] = _Shape()
         if shape.calls < WARMUP:
-            shape.calls += 1
-            self._is_last_warm = shape.calls == WARMUP
+            self._warms = shape
             return None
         for recording in shape.recordings:
             if recording.free:
@@ -121,9 +120,23 @@ class _Recorder:
         self, module: nn.Module, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
     ) -> Any:
         """The call as it is; the last one before a recording finds out what it reads, compiled parts included."""
-        if not self._is_last_warm:
+        shape = self._warms
+        if shape is None:
             return self._method(module, tensordict)
-        given = [*leaves.values(), *self.watch.state]
+        if shape.calls + 1 < WARMUP:
+            with no_autocast_cache():  # as when it is recorded, since compiled parts depend on it
+                result = self._method(module, tensordict)
+        else:
+            result = self._read(module, tensordict, leaves, device)
+        shape.calls += 1  # a call that raised is none
+        return result
+
+    def _read(
+        self, module: nn.Module, tensordict: TensorDictBase, leaves: dict[Any, Tensor], device: torch.device
+    ) -> Any:
+        """The call as it is, in which each read is noted."""
+        # a number that is kept on the host is one in a graph: it is followed, registered or not
+        given = [*leaves.values(), *[held for held in self.watch.state if held.device == device]]
         # alone: the stance is one for all threads
         with (
             alone_on_side_stream(),

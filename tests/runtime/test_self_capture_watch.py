@@ -272,6 +272,26 @@ def test_numbers_words_and_functions_of_all_parts(deep, device):
     assert called(module, device) == 2.0
 
 
+RATE = 1.0
+
+
+class Rated(nn.Module):
+    def forward(self, x):
+        return x * RATE
+
+
+@pytest.mark.parametrize("place", ["closure", "global", "forward"])
+def test_numbers_that_functions_close_over_or_name(place, device):
+    rate = 1.0
+    function = {"closure": lambda x: x * rate, "global": lambda x: x * RATE, "forward": Rated()}[place]
+    module = Scaled(function)
+    for number in (1.0, 2.0, 3.0, 1.0):
+        rate = number
+        globals()["RATE"] = number
+        assert called(module, device) == number
+        assert recorded(module, device) == number
+
+
 def test_keys_that_are_set_anew(device):
     torch.manual_seed(0)
     loss = DeviceDQNLoss(nn.Linear(3, 4)).to(device)

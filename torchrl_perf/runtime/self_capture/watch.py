@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.self_capture.closed_over import Place, Read, address, places_of
+from torchrl_perf.runtime.self_capture.closed_over import Place, Read, address, contents, numbers_of, places_of
 from torchrl_perf.runtime.upstream.modules import child_dict, hook_dicts, tensor_slots
 
 __all__ = ["Watch"]
@@ -49,6 +49,7 @@ class Watch:
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         # all names of a dict in one call, and doubled, since the getter of one name would return no tuple
         self._plain = [(operator.itemgetter(*names, *names[:1]), names, holder) for holder, names in _all_plain(self)]
+        self._cells = [cell for part in self.parts for cell in numbers_of(part)[1]]
         self._values: list[Any] = []
         self._settings = _Settings(())
         self._places: list[Place] = []
@@ -59,13 +60,17 @@ class Watch:
         return tuple([part.training for part in self.parts])
 
     def settings(self) -> "_Settings":
-        """Numbers, words, flags and functions among the attributes of all parts, as something to compare."""
+        """Numbers, words, flags and functions of all parts, as something to compare.
+
+        They are attributes, or numbers and words that functions of the parts close over or name.
+        """
         values: list[Any] = []
         for get, names, holder in self._plain:
             try:
                 values += get(holder)
             except KeyError:  # one was deleted
                 values += [holder.get(name) for name in (*names, *names[:1])]
+        values += [contents(cell) for cell in self._cells]
         if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values, self._settings = values, _Settings(tuple([_comparable(value) for value in values]))
         return self._settings
@@ -169,8 +174,9 @@ def _comparable(value: Any) -> Any:
 
 
 def _all_plain(watch: Watch) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The dicts that hold the settings of parts, and their names: a part's own, and its dataclasses' (keys)."""
+    """The dicts that hold the settings of parts, and their names: a part's own, its dataclasses' (keys), globals."""
     for part in watch.parts:
+        yield from numbers_of(part)[0]
         if type(part) in _INERT:
             continue
         own = part.__dict__

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import gc
 import warnings
+import weakref
 
 import emulated_graph
 import pytest
@@ -270,6 +272,35 @@ def test_numbers_words_and_functions_of_all_parts(deep, device):
     assert called(module, device) == recorded(module, device) == -16.0
     power.power, power.finish, power.shape = 1, torch.abs, (1,)
     assert called(module, device) == 2.0
+
+
+def test_a_recorded_module_is_freed_with_its_last_name(device):
+    module = Scaled(in_child(torch.tensor(2.0, device=device))[0])
+    assert recorded(module, device) == 2.0
+    last = weakref.ref(module)
+    del module
+    gc.collect()
+    assert last() is None
+
+
+RATE = 1.0
+
+
+class Rated(nn.Module):
+    def forward(self, x):
+        return x * RATE
+
+
+@pytest.mark.parametrize("place", ["closure", "global", "forward"])
+def test_numbers_that_functions_close_over_or_name(place, device):
+    rate = 1.0
+    function = {"closure": lambda x: x * rate, "global": lambda x: x * RATE, "forward": Rated()}[place]
+    module = Scaled(function)
+    for number in (1.0, 2.0, 3.0, 1.0):
+        rate = number
+        globals()["RATE"] = number
+        assert called(module, device) == number
+        assert recorded(module, device) == number
 
 
 def test_keys_that_are_set_anew(device):

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torchrl_perf.runtime.upstream.tensordicts import entries_of
 from torchrl_perf.runtime.waits.frames import call_chain, locate
 
-__all__ = ["Place", "Read", "ReadsNoted", "address", "places_of"]
+__all__ = ["Place", "Read", "ReadsNoted", "address", "contents", "numbers_of", "places_of"]
 
 NODES = 20_000
 """Objects that are looked through for the holder of a tensor."""
@@ -106,6 +106,26 @@ def places_of(tensors: list[Tensor], parts: Iterable[nn.Module]) -> dict[int, li
     return found
 
 
+def numbers_of(part: nn.Module) -> tuple[list[tuple[dict[str, Any], list[str]]], list[CellType]]:
+    """Where the functions of a module find numbers and words: globals, with the names, and cells of closures.
+
+    Looked at are functions among the attributes, and ``forward`` where it is no library's.
+    """
+    functions = [value for value in vars(part).values() if isinstance(value, FunctionType)]
+    forward = getattr(type(part), "forward", None)
+    functions += [forward] if isinstance(forward, FunctionType) else []
+    named: list[tuple[dict[str, Any], list[str]]] = []
+    cells: list[CellType] = []
+    for function in functions:
+        if not _is_library(function.__module__ or ""):
+            found = function.__globals__
+            if names := [name for name in dict.fromkeys(_names(function.__code__)) if type(found.get(name)) in NUMBERS]:
+                named.append((found, names))
+            cells += [cell for cell in function.__closure__ or () if type(contents(cell)) in NUMBERS]
+    return named, cells
+
+
+NUMBERS = (int, float, bool, str)
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), ModuleType, torch.device, torch.dtype, CodeType)
 _Held = tuple[Callable[[], Any], Any, str, bool]
 """How to look there again, what is there, its name, and whether it can be no other."""
@@ -127,9 +147,9 @@ def _inside(holder: Any) -> Iterator[_Held]:
     elif isinstance(holder, functools.partial):
         yield from (_fixed(held, "") for held in (holder.func, holder.args, holder.keywords))
     elif isinstance(holder, CellType):
-        held = _cell(holder)
+        held = contents(holder)
         if held is not None:
-            yield functools.partial(_cell, holder), held, "", False
+            yield functools.partial(contents, holder), held, "", False
     elif type(holder) is TensorDict:
         yield from _of_dict(entries_of(holder), "[{!r}]")
     elif not isinstance(holder, type):
@@ -177,10 +197,11 @@ def _item(holder: Any, index: int) -> Any:
     return holder[index] if index < len(holder) else None
 
 
-def _cell(cell: CellType) -> Any:
+def contents(cell: CellType) -> Any:
+    """What a cell of a closure holds; None for an empty one."""
     try:
         return cell.cell_contents
-    except ValueError:  # empty
+    except ValueError:
         return None
 
 

@@ -145,7 +145,7 @@ class _Recorder:
             ReadsNoted(given) as reads,
         ):
             result = self._method(module, tensordict)
-        self.refusal = self.watch.follow(reads.found, device)
+        self.refusal = self.watch.follow(module, reads.found, device)
         if self.refusal is not None:
             self._say("refusal", f"{self.refusal}. Remedy: register_buffer(...), or a parameter of the module")
         return result

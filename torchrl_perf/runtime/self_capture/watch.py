@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
-from torchrl_perf.runtime.self_capture.closed_over import Place, Read, address, places_of
+from torchrl_perf.runtime.self_capture.closed_over import Place, Read, address, contents, numbers_of, places_of
 from torchrl_perf.runtime.upstream.modules import child_dict, hook_dicts, tensor_slots
 
 __all__ = ["Watch"]
@@ -37,25 +37,27 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.parts = list(_parts(module))
+        parts = list(_parts(module))
+        # not the module itself, which would live as long as what watches it
+        self._parts = parts[1:]
+        self._attributes = [part.__dict__ for part in parts]
         self._slots = [
             _Slot(holder, key, tensor, _kind(tensor), f"{type(part).__name__}.{key}")
-            for part in self.parts
+            for part in parts
             for holder, key, tensor in tensor_slots(part)
         ]
         # what they hold, in lists, so that looking at all of them is a loop in C
         self._holders, self._names = [slot.holder for slot in self._slots], [slot.key for slot in self._slots]
         self._ids, self._kinds = [id(slot.tensor) for slot in self._slots], [slot.kind for slot in self._slots]
-        self._children = [child for part in self.parts for child in _children(part)]
-        self._child_holders, self._child_names = (
-            [each[0] for each in self._children],
-            [each[1] for each in self._children],
-        )
+        self._children = [child for part in parts for child in _children(part)]
+        self._child_holders = [each[0] for each in self._children]
+        self._child_names = [each[1] for each in self._children]
         self._held_children = [each[2] for each in self._children]
-        self._hooks = [hooks for part in self.parts[1:] for hooks in hook_dicts(part)]
+        self._hooks = [hooks for part in self._parts for hooks in hook_dicts(part)]
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         # all names of a dict in one call, and doubled, since the getter of one name would return no tuple
-        self._plain = [(operator.itemgetter(*names, *names[:1]), names, holder) for holder, names in _all_plain(self)]
+        self._plain = [(operator.itemgetter(*names, *names[:1]), names, holder) for holder, names in _all_plain(parts)]
+        self._cells = [cell for part in parts for cell in numbers_of(part)[1]]
         self._values: list[Any] = []
         self._settings = _Settings(())
         self._places: list[Place] = []
@@ -63,16 +65,20 @@ class Watch:
 
     def modes(self) -> tuple[bool, ...]:
         """The ``training`` flag of each part."""
-        return tuple([part.training for part in self.parts])
+        return tuple([attributes["training"] for attributes in self._attributes])
 
     def settings(self) -> "_Settings":
-        """Numbers, words, flags and functions among the attributes of all parts, as something to compare."""
+        """Numbers, words, flags and functions of all parts, as something to compare.
+
+        They are attributes, or numbers and words that functions of the parts close over or name.
+        """
         values: list[Any] = []
         for get, names, holder in self._plain:
             try:
                 values += get(holder)
             except KeyError:  # one was deleted
                 values += [holder.get(name) for name in (*names, *names[:1])]
+        values += [contents(cell) for cell in self._cells]
         if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values, self._settings = values, _Settings(tuple([_comparable(value) for value in values]))
         return self._settings
@@ -102,10 +108,11 @@ class Watch:
                 return name
         return None
 
-    def follow(self, reads: list[Read], device: torch.device) -> str | None:
+    def follow(self, module: nn.Module, reads: list[Read], device: torch.device) -> str | None:
         """Looks from now on at the places of tensors that are read and are no state of the module.
 
         Args:
+            module: the module.
             reads: such tensors. One on another device is a number in a graph, so that writes to it count as well.
             device: that of the recording.
 
@@ -113,7 +120,7 @@ class Watch:
             What one of them is, in words, that no attribute, closure or global name leads to, so that another one would
             be missed; or that is a parameter, whose gradient no graph would find. None where there is none.
         """
-        places = places_of([read.tensor for read in reads], self.parts)
+        places = places_of([read.tensor for read in reads], [module, *self._parts])
         for tensor, site in reads:
             way = places.get(address(tensor))
             if way is None or tensor.requires_grad:
@@ -133,7 +140,7 @@ class Watch:
         """
         if not any(self._hooks):
             return None
-        return next(type(part).__name__ for part in self.parts[1:] if any(hook_dicts(part)))
+        return next(type(part).__name__ for part in self._parts if any(hook_dicts(part)))
 
 
 def _kind(tensor: Tensor) -> tuple[int, bool]:
@@ -183,9 +190,10 @@ def _comparable(value: Any) -> Any:
     return (type(value), value) if type(value) in _SIMPLE else _Object(value)
 
 
-def _all_plain(watch: Watch) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The dicts that hold the settings of parts, and their names: a part's own, and its dataclasses' (keys)."""
-    for part in watch.parts:
+def _all_plain(parts: list[nn.Module]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The dicts that hold the settings of parts, and their names: a part's own, its dataclasses' (keys), globals."""
+    for part in parts:
+        yield from numbers_of(part)[0]
         if type(part) in _INERT:
             continue
         own = part.__dict__

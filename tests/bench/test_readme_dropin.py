@@ -101,9 +101,7 @@ def test_off_policy_rows(tmp_path: Path) -> None:
 def test_how_they_were_measured() -> None:
     plain = row("ppo", "torchrl", 1.0, 1.0, 0)
     rows = [{**plain, "clock": "process, one thread", "rounds": n, "load": float(n)} for n in (3, 2)]
-    words = (
-        "Each variant: the fastest of 2 or more processes, caches of compilers empty, one thread, the process's own "
-    )
+    words = "Each variant: the fastest of up to 3 processes, caches of compilers empty, one thread, the process's own "
     for cores, busy in ((2, ", other programs beside it (load up to 3)"), (4, "")):
         assert readme_dropin.runs_line({"rows": rows, "machine": {"cores": cores}}) == f"{words}time{busy}."
 

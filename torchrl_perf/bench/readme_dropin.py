@@ -76,7 +76,7 @@ def times_of(row: dict[str, Any], column: str) -> str:
 def runs_line(results: dict[str, Any]) -> str:
     """How the results were measured."""
     rounds = {row.get("rounds", 1) for row in results["rows"]}
-    fastest = f"the fastest of {min(rounds)} or more processes" if max(rounds) > 1 else "a process of its own"
+    fastest = f"the fastest of up to {max(rounds)} processes" if max(rounds) > 1 else "a process of its own"
     on_cpu = any("one thread" in row.get("clock", "") for row in results["rows"])
     clock = ", one thread, the process's own time" if on_cpu else ""
     load = max((row.get("load") or 0.0 for row in results["rows"]), default=0.0)

@@ -1,7 +1,7 @@
 """PPO for actions with discrete and continuous parts, with every step of the loop on the device."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import nn
 from torchrl.data import MultiCategorical
@@ -25,10 +25,8 @@ class HybridPPOConfig(PPOConfig):
     algorithm: ClassVar[str] = "hybrid-ppo"
     presets_in: ClassVar[str] = "trainers.hybrid_ppo:HYBRID_PPO_PRESETS"
 
-    env: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
-        "HybridTarget", "CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"
-    ] = "HybridTarget"
-    """Which of the package's tasks to learn; an action of one part serves too."""
+    env: str = "HybridTarget"
+    """Env to learn in; an action of one part serves too. torchrl-perf envs lists those with a name."""
 
 
 HYBRID_PPO_PRESETS: dict[str, HybridPPOConfig] = {
@@ -59,20 +57,10 @@ class HybridPPO(PPO):
 class HybridPPOTrainer(OnPolicyTrainer):
     """PPO for actions with discrete and continuous parts; the actor is :func:`make_hybrid_actor`.
 
-    Arguments, attributes and errors are those of :class:`~torchrl_perf.trainers.ppo.PPOTrainer`.
+    It takes ``env=``, ``collector=``, ``actor=`` and ``critic=`` as :class:`~torchrl_perf.trainers.ppo.PPOTrainer`.
     """
 
     algorithm_class: ClassVar[type[PPO]] = HybridPPO  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(
-        self,
-        config: HybridPPOConfig,
-        *,
-        env: EnvBase | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, env=env, actor=actor, critic=critic)
 
 
 def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:

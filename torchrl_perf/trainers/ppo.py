@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
@@ -17,7 +18,7 @@ from torchrl_perf.functional.schedules import linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import EnvName, RunConfig, check_minibatches
+from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
@@ -36,8 +37,6 @@ class PPOConfig(RunConfig):
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
-    env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
     gamma: float = 0.98
     """Discount factor."""
     epochs: int = 8
@@ -307,7 +306,9 @@ class PPOTrainer(OnPolicyTrainer):
 
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        env: a TorchRL env with batch_size [num_envs], Gymnasium vector envs, or what makes an env, see
+            :class:`OnPolicyTrainer`; by default the one that the config names.
+        collector: collects ``[N, T]`` batches with ``actor``, such as a ``HostCollector``.
         actor: a probabilistic TensorDict module for the env's action; by default :func:`make_actor`.
         critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
 
@@ -328,8 +329,9 @@ class PPOTrainer(OnPolicyTrainer):
         self,
         config: PPOConfig,
         *,
-        env: EnvBase | None = None,
+        env: Any = None,
+        collector: BaseCollector | None = None,
         actor: nn.Module | None = None,
         critic: nn.Module | None = None,
     ) -> None:
-        super().__init__(config, env=env, actor=actor, critic=critic)
+        super().__init__(config, env=env, collector=collector, actor=actor, critic=critic)

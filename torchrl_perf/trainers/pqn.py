@@ -81,6 +81,7 @@ PQN_PRESETS = {"CartPole": _CARTPOLE, "Acrobot": replace(_CARTPOLE, env="Acrobot
 class PQN(OnPolicyAlgorithm):
     """Epsilon-greedy on one network, which regresses on the lambda returns of its own greatest values."""
 
+    acting: ClassVar[str] = "policy"
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     metric_names: ClassVar[tuple[str, ...]] = ("train/epsilon",)
 

@@ -46,7 +46,8 @@ class ActorCriticConfig(OffPolicyConfig):
     )
 
     env: str = "Pendulum"
-    """Which of the package's tasks with bounded continuous actions to learn."""
+    """Env with bounded continuous actions to learn in: a task of the package, an id of Gymnasium's (HalfCheetah-v5),
+    vmas:SCENARIO, module.path:Class or file.py:function; torchrl-perf envs lists them. Any name beside env=."""
     num_envs: int = 16
     """Number of envs that run at once (N)."""
     num_steps: int = 1

@@ -145,7 +145,7 @@ class ValueAlgorithm(Algorithm):
         """The online network, its target, the optimiser; the policy is epsilon-greedy on the online network."""
         given = self._given_policy if self._given_policy is not None else setup.collecting
         refuse_recurrent(setup.owner, {"policy": given}, env=setup.env)
-        policy = given or self._default_policy(cast("EnvBase", setup.env))
+        policy = given or self._default_policy(cast("EnvBase", setup.specs))
         if not isinstance(policy, EpsilonGreedy):
             raise ValueError(
                 f"policy: expected an EpsilonGreedy, whose network is trained, received {type(policy).__name__}. "

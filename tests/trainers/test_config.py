@@ -35,7 +35,7 @@ BAD = [
     ({"env_args": ("length",)}, r"env_args: expected name=value or a JSON object, received 'length'"),
     ({"env_args": "length=3"}, r"env_args: expected a tuple of texts, received .* Remedy: env_args=\('length=3',\)"),
     ({"env_groups": 3}, r"env_groups: expected a divisor of num_envs = 128, received 3. Remedy: env_groups=2"),
-    ({"activation": "gelu"}, "activation: expected one of .*received 'gelu'"),
+    ({"activation": "swish"}, "activation: expected one of .*received 'swish'"),
     ({"precision": "fp8"}, "precision: expected one of .*received 'fp8'"),
     ({"loss": "mine"}, "loss: expected one of .*received 'mine'"),
     ({"mode": "fast"}, "mode: expected one of .*received 'fast'"),

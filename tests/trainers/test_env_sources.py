@@ -61,7 +61,7 @@ class TestAlgorithms:
 
     def test_the_envs_of_a_trainer_that_is_not_made_are_closed(self, monkeypatch):
         closed = []
-        monkeypatch.setattr(Corridor, "close", closed.append)
+        monkeypatch.setattr(Corridor, "close", lambda self: closed.append(type(self).__name__))
         with pytest.raises(ValueError, match="action_spec"):
             make("sac", {"env": "named_envs:Corridor"})
         assert len(closed) == SMALL["sac"]["num_envs"]

@@ -15,6 +15,7 @@ from torchrl_perf.trainers.config_checks import (
     Checks,
     ConfigError,
     UnknownSettingError,
+    as_tuple,
     is_count,
     is_share,
     settings_from,
@@ -135,6 +136,8 @@ class RunConfig:
         for name, value in type(self).defaults(self.env).items():
             if name not in given:
                 object.__setattr__(self, name, value)
+            elif isinstance(chosen := getattr(self, name), list):
+                object.__setattr__(self, name, as_tuple(type(self), name, chosen))
         checks = Checks(self)
         self._check(checks)
         if problems := checks.problems():
@@ -182,7 +185,7 @@ class RunConfig:
         """Refuse what the class inherits and does not use."""
         usual = {field.name: field.default for field in dataclasses.fields(self)}
         for name in (*self.not_taken, *(ENV_SETTINGS if self.env_class else ())):
-            if checks.sound(name) and getattr(self, name) != usual[name]:
+            if name in usual and checks.sound(name) and getattr(self, name) != usual[name]:
                 checks.add(
                     name,
                     f"{name}: expected {usual[name]!r}, since {self.algorithm or type(self).__name__} has settings of "

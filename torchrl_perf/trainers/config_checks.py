@@ -11,7 +11,16 @@ from typing import Any
 from torchrl_perf.near_names import nearest_word
 from torchrl_perf.trainers.setting_names import nearest_setting
 
-__all__ = ["Checks", "ConfigError", "UnknownSettingError", "is_count", "is_positive", "is_share", "settings_from"]
+__all__ = [
+    "Checks",
+    "ConfigError",
+    "UnknownSettingError",
+    "as_tuple",
+    "is_count",
+    "is_positive",
+    "is_share",
+    "settings_from",
+]
 
 LARGEST = 2**63 - 1  # of the integers that tensors hold
 LONGEST_VALUE = 120  # characters of a value that a sentence repeats
@@ -158,6 +167,12 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
                     break
             problems[name] = _misfit(name, value, hints[name], remedy)
     return good, problems
+
+
+def as_tuple(kind: type, name: str, value: list[Any]) -> Any:
+    """A list, as JSON has a tuple, as the tuple that a field of a dataclass asks for; as it is for any other field."""
+    wants = any(typing.get_origin(option) is tuple for option in _options(_hints(kind)[name]))
+    return tuple(value) if wants else value
 
 
 def _defaults_of(kind: Any, env: Any) -> dict[str, Any]:

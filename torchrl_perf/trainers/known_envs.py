@@ -62,6 +62,7 @@ _ATARI_DQN: dict[str, Any] = {
     "target_interval": 1_000,
     "eps_end": 0.01,
     "eps_frames": 100_000,
+    "hidden_sizes": (),  # the features of the image, then a linear layer, as in the DQN of 2015
     "log_interval": 500,
 }
 _ATARI_PPO: dict[str, Any] = {
@@ -73,9 +74,10 @@ _ATARI_PPO: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "gamma": 0.99,
     "clip_epsilon": 0.1,
+    "hidden_sizes": (),
     "log_interval": 10,
 }
-_DISTRIBUTIONAL = {**_ATARI_DQN, "hidden_size": 512}
+_DISTRIBUTIONAL: dict[str, Any] = {**_ATARI_DQN, "hidden_sizes": None, "hidden_size": 512}
 _ATARI: Settings = {
     "ppo": _ATARI_PPO,
     "dqn": _ATARI_DQN,

@@ -20,13 +20,14 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(RunConfig):
+class PPOConfig(CriticNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -35,7 +36,11 @@ class PPOConfig(RunConfig):
 
     algorithm: ClassVar[str] = "ppo"
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *RunConfig.fixed_by_checkpoint,
+        *("hidden_size", "activation"),
+        *NETWORK_SETTINGS,
+    )
 
     gamma: float = 0.98
     """Discount factor."""
@@ -77,8 +82,9 @@ class PPOConfig(RunConfig):
     """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
     and never negative."""
     hidden_size: int = 64
-    """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    """Width of the two hidden layers of actor and critic, where hidden_sizes are not given; 32, 64 and 128 run as fused
+    kernels on CUDA."""
+    activation: Activation = "tanh"
     """Activation of the hidden layers."""
     loss: Literal["device", "torchrl"] = "device"
     """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""

@@ -16,6 +16,7 @@ from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
+from torchrl_perf.replay.stacked_frames import StackedFrames
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collects_on_device
@@ -67,6 +68,7 @@ class OffPolicyTrainer(Checkpointed):
         own_env: whether env or collector were given, and the env not made as the config says.
         valid_key: ``"valid"``, or None where all rows count.
         buffer: the replay buffer.
+        stacks: makes stacks of the frames that are stored once, or None where observations are stored whole.
         update_number: number of the present update within its iteration (host integer), the same in each iteration.
         updates: updates applied so far, int64 0-d on the device.
         frames: frames collected so far, int64 0-d on the device.
@@ -104,7 +106,7 @@ class OffPolicyTrainer(Checkpointed):
             modules,
             minibatch_size=config.minibatch_size,
             capacity=config.capacity,
-            not_stored=self.task.not_stored,
+            stored=lambda batch: self.kept(batch.exclude(*self.task.not_stored)).clone(),
         )
 
     def _make_parts(self) -> None:
@@ -118,6 +120,8 @@ class OffPolicyTrainer(Checkpointed):
         check_parts(self.source, self.collector, policy, self.config)
         algorithm.connect(self.collector)
         self.buffer = self._make_buffer()
+        frames = self.source.frames
+        self.stacks = StackedFrames(self.buffer, frames) if frames > 1 else None
         self.train_state = self._make_train_state()
         self.collects_on_device = collects_on_device(self.collector)
         self._captures = capture_iteration(self)
@@ -221,9 +225,13 @@ class OffPolicyTrainer(Checkpointed):
         self._iteration += 1
         self.guard.check(batch)
         self.frames += self.config.batch_size
-        self.buffer.extend(batch.exclude(*self.task.not_stored))
+        self.buffer.extend(self.kept(batch.exclude(*self.task.not_stored)))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
+
+    def kept(self, batch: TensorDictBase) -> TensorDictBase:
+        """What is stored of a batch ``[N, T]``: of observations that are stacks of frames the newest frame."""
+        return batch if self.stacks is None else self.stacks.newest(batch)
 
     def _complete(self, batch: TensorDictBase) -> TensorDictBase:
         """The batch without missing final observations, which only envs that reset themselves leave."""
@@ -257,6 +265,7 @@ class OffPolicyTrainer(Checkpointed):
     def _draw(self, rows: int) -> TensorDictBase:
         """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
         drawn = cast("TensorDictBase", self.buffer.sample(rows))
+        drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
         if not self.guard.repairs:
             return drawn
         good, order = self.guard.repair(drawn)

@@ -12,6 +12,7 @@ from named_envs import Corridor, Line, make_corridor, make_vector
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import DeviceCollector, HostCollector, host_specs
 from torchrl_perf.envs import CartPole
+from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, make_actor, train
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.known_envs import settings_for
@@ -135,6 +136,26 @@ class TestCollectors:
         with pytest.raises(ValueError, match="collector: expected it to act with the trainer's policy"):
             PPOTrainer(config, collector=collector, actor=other)
         collector.shutdown()
+
+
+@pytest.mark.parametrize("name", ["ppo", "pqn", "dqn", "sac"])
+def test_nothing_after_the_collection_waits_for_the_host(name):
+    trainer = make(name, {"env": "named_envs:Reacher" if name == "sac" else "named_envs:Corridor"})
+    for _ in range(3):
+        trainer.step()
+    trainer.schedule()
+    batch = trainer.collect()
+    with no_host_sync():
+        trainer.digest(batch)
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_a_compiled_run_on_the_cpu(name, traced_only):
+    env = "named_envs:Reacher" if name == "sac" else "named_envs:Corridor"
+    trainer = make(name, {"env": env, "mode": "compile"})
+    assert trainer.collector.mode == "compile"
+    assert steps(trainer, 3) > 0
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "make_env"]
 
 
-def make_env(config: RunConfig, device: torch.device) -> Made:
+def make_env(config: RunConfig, device: torch.device, **arguments: Any) -> Made:
     """The env that the config names, ``num_envs`` times: in tensors, or what makes those that step on the CPU.
+
+    Args:
+        config: names the env, and its arguments in ``env_args``.
+        device: of an env in tensors.
+        **arguments: of the env, in place of those.
 
     Raises:
         ValueError: for a name that is none, arguments that the env does not take, and groups or processes of an env in
             tensors.
         ImportError: for an env whose package is absent.
     """
-    made = registry.make(config.env, config.num_envs, device=lambda: device, arguments=env_arguments(config.env_args))
+    chosen = {**env_arguments(config.env_args), **arguments}
+    made = registry.make(config.env, config.num_envs, device=lambda: device, arguments=chosen)
     if made.env is not None and (config.env_groups != 1 or config.env_processes):
         name = "env_groups" if config.env_groups != 1 else "env_processes"
         raise ValueError(

@@ -195,6 +195,15 @@ class TestRegister:
         assert (config.num_envs, config.num_steps, config.env) == (4, 8, "Hall")
         assert PPOConfig(env="Hall", num_envs=16).num_envs == 16
 
+    def test_a_module_that_registers_the_name(self, unregistered, tmp_path, monkeypatch):
+        (tmp_path / "halls.py").write_text(
+            "from named_envs import Corridor\nfrom torchrl_perf.envs import register\nregister('Hall', Corridor)\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        assert find("halls:Hall").maker is Corridor
+        with pytest.raises(ValueError, match=r"class or function of halls, received 'Hal'"):
+            find("halls:Hal")
+
     def test_the_last_registration_counts(self, unregistered):
         register("Hall", Corridor)
         register("Hall", Reacher)

@@ -117,7 +117,7 @@ def find(name: str) -> EnvEntry:
 
     ``CartPole`` is a task of the package; then come registered names and those of entry points; ``gym:ID`` and any
     other id of Gymnasium's, Atari games (``ALE/Pong-v5``) among them; ``vmas:SCENARIO``; ``module.path:Class`` and
-    ``file.py:function``.
+    ``file.py:function``, or a name that such a module registers.
 
     Args:
         name: of ``--env``.
@@ -140,12 +140,22 @@ def find(name: str) -> EnvEntry:
     if kind == "vmas" and colon:
         return _vmas(name, rest)
     if colon and rest.isidentifier():
-        return EnvEntry(name, named_object(name))
+        return _of_a_user(name, rest)
     if VERSIONED.match(name) or name in gymnasium_ids():
         return _gymnasium(name, name)
     if colon:
         return EnvEntry(name, named_object(name))  # says what is wrong with it
     raise ValueError(unknown_env(name))
+
+
+def _of_a_user(name: str, attribute: str) -> EnvEntry:
+    """A class or function of a module or file, or what it registers under such a name."""
+    try:
+        return EnvEntry(name, named_object(name))
+    except ValueError:
+        if attribute in _REGISTERED:
+            return _REGISTERED[attribute]
+        raise
 
 
 def make(name: str, num_envs: int, *, device: Where, arguments: Mapping[str, Any]) -> Made:

@@ -157,3 +157,45 @@ class Nothing:
 
 
 number = 5
+
+
+class Mixed(gymnasium.Env):
+    """An image, numbers, indices and flags; every episode has three steps."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (16, 16, 3), np.uint8),
+        vector=spaces.Box(-1, 1, (3,), np.float64),
+        kind=spaces.Discrete(4, start=2),
+        grid=spaces.Box(0, 5, (2, 3), np.int32),
+        many=spaces.MultiDiscrete([2, 3]),
+        action_mask=spaces.MultiBinary(3),
+    )
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observation_space.sample(), 1.0, False, self.time >= 3, {}
+
+
+class MixedBounded(Mixed):
+    """The same with bounded continuous actions."""
+
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class MixedChoices(Mixed):
+    """The same with several choices at once."""
+
+    action_space = spaces.MultiDiscrete([2, 3])
+
+
+class Parts(Mixed):
+    """The same with an action of two parts."""
+
+    action_space = spaces.Dict(kind=spaces.Discrete(2), amount=spaces.Box(-1.0, 1.0, (1,), np.float32))

@@ -12,6 +12,9 @@ from named_envs import Corridor, Line, make_corridor, make_vector
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import DeviceCollector, HostCollector, host_specs
 from torchrl_perf.envs import CartPole
+from torchrl_perf.modules import HybridActor
+from torchrl_perf.modules.encoders.cnn import ConvNet
+from torchrl_perf.modules.encoders.observations import ObservationEncoder
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, make_actor, train
 from torchrl_perf.trainers.config_checks import ConfigError
@@ -66,6 +69,73 @@ class TestAlgorithms:
         with pytest.raises(ValueError, match="action_spec"):
             make("sac", {"env": "named_envs:Corridor"})
         assert len(closed) == SMALL["sac"]["num_envs"]
+
+
+class TestObservations:
+    @pytest.mark.parametrize("name", DISCRETE)
+    def test_of_several_kinds(self, name):
+        trainer = make(name, {"env": "named_envs:Mixed"})
+        (encoder, *_) = [each for each in trainer.policy.modules() if isinstance(each, ObservationEncoder)]
+        assert [part.kind for part in encoder.parts] == ["numbers", "image", "choices", "choices", "numbers"]
+        assert encoder.out_features == 6 + 128 + 4 + 5 + 3
+        assert steps(trainer) > 0
+
+    @pytest.mark.parametrize("name", [name for name in BOUNDED if name != "ac-iqn"])
+    def test_of_several_kinds_with_bounded_actions(self, name):
+        assert steps(make(name, {"env": "named_envs:MixedBounded"})) > 0
+
+    def test_what_reads_one_vector_says_so(self):
+        with pytest.raises(ValueError, match=r"observation_spec: expected one vector.*the envs on the CPU\. Remedy"):
+            make("ac-iqn", {"env": "named_envs:MixedBounded"})
+
+    @pytest.mark.parametrize("name", ["ppo"])
+    def test_several_choices(self, name):
+        trainer = make(name, {"env": "named_envs:MixedChoices"})
+        assert trainer.collect()["action"].shape == (4, 4, 2)
+        assert steps(trainer) > 0
+
+    @pytest.mark.parametrize("name", ["ppo", "hybrid-ppo"])
+    def test_actions_of_several_parts(self, name):
+        trainer = make(name, {"env": "HybridTarget"})
+        assert isinstance(trainer.actor, HybridActor)
+        assert steps(trainer) > 0
+
+    def test_a_space_of_several_actions_on_the_cpu_is_refused(self):
+        with pytest.raises(ValueError, match=r"action space: expected Box.*received Dict.*Remedy: flatten it"):
+            make("ppo", {"env": "named_envs:Parts"})
+
+
+PONG = {"env": "ALE/Pong-v5", "num_envs": 2, "env_args": ("max_num_frames_per_episode=48", "noop_max=1")}
+
+
+class TestAtari:
+    @pytest.fixture(autouse=True)
+    def needs_ale(self):
+        pytest.importorskip("ale_py")
+
+    @pytest.mark.parametrize("compact", [False, True])
+    @pytest.mark.parametrize("n_step", [1, 3])
+    def test_frames_are_stored_once_and_sampled_as_stacks(self, compact, n_step):
+        trainer = make("dqn", {**PONG, "compact": compact, "n_step": n_step, "hidden_sizes": ()})
+        collected = set()
+        for _ in range(4):
+            batch = trainer.collect()
+            for key in ("observation", ("next", "observation")):
+                collected |= {stack.numpy().tobytes() for stack in batch.get(key).reshape(-1, 4, 84, 84)}
+            trainer.store(batch)
+        stored = trainer.buffer.storage.field("observation")
+        assert (stored.shape[2:], stored.dtype) == ((1, 84, 84), torch.uint8)
+        for sample in trainer.samples():
+            for key in ("observation", ("next", "observation")):
+                assert {stack.numpy().tobytes() for stack in sample.get(key)} <= collected
+        trainer.close()
+
+    @pytest.mark.parametrize("name", ["ppo", "dqn", "iqn", "rainbow"])
+    def test_each_learns_from_images(self, name):
+        plain = {} if name in ("iqn", "rainbow") else {"hidden_sizes": ()}
+        trainer = make(name, {**PONG, **plain})
+        assert any(isinstance(module, ConvNet) for module in trainer.policy.modules())
+        assert steps(trainer, 5) > 0
 
 
 class TestWhatIsGiven:

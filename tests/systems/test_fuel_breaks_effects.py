@@ -17,6 +17,7 @@ from states import run
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig
 from torchrl_perf.trainers import train
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.run import loop
 
 PRIORITIES = {"sampler": "prioritized"}
@@ -73,7 +74,7 @@ FIRE = {
 }
 CASES = {**LEARNING, **FIRE}
 # one value, a name for presets of one task, and what changes memory alone
-ALONE = ("env", "compact")
+ALONE = ("env", "compact", *NETWORK_SETTINGS)
 
 
 @cache

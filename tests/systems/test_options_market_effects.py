@@ -14,6 +14,7 @@ from states import run
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 
 REPLAY = {"sampler": "prioritized"}
 # (what both runs have, the value that is tried)
@@ -82,7 +83,7 @@ CASES = {**LEARNING, **MARKET}
 # what a row of metrics or the memory shows, and no number that is learnt
 OTHERS = {"max_option_share": 0.9, "min_options_used": 3, "compact": True}
 # a name for presets; what they change is seen key by key
-ALONE = ("env",)
+ALONE = ("env", *NETWORK_SETTINGS)
 
 
 @cache

@@ -119,6 +119,15 @@ def after_nan(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPat
         trainer.close()
 
 
+def cpu_envs(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> list[Any]:
+    """The vector envs of a run on a Gymnasium env: kind, size and time limit of each."""
+    trainer = make(name, {"env": "Pendulum-v1" if name == "sac" else "CartPole-v1", **options})
+    groups = [group.envs for group in trainer.collector.groups]
+    trainer.close()
+    limits = [env.spec.max_episode_steps for group in groups for env in getattr(group, "envs", ())]
+    return [(type(envs).__name__, envs.num_envs, limits) for envs in groups]
+
+
 def last_row(column: str, name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
     """A column of the last row, of a run on a device that is full of cached memory."""
     patch.chdir(folder)
@@ -179,6 +188,9 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "on_nan": ("skip", {}, after_nan),
     "split_on_oom": (False, {}, after_oom),
     "memory_rule": ("never", {}, partial(last_row, "memory/cleanups")),
+    "env_args": (("max_episode_steps=7",), {}, cpu_envs),
+    "env_groups": (2, {}, cpu_envs),
+    "env_processes": (True, {}, cpu_envs),
     "gc_interval": (3, {}, partial(last_row, "memory/gc_runs")),
 }
 

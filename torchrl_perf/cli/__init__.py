@@ -30,7 +30,7 @@ BENCHMARKS = (
     "systems",
     "dropin",
 )
-TOOLS = ("syncs", "doctor", "monitor")
+TOOLS = ("envs", "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
@@ -38,6 +38,7 @@ commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
                       {", ".join(_ALGORITHMS)};
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
+  envs [WORD]         list the envs that have a name, and what each needs
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU

@@ -2,11 +2,11 @@
 
 from torchrl_perf.moved import moved_from as _moved_from
 from torchrl_perf.trainers.ac_iqn import AC_IQN_PRESETS, ACIQNConfig, ACIQNTrainer
-from torchrl_perf.trainers.actor_critic import make_actor, make_critic
+from torchrl_perf.trainers.actor_critic import make_actor, make_critic, make_hybrid_actor
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
-from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer, make_hybrid_actor
+from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer
 from torchrl_perf.trainers.iqn import (
     IQN_PRESETS,
     QR_DQN_PRESETS,

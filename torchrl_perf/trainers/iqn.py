@@ -25,6 +25,8 @@ class QuantileConfig(ValueConfig):
         ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
+
     double: bool = False
     """Let the online network choose the next action that the target network values (arXiv:1509.06461)."""
     greedy: Literal["mean", "per_quantile"] = "mean"

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
@@ -17,15 +18,16 @@ from torchrl_perf.functional.schedules import linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import EnvName, RunConfig, check_minibatches
+from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(RunConfig):
+class PPOConfig(CriticNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -34,10 +36,12 @@ class PPOConfig(RunConfig):
 
     algorithm: ClassVar[str] = "ppo"
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *RunConfig.fixed_by_checkpoint,
+        *("hidden_size", "activation"),
+        *NETWORK_SETTINGS,
+    )
 
-    env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
     gamma: float = 0.98
     """Discount factor."""
     epochs: int = 8
@@ -78,8 +82,9 @@ class PPOConfig(RunConfig):
     """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
     and never negative."""
     hidden_size: int = 64
-    """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    """Width of the two hidden layers of actor and critic, where hidden_sizes are not given; 32, 64 and 128 run as fused
+    kernels on CUDA."""
+    activation: Activation = "tanh"
     """Activation of the hidden layers."""
     loss: Literal["device", "torchrl"] = "device"
     """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""
@@ -312,7 +317,9 @@ class PPOTrainer(OnPolicyTrainer):
 
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        env: a TorchRL env with batch_size [num_envs], Gymnasium vector envs, or what makes an env, see
+            :class:`OnPolicyTrainer`; by default the one that the config names.
+        collector: collects ``[N, T]`` batches with ``actor``, such as a ``HostCollector``.
         actor: a probabilistic TensorDict module for the env's action; by default :func:`make_actor`.
         critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
 
@@ -333,8 +340,9 @@ class PPOTrainer(OnPolicyTrainer):
         self,
         config: PPOConfig,
         *,
-        env: EnvBase | None = None,
+        env: Any = None,
+        collector: BaseCollector | None = None,
         actor: nn.Module | None = None,
         critic: nn.Module | None = None,
     ) -> None:
-        super().__init__(config, env=env, actor=actor, critic=critic)
+        super().__init__(config, env=env, collector=collector, actor=actor, critic=critic)

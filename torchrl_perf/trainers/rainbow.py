@@ -56,6 +56,8 @@ class RainbowConfig(ValueConfig):
         "v_max",
     )
 
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
+
     dueling: bool = True
     """Learn the state's value and the actions' advantages apart (arXiv:1511.06581)."""
     n_step: int = 3

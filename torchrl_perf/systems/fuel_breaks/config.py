@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
 from torchrl_perf.trainers.dqn import DQNConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 
 __all__ = ["FUEL_BREAKS_PRESETS", "FuelBreaksConfig"]
 
@@ -28,6 +29,7 @@ class FuelBreaksConfig(DQNConfig):
     presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
     env_class: ClassVar[str] = "FuelBreaks"
     work_of_step: ClassVar[int] = 4
+    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]

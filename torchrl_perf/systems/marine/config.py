@@ -9,6 +9,7 @@ from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.ddpg import DDPGConfig
 from torchrl_perf.trainers.dqn import DQNConfig
 from torchrl_perf.trainers.iqn import IQNConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.rainbow import RainbowConfig
 from torchrl_perf.trainers.sac import SACConfig
@@ -32,6 +33,7 @@ class MarineSettings:
 
     env_class: ClassVar[str] = "MarineNavigation"
     work_of_step: ClassVar[int] = 20
+    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"

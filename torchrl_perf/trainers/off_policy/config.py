@@ -34,8 +34,6 @@ class OffPolicyConfig(RunConfig):
         *("capacity", "minibatch_size", "learning_starts"),
     )
 
-    env: str = "CartPole"
-    """Task to learn: CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous; any name beside env=."""
     capacity: int = 100_000
     """Rows of the replay buffer; rounded down to a multiple of num_envs."""
     minibatch_size: int = 256
@@ -96,21 +94,6 @@ class OffPolicyConfig(RunConfig):
                 f"minibatch_size: expected at most {rows}, the rows that are filled at the first update, received "
                 f"{self.minibatch_size}. Remedy: learning_starts={self.minibatch_size} or more, within the capacity.",
             )
-
-    @property
-    def num_streams(self) -> int:
-        """Rows that one step of all envs gives (N of the batches): one for each env, or for each agent of each env."""
-        return self.num_envs
-
-    @property
-    def rows_in_words(self) -> str:
-        """What :attr:`rows_per_iteration` is the product of."""
-        return "num_envs * num_steps"
-
-    @property
-    def rows_per_iteration(self) -> int:
-        """Rows of one collected batch."""
-        return self.num_streams * self.num_steps
 
     @property
     def fill_iterations(self) -> int:

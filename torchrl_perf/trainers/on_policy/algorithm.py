@@ -70,7 +70,7 @@ class OnPolicyAlgorithm(abc.ABC):
 
     Args:
         config: settings of the run.
-        env: the env ``[N]`` that the run is on.
+        env: the env ``[N]`` that the run is on, or what has its specs where the envs step on the CPU.
         acceleration: wraps a network for the run's precision: ``acceleration.policy(network)``.
         **networks: networks of the user's in place of the default ones, by the names in ``networks``; None for those.
 
@@ -78,6 +78,7 @@ class OnPolicyAlgorithm(abc.ABC):
         policy: acts in the env; also explores, where the algorithm does.
         networks: what is learnt, by name; their order is that in the checkpoint.
         loss: module whose parameters the optimiser steps.
+        acting: name of the network in the policy of a collector.
         losses: names of the statistics that the total loss is the sum of; these are what ``on_nan`` reports.
         statistics: names of all that :meth:`minibatch_loss` says, ``losses`` first; their means over the applied
             updates are the metrics ``train/...``.
@@ -88,6 +89,7 @@ class OnPolicyAlgorithm(abc.ABC):
         metric_names: columns that :meth:`measure` adds, so that a misspelt one is found before a run.
     """
 
+    acting: ClassVar[str] = "actor"
     losses: ClassVar[tuple[str, ...]]
 
     policy: nn.Module

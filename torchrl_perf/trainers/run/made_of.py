@@ -140,7 +140,10 @@ def _innermost(env: Any) -> Any:
     while isinstance(inner := getattr(env, "base_env", None), EnvBase):
         env = inner
     if not isinstance(env, EnvBase) and (groups := getattr(env, "groups", None)):
-        return getattr(groups[0], "envs", env)
+        vector_env = getattr(groups[0], "envs", env)
+        singles = getattr(vector_env, "envs", None)  # of one that steps them here
+        has_name = getattr(vector_env, "spec", None) is not None or not singles
+        return vector_env if has_name else singles[0].unwrapped
     return env
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torchrl_perf.trainers.setting_names import nearest_word
+from torchrl_perf.near_names import nearest_word
 
 __all__ = ["known_metrics", "unknown_metric"]
 

@@ -69,9 +69,9 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
         Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
     """
     config = trainer.config
-    env = env_name(config, _env_of(trainer))
+    env, label = _names_of(trainer)
     resumes = run_dir is not None
-    path = Path(run_dir) if resumes else make_run_dir(config, env)
+    path = Path(run_dir) if resumes else make_run_dir(config, env, label)
     if resumes:
         go_on(trainer, path)  # compares the settings with those in the folder, which are overwritten below
     with RunFolder(path, config, env) as folder:
@@ -83,7 +83,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
             loop = RunLoop(trainer, folder, rows, line)
             loop.start()
             result = _run(loop)
-        _draw(path, f"{config.algorithm.upper()} on {env}", result.mean_return)
+        _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
     return result
 
 
@@ -135,6 +135,17 @@ def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
         loop.rescue()
         return False
     return True
+
+
+def _names_of(trainer: Trainer) -> tuple[str, str]:
+    """What the settings of a run call its env, by which it can be made again where it has a name; and its class."""
+    source = getattr(trainer, "source", None)
+    label = "" if source is None else source.label
+    if getattr(trainer, "own_env", False):
+        name = label or env_name(trainer.config, _env_of(trainer))
+        return name, name
+    name = env_name(trainer.config, None)
+    return name, label or name
 
 
 def _env_of(trainer: Trainer) -> Any:

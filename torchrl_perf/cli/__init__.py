@@ -29,7 +29,8 @@ BENCHMARKS = (
     "curves",
     "systems",
 )
-TOOLS = ("syncs", "doctor", "monitor")
+OF_A_RUN = ("evaluate",)
+TOOLS = (*OF_A_RUN, "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
@@ -37,6 +38,7 @@ commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
                       {", ".join(_ALGORITHMS)};
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
+  evaluate RUN        whole episodes of a run's policy: returns, their deviation and interval, lengths
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU

@@ -24,6 +24,7 @@ class HybridPPOConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "hybrid-ppo"
     presets_in: ClassVar[str] = "trainers.hybrid_ppo:HYBRID_PPO_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:HYBRID_PPO"
 
     env: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
         "HybridTarget", "CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"

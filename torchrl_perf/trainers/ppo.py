@@ -34,6 +34,7 @@ class PPOConfig(RunConfig):
 
     algorithm: ClassVar[str] = "ppo"
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PPO"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
 
     env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]

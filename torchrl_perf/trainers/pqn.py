@@ -37,6 +37,7 @@ class PQNConfig(RunConfig):
 
     algorithm: ClassVar[str] = "pqn"
     presets_in: ClassVar[str] = "trainers.pqn:PQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size")
 
     epochs: int = 4

@@ -21,6 +21,7 @@ class DurotaxisConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "durotaxis"
     presets_in: ClassVar[str] = "systems.durotaxis.config:DUROTAXIS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.durotaxis.blueprint:COLONY"
     env_class: ClassVar[str] = "Durotaxis"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,

@@ -26,6 +26,7 @@ class FuelBreaksConfig(DQNConfig):
 
     algorithm: ClassVar[str] = "fuel-breaks"
     presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.fuel_breaks.blueprint:FUEL_BREAKS"
     env_class: ClassVar[str] = "FuelBreaks"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 

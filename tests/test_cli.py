@@ -52,7 +52,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["tain"], "command: expected one of train, bench, evaluate, syncs, doctor, monitor, received tain."),
+            (["tain"], "command: expected one of train, bench, evaluate, play, syncs, doctor, monitor, received tain."),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (

@@ -52,7 +52,10 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["tain"], "command: expected one of train, bench, evaluate, play, syncs, doctor, monitor, received tain."),
+            (
+                ["tain"],
+                "command: expected one of train, bench, evaluate, play, export, compare, plot, syncs, doctor, mon",
+            ),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (

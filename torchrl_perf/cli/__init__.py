@@ -29,7 +29,7 @@ BENCHMARKS = (
     "curves",
     "systems",
 )
-OF_A_RUN = ("evaluate", "play")
+OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
 TOOLS = (*OF_A_RUN, "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
@@ -40,6 +40,9 @@ commands:
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
   evaluate RUN        whole episodes of a run's policy: returns, their deviation and interval, lengths
   play RUN            watch it: a gif, an mp4 or a window
+  export RUN          write it as ONNX and for torch.export, checked against the policy
+  compare RUN RUN...  curves and final returns over seeds: one picture, one table
+  plot RUN            draw the learning curve again
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU

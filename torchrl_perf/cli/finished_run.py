@@ -3,29 +3,31 @@
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from torchrl_perf.run_layout import CHECKPOINTS
 from torchrl_perf.runtime.streams import say
 
-__all__ = ["add_run_arguments", "said", "seed_of", "variant"]
+__all__ = ["add_run_arguments", "folder_of", "said", "seed_of", "variant"]
 
 FRESH_SEEDS = 20_000
 """Added to a run's seed: neither its own envs nor those of the evaluations during the run have such a seed."""
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, *, envs: bool = True) -> None:
     """The run, which of its checkpoints, and where to compute.
 
     Args:
         parser: gets the arguments.
-        seed: whether envs are made.
+        envs: whether envs are made, which have a device and a seed.
     """
     parser.add_argument("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
     parser.add_argument(
         "--checkpoint", choices=("newest", "best"), default="newest", help="which one of a folder (default: newest)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:<number> or auto (default: cpu)")
-    if seed:
+    if envs:
+        parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:<number> or auto (default: cpu)")
         parser.add_argument(
             "--seed",
             type=int,
@@ -36,6 +38,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, seed: bool = True) -> 
 def seed_of(options: argparse.Namespace, config: Any) -> int:
     """The seed of the envs: the one that was asked for, or one that the run has not seen."""
     return config.seed + FRESH_SEEDS if options.seed is None else options.seed
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of a run, of which a path names the folder itself or a checkpoint."""
+    if path.is_dir():
+        return path
+    inside = path.absolute().parent
+    return inside.parent if inside.name == CHECKPOINTS else inside
 
 
 def variant(text: str) -> dict[str, Any]:

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from torchrl_perf.cli.film import show, write_film
-from torchrl_perf.cli.finished_run import add_run_arguments, said, seed_of, variant
-from torchrl_perf.run_layout import CHECKPOINTS
+from torchrl_perf.cli.finished_run import add_run_arguments, folder_of, said, seed_of, variant
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.frames import frames
 from torchrl_perf.trainers.policies import policy_of, read_run
@@ -70,11 +69,3 @@ def play(options: argparse.Namespace) -> int:
     count = write_film(pictures, out, fps=options.fps)
     say(f"{title}: {count} pictures in {out}", sys.stdout)
     return 0
-
-
-def folder_of(path: Path) -> Path:
-    """The folder of a run, of which a path names the folder itself or a checkpoint."""
-    if path.is_dir():
-        return path
-    inside = path.absolute().parent
-    return inside.parent if inside.name == CHECKPOINTS else inside

@@ -52,10 +52,9 @@ def frames(
         with seeded(seed, evaluation.device):
             for _ in range(max_steps):
                 following = collector.collect().get("next")
-                if bool(following.get("done").all()):
-                    episodes -= 1
-                    if not episodes:
-                        return
+                episodes -= bool(following.get("done").all())
+                if episodes == 0:
+                    break
                 yield draw()
     finally:
         evaluation.close()

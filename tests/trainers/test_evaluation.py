@@ -4,17 +4,20 @@ import csv
 import dataclasses
 import math
 
+import gymnasium
 import pytest
 import torch
-from config_runs import KINDS, make
+from config_runs import KINDS, SMALL, make
+from gymnasium.wrappers.vector import ClipReward
 from tensordict.nn import TensorDictModule
 from tiny_runs import TINY, at, newest, rows_of
 from torch import nn
 
 from torchrl_perf.cli import main
+from torchrl_perf.collectors import HostCollector, host_specs
 from torchrl_perf.envs import CartPole, DeviceEnv, MountainCar
 from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_mean, mean
-from torchrl_perf.trainers import PPOTrainer, evaluate_episodes, load_policy, train
+from torchrl_perf.trainers import DQNTrainer, PPOTrainer, evaluate_episodes, load_policy, make_q_policy, train
 from torchrl_perf.trainers.evaluation import Episodes, Evaluation, collector_of, episode_limit
 
 
@@ -190,6 +193,27 @@ class TestDuringARun:
         assert not (tmp_path / "runs").exists()
         trainer.evaluation_env = CartPole(2, device="cpu")
         assert math.isfinite(train(trainer, progress=False).evaluated)
+        second = PPOTrainer(dataclasses.replace(config, seed=1), env=CartPole(8, device="cpu"))
+        second.evaluation_env = trainer.evaluation_env  # it is left open
+        assert math.isfinite(train(second, progress=False).evaluated)
+
+    @pytest.mark.parametrize("wrapped", [False, True])
+    def test_envs_of_gymnasium(self, tmp_path, wrapped):
+        def vector_env(number):
+            envs = gymnasium.make_vec("CartPole-v1", num_envs=number, vectorization_mode="sync", max_episode_steps=20)
+            return ClipReward(envs, max_reward=0.5) if wrapped else envs
+
+        config = KINDS["dqn"].without_task(**{**SMALL["dqn"], **options(tmp_path), "logger": "csv"})
+        policy = make_q_policy(host_specs(envs := vector_env(4)), config)
+        collector = HostCollector(envs, policy, frames_per_batch=16, seed=0)
+        trainer = DQNTrainer(config, collector=collector, policy=policy)
+        if wrapped:
+            with pytest.raises(ValueError, match=r"eval_interval: expected an env of the settings, or "):
+                train(trainer, progress=False)
+            trainer.evaluation_env = vector_env(3)
+        result = train(trainer, progress=False)
+        trainer.close()
+        assert 0 < result.evaluated <= (10 if wrapped else 20)
 
     def test_command_line_and_picture(self, tmp_path, capsys):
         command = ["train", "ppo", "--num-envs", "4", "--num-steps", "8", "--total-steps", "320", "--device", "cpu"]

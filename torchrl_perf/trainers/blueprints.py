@@ -23,6 +23,7 @@ from torchrl_perf.trainers.rainbow import make_rainbow_policy
 from torchrl_perf.trainers.sac import make_sac_actor
 from torchrl_perf.trainers.sac_options import OptionNetworks, task_options
 from torchrl_perf.trainers.spaces import continuous_action, vector_observation
+from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms import OptionState
 
 __all__ = ["Blueprint", "blueprint_of", "make_option_policy", "make_task"]
@@ -43,6 +44,8 @@ def make_task(config: RunConfig, device: torch.device, **arguments: Any) -> EnvB
         ValueError: for a name that is none of them.
         TypeError: for arguments that the class does not have.
     """
+    if not arguments:
+        return make_env(config, device)
     if config.env not in TASKS:
         raise ValueError(unknown_task(config.env))
     return getattr(envs, config.env)(config.num_envs, device=device, **arguments)

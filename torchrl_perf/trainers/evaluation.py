@@ -9,20 +9,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors import DeviceCollector, HostCollector
 from torchrl_perf.metrics.aggregates import bootstrap_interval
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.seeds import seeded
-from torchrl_perf.trainers.blueprints import blueprint_of
+from torchrl_perf.trainers.blueprints import Blueprint, blueprint_of
 from torchrl_perf.trainers.policies import GreedyPolicy
 
-__all__ = ["Episodes", "Evaluation", "episode_limit", "evaluate_episodes", "evaluation_of"]
+__all__ = [
+    "Episodes",
+    "Evaluation",
+    "episode_limit",
+    "evaluate_episodes",
+    "evaluation_of",
+    "gymnasium_arguments",
+    "host_collector",
+    "host_collector_of",
+]
 
 CHUNK = 32  # steps between two looks at whether all episodes have ended
 LONGEST = 1_000  # steps of an episode in an env that has no limit
@@ -107,6 +117,7 @@ class Evaluation:
         seed: of the random numbers.
         max_steps: greatest length of an episode; by default the env's limit, or 1,000 where it has none.
         acceleration: precision of products on CUDA; PyTorch's own flags by default.
+        closes_envs: whether :meth:`close` closes the envs, too.
     """
 
     def __init__(
@@ -117,7 +128,9 @@ class Evaluation:
         seed: int,
         max_steps: int | None = None,
         acceleration: Acceleration | None = None,
+        closes_envs: bool = True,
     ) -> None:
+        self._closes_envs = closes_envs
         self.seed, self._acceleration = seed, acceleration or Acceleration()
         greedy = policy if isinstance(policy, GreedyPolicy) else GreedyPolicy(policy)
         with seeded(seed):
@@ -151,8 +164,8 @@ class Evaluation:
         return self.run().row()
 
     def close(self) -> None:
-        """Releases the graph and the envs."""
-        self.collector.shutdown()
+        """Releases the graph, and the envs where they are its own."""
+        self.collector.shutdown(close_env=self._closes_envs)
 
 
 class _Tally:
@@ -209,6 +222,53 @@ def collector_of(env: EnvBase, mode: str = "eager", *, steps: int = CHUNK) -> Ma
     return make
 
 
+def host_collector_of(
+    name: str, rows: int, *, seed: int, device: torch.device, steps: int = CHUNK, **arguments: Any
+) -> MakeCollector:
+    """The same for envs of Gymnasium, which step on the CPU.
+
+    Args:
+        name: their id.
+        rows: E.
+        seed: of the envs.
+        device: of the policy.
+        steps: T of the batches.
+        **arguments: of ``gymnasium.make``.
+    """
+
+    def make(policy: nn.Module) -> HostCollector:
+        envs = gymnasium.make_vec(name, num_envs=rows, vectorization_mode="sync", **arguments)
+        return host_collector(envs, seed=seed, device=device, steps=steps)(policy)
+
+    return make
+
+
+def host_collector(
+    envs: gymnasium.vector.VectorEnv, *, seed: int, device: torch.device, steps: int = CHUNK
+) -> MakeCollector:
+    """The same for a vector env.
+
+    Args:
+        envs: of E envs.
+        seed: of the envs.
+        device: of the policy.
+        steps: T of the batches.
+    """
+
+    def make(policy: nn.Module) -> HostCollector:
+        acting: Any = policy
+        frames = envs.num_envs * steps
+        return HostCollector(envs, acting, frames_per_batch=frames, device=device, mode="eager", seed=seed)
+
+    return make
+
+
+def gymnasium_arguments(spec: Any) -> dict[str, Any]:
+    """What a vector env of Gymnasium was made with beside its size, from its ``spec``."""
+    own = ("num_envs", "vectorization_mode", "vector_kwargs")
+    return {name: value for name, value in dict(spec.kwargs).items() if name not in own}
+
+
 def evaluate_episodes(
     policy: nn.Module, env: EnvBase, *, seed: int = 0, max_steps: int | None = None, mode: str = "auto"
 ) -> Episodes:
@@ -249,15 +309,43 @@ def evaluation_of(trainer: Any) -> Any:
     blueprint = blueprint_of(config)
     if blueprint.evaluation is not None:
         return blueprint.evaluation(trainer)
-    seed, env = config.seed + OTHER_SEEDS, trainer.evaluation_env
-    if env is None and trainer.own_env:
+    seed = config.seed + OTHER_SEEDS
+    make = _own_collector(trainer, seed) or _made_collector(trainer, blueprint, seed)
+    own = trainer.evaluation_env is None  # a later run may want the one that was given
+    return Evaluation(make, trainer.policy, seed=seed, acceleration=trainer.acceleration, closes_envs=own)
+
+
+def _own_collector(trainer: Any, seed: int) -> MakeCollector | None:
+    """Of the env that was given for evaluations, or of Gymnasium's like those that the trainer collects in."""
+    env, spec = trainer.evaluation_env, _gymnasium_spec(trainer)
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return host_collector(env, seed=seed, device=trainer.device)
+    if env is not None:
+        return collector_of(env, "auto" if trainer.mode == "graph" else "eager")
+    if spec is None:
+        return None
+    arguments = gymnasium_arguments(spec)
+    return host_collector_of(spec.id, trainer.config.eval_episodes, seed=seed, device=trainer.device, **arguments)
+
+
+def _made_collector(trainer: Any, blueprint: Blueprint, seed: int) -> MakeCollector:
+    """Of an env that the settings make."""
+    if trainer.own_env:
         raise ValueError(
             f"eval_interval: expected an env of the settings, or trainer.evaluation_env, received a "
             f"{type(trainer).__name__} whose env came from Python. Remedy: trainer.evaluation_env = another env of the "
             "same kind, with a row for each episode; or eval_interval=0."
         )
-    if env is None:
-        with seeded(seed, trainer.device):
-            env = blueprint.env(config.for_rows(config.eval_episodes), trainer.device)
-    make = collector_of(env, "auto" if trainer.mode == "graph" else "eager")
-    return Evaluation(make, trainer.policy, seed=seed, acceleration=trainer.acceleration)
+    with seeded(seed, trainer.device):
+        env = blueprint.env(trainer.config.for_rows(trainer.config.eval_episodes), trainer.device)
+    return collector_of(env, "auto" if trainer.mode == "graph" else "eager")
+
+
+def _gymnasium_spec(trainer: Any) -> Any:
+    """What Gymnasium made the envs of a trainer's collector from; None for other envs, and below wrappers."""
+    if not isinstance(trainer.collector, HostCollector):
+        return None
+    envs = trainer.collector.groups[0].envs
+    spec = None if isinstance(envs, gymnasium.vector.VectorWrapper) else envs.spec
+    # a wrapper changes what is observed or rewarded, and only who has put it there can do so again
+    return None if spec is None or spec.additional_wrappers or spec.id not in gymnasium.registry else spec

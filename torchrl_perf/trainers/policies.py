@@ -91,6 +91,7 @@ class SavedRun:
     Attributes:
         config: settings of the run.
         specs: of one row of its env.
+        plain_specs: the same as plain values.
         env: name of its env.
         given: whether the env came from Python, and not from the settings.
         arguments: of the env's constructor, as far as it keeps them.
@@ -118,7 +119,8 @@ class SavedRun:
         kind: type[RunConfig] = entry_of(algorithm).load("config")
         self.path, self.state, self.device = path, state, device
         self.config = kind.from_dict(settings)
-        self.specs = SavedSpecs(env["plain_specs"], device)
+        self.plain_specs: dict[str, Any] = env["plain_specs"]
+        self.specs = SavedSpecs(self.plain_specs, device)
         self.env, self.given = env.get("name", self.config.env), bool(env.get("given"))
         self.arguments: Mapping[str, Any] = env.get("arguments", {})
         self.networks: Mapping[str, Mapping[str, str]] = made_of.get("networks", {})

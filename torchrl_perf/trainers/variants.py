@@ -11,8 +11,9 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import HostCollector
 from torchrl_perf.runtime.seeds import seeded
-from torchrl_perf.trainers.evaluation import CHUNK, MakeCollector, collector_of
+from torchrl_perf.trainers.evaluation import CHUNK, MakeCollector, collector_of, host_collector_of
 from torchrl_perf.trainers.policies import SavedRun
+from torchrl_perf.trainers.run.saved_specs import plain_specs
 
 __all__ = ["collector_for", "env_for", "gymnasium_id"]
 
@@ -44,25 +45,26 @@ def collector_for(
         env = env_for(run, rows, seed=seed, changes=changes)
         return collector_of(env, "auto" if run.device.type == "cuda" else "eager", steps=steps)
     arguments = {**_kept_arguments(run), **dict(changes or {}), **rendering}
+    make = host_collector_of(name, rows, seed=seed, device=run.device, steps=steps, **arguments)
 
-    def make(policy: nn.Module) -> HostCollector:
+    def checked(policy: nn.Module) -> HostCollector:
         try:
-            envs = gymnasium.make_vec(name, num_envs=rows, vectorization_mode="sync", **arguments)
+            collector = make(policy)
         except TypeError as error:
             raise ValueError(
                 f"variant: expected arguments of {name}, received {dict(changes or {})} ({error}). Remedy: names that "
                 "its page in Gymnasium's documentation lists."
             ) from None
-        return HostCollector(
-            envs,
-            policy,  # pyright: ignore[reportArgumentType]
-            frames_per_batch=rows * steps,
-            device=run.device,
-            mode="eager",
-            seed=seed,
-        )
+        if (received := plain_specs(collector.specs)) != run.plain_specs:
+            collector.shutdown()
+            raise ValueError(
+                f"{run.path}: expected the observations and actions of {name} to be those of the run, "
+                f"{run.plain_specs}, received {received}: the run had wrappers around it. Remedy: from Python, "
+                "evaluate_episodes or Evaluation(host_collector(envs, ...), ...) with the same ones."
+            )
+        return collector
 
-    return make
+    return checked
 
 
 def env_for(run: SavedRun, rows: int, *, seed: int, changes: Mapping[str, Any] | None = None) -> EnvBase:
@@ -102,8 +104,6 @@ def env_for(run: SavedRun, rows: int, *, seed: int, changes: Mapping[str, Any] |
 
 def gymnasium_id(run: SavedRun) -> str | None:
     """The id of the Gymnasium env that a run was made on; None for other envs."""
-    if not run.given:
-        return None
     # the folder of a run carries ALE/Pong-v5 as ALE-Pong-v5
     known = {spec.replace("/", "-"): spec for spec in gymnasium.registry}
     return known.get(run.env)

@@ -256,8 +256,9 @@ class Checkpointed:
 
     Attributes:
         train_state: everything that changes between two iterations.
-        evaluation_env: an env ``[E]`` for the evaluations during a run. The settings give one where they gave the env
-            itself; set it before :func:`~torchrl_perf.trainers.run.run.train` for an env that came from Python.
+        evaluation_env: an env ``[E]`` for the evaluations during a run, or a vector env of Gymnasium. The settings give
+            one where they gave the env itself, and so does the id of Gymnasium's envs without wrappers; set it before
+            :func:`~torchrl_perf.trainers.run.run.train` for others that came from Python.
     """
 
     train_state: TrainState

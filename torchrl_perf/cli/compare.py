@@ -5,12 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.curves import curve_of, groups_of, logged_run, metric_of
 from torchrl_perf.cli.finished_run import said
-from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_mean, mean
-from torchrl_perf.metrics.comparison import save_comparison
-from torchrl_perf.runtime.files import write_text
-from torchrl_perf.runtime.streams import say
 
 __all__ = ["main"]
 
@@ -54,6 +49,11 @@ def parser() -> argparse.ArgumentParser:
 
 def compare(options: argparse.Namespace) -> int:
     """Draw the picture, and write and print the table."""
+    from torchrl_perf.cli.curves import curve_of, groups_of, logged_run, metric_of
+    from torchrl_perf.metrics.comparison import save_comparison
+    from torchrl_perf.runtime.files import write_text
+    from torchrl_perf.runtime.streams import say
+
     if options.out.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"out: expected a name that ends in .png, .pdf or .svg, received {options.out}. Remedy: .png.")
     runs = [logged_run(path) for path in options.runs]
@@ -71,6 +71,8 @@ def compare(options: argparse.Namespace) -> int:
 
 def row_of(name: str, values: list[float]) -> tuple[str, ...]:
     """A line of the table, as text."""
+    from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_mean, mean
+
     low, high = bootstrap_interval(values, interquartile_mean)
     interval = "needs two seeds" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
     each = ", ".join(f"{value:.1f}" for value in values)

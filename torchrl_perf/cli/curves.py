@@ -1,4 +1,4 @@
-"""The logged rows of finished runs, for pictures of them; loads no torch."""
+"""The logged rows of runs, for pictures of them."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,15 +1,16 @@
 """``torchrl-perf evaluate``: what the policy of a run is worth, in its own task and in variants of it."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrl_perf.cli.finished_run import add_run_arguments, said, seed_of, variant
-from torchrl_perf.runtime.streams import say
-from torchrl_perf.trainers.evaluation import Episodes, Evaluation
-from torchrl_perf.trainers.policies import policy_of, read_run
-from torchrl_perf.trainers.variants import collector_for
+
+if TYPE_CHECKING:
+    from torchrl_perf.trainers.evaluation import Episodes
 
 __all__ = ["main"]
 
@@ -55,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate the task and its variants, and print a table."""
+    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.trainers.evaluation import Evaluation
+    from torchrl_perf.trainers.policies import policy_of, read_run
+    from torchrl_perf.trainers.variants import collector_for
+
     for name in ("episodes", "max_steps"):
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 from torchrl_perf.cli.finished_run import add_run_arguments, folder_of, said
-from torchrl_perf.runtime.streams import say
-from torchrl_perf.trainers.export import ROWS, export_policy
-from torchrl_perf.trainers.policies import policy_of, read_run
 
 __all__ = ["main"]
+
+ROWS = 1_000
 
 
 def main(argv: list[str]) -> int:
@@ -43,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
 
 def export(options: argparse.Namespace) -> int:
     """Write the files."""
+    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.trainers.export import export_policy
+    from torchrl_perf.trainers.policies import policy_of, read_run
+
     if options.rows < 1:
         raise ValueError(f"rows: expected a positive integer, received {options.rows}. Remedy: rows={ROWS}.")
     folder = options.out or folder_of(Path(options.run))

@@ -1,4 +1,7 @@
-"""What the commands for a finished run share: the arguments that name it, variants of its env, errors as sentences."""
+"""What the commands for a finished run share: the arguments that name it, variants of its env, errors as sentences.
+
+These commands load torch where they begin to work: ``--help`` does not wait for it.
+"""
 
 import argparse
 import json
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_perf.run_layout import CHECKPOINTS
-from torchrl_perf.runtime.streams import say
 
 __all__ = ["add_run_arguments", "folder_of", "said", "seed_of", "variant"]
 
@@ -78,5 +80,7 @@ def said(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except (ValueError, OSError, ImportError) as error:
+        from torchrl_perf.runtime.streams import say
+
         say(f"torchrl-perf {command}: {error}")
         return 1

@@ -4,11 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.film import show, write_film
 from torchrl_perf.cli.finished_run import add_run_arguments, folder_of, said, seed_of, variant
-from torchrl_perf.runtime.streams import say
-from torchrl_perf.trainers.frames import frames
-from torchrl_perf.trainers.policies import policy_of, read_run
 
 __all__ = ["main"]
 
@@ -46,6 +42,11 @@ def parser() -> argparse.ArgumentParser:
 
 def play(options: argparse.Namespace) -> int:
     """Draw the episodes."""
+    from torchrl_perf.cli.film import show, write_film
+    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.trainers.frames import frames
+    from torchrl_perf.trainers.policies import policy_of, read_run
+
     for name in ("episodes", "max_steps", "fps", "height"):
         if getattr(options, name) < 1:
             raise ValueError(

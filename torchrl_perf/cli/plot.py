@@ -4,13 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.curves import curve_of, logged_run
 from torchrl_perf.cli.finished_run import said
-from torchrl_perf.metrics.plot import RETURN_COLUMN, save_learning_curve
 from torchrl_perf.run_layout import PROGRESS
-from torchrl_perf.runtime.streams import say
 
 __all__ = ["main"]
+
+RETURN_COLUMN = "episode/mean_return"
 
 
 def main(argv: list[str]) -> int:
@@ -40,6 +39,10 @@ def parser() -> argparse.ArgumentParser:
 
 def plot(options: argparse.Namespace) -> int:
     """Draw the picture."""
+    from torchrl_perf.cli.curves import curve_of, logged_run
+    from torchrl_perf.metrics.plot import save_learning_curve
+    from torchrl_perf.runtime.streams import say
+
     run = logged_run(options.run)
     curve_of(run, options.metric)  # whether there is anything to draw
     title = f"{str(run.settings.get('algorithm', 'run')).upper()} on {run.settings.get('env', '?')}"

@@ -23,7 +23,8 @@ def known_metrics(trainer: Any) -> list[str]:
     names = [*getattr(trainer.metrics, "names", ()), *EVERY, *LOOP]
     names += [f"train/{name}" for name in getattr(trainer, "statistics", ())]
     names += getattr(trainer, "metric_names", ())
-    names += [trainer.config.evaluated_by, *EVALUATION] if trainer.config.eval_interval else []
+    config = getattr(trainer, "config", None)
+    names += [config.evaluated_by, *EVALUATION] if getattr(config, "eval_interval", 0) else []
     names += [f"episode/{outcome}" for outcome in getattr(trainer.env, "outcomes", ())[1:]]
     return list(dict.fromkeys(names))
 

@@ -45,6 +45,17 @@ class TestCommands:
         assert "train ppo" in text
         assert "ppo, gae, collector, replay, offpolicy, host" in text
 
+    @pytest.mark.parametrize("command", ["evaluate", "play", "export", "compare", "plot"])
+    def test_help_of_a_command_for_a_run_does_not_wait_for_torch(self, command):
+        code = (
+            "import sys\nfrom torchrl_perf.cli import main\ntry:\n"
+            f"    main([{command!r}, '--help'])\nexcept SystemExit as ended:\n"
+            "    sys.exit(ended.code or int('torch' in sys.modules))"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert f"usage: torchrl-perf {command}" in ended.stdout
+
     def test_version(self, capsys):
         assert main(["--version"]) == 0
         assert capsys.readouterr().out == f"torchrl_perf {torchrl_perf.__version__}\n"
@@ -52,7 +63,10 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["tain"], "command: expected one of train, bench, envs, syncs, doctor, monitor, received tain."),
+            (
+                ["tain"],
+                "command: expected one of train, bench, evaluate, play, export, compare, plot, envs, syncs, doctor",
+            ),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (

@@ -180,6 +180,8 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "checkpoint_interval": (2, {"keep_checkpoints": 10}, left_behind),
     "keep_checkpoints": (2, {"checkpoint_interval": 1}, left_behind),
     "best_metric": ("", {"checkpoint_interval": 1, "log_interval": 1}, left_behind),
+    "eval_interval": (4, {"eval_episodes": 2}, left_behind),
+    "eval_episodes": (3, {"eval_interval": 10}, partial(last_row, "eval/return_deviation")),
     "stop_return": (-1e9, {"log_interval": 1}, left_behind),
     "device": ("cuda", {}, place),
     "mode": ("compile", {}, compilations),

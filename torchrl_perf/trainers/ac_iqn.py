@@ -33,6 +33,7 @@ class ACIQNConfig(DeterministicConfig):
 
     algorithm: ClassVar[str] = "ac-iqn"
     presets_in: ClassVar[str] = "trainers.ac_iqn:AC_IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:AC_IQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
 
     not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)

@@ -1,5 +1,6 @@
 """Settings of a run that all algorithms share."""
 
+import copy
 import dataclasses
 import importlib
 import re
@@ -49,6 +50,8 @@ class RunConfig:
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
         presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf``.
         work_of_step: kernels of one step of envs and policy, in those of CartPole's, about 60.
+        blueprint_in: where its :class:`~torchrl_perf.trainers.blueprints.Blueprint` is, in the same way.
+        evaluated_by: metric of an evaluation that says how good a policy is.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
         not_taken: fields of a base class that have no meaning here, and have to keep their defaults.
 
@@ -60,6 +63,8 @@ class RunConfig:
     env_class: ClassVar[str] = ""
     presets_in: ClassVar[str] = ""
     work_of_step: ClassVar[int] = 1
+    blueprint_in: ClassVar[str] = ""
+    evaluated_by: ClassVar[str] = "eval/mean_return"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed", "env_args")
     not_taken: ClassVar[tuple[str, ...]] = ()
 
@@ -102,7 +107,13 @@ class RunConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept; the best one is kept beside them."""
     best_metric: str = "episode/mean_return"
-    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
+    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none. Where
+    eval_interval is set, evaluations take the place of the default."""
+    eval_interval: int = 0
+    """Iterations between two evaluations of the policy: whole episodes without exploration, in envs of their own with
+    other seeds; 0 makes none. The last iteration is evaluated too."""
+    eval_episodes: int = 32
+    """Envs of an evaluation, each for one episode."""
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     """After a loss, gradient, observation or reward that is not finite: stop the run, go on without that update, or go
     back to the last state that was good, with other random numbers."""
@@ -159,7 +170,10 @@ class RunConfig:
         """Note what is wrong with the values of this class's fields."""
         checks.each(("num_envs", "num_steps", "total_steps", "log_interval"), is_count, "a positive integer")
         checks.each(("keep_checkpoints", "schedule_steps"), is_count, "a positive integer")
-        checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("eval_episodes",), is_count, "a positive integer")
+        checks.each(
+            ("checkpoint_interval", "gc_interval", "eval_interval"), lambda value: value >= 0, "0 or a positive integer"
+        )
         checks.each(("gamma",), is_share, "a number in [0, 1]")
         checks.each(("adam_beta1", "adam_beta2"), lambda value: 0 <= value < 1, "a number in [0, 1)")
         checks.each(("adam_eps", "weight_decay"), lambda value: value >= 0, "a number of at least 0")
@@ -313,10 +327,26 @@ class RunConfig:
         cls._check(config, checks)
         return checks.problems()
 
+    def for_rows(self, num_envs: int) -> Self:
+        """These settings with another number of envs, to make an env of; what depends on the batch is not checked.
+
+        Args:
+            num_envs: N.
+        """
+        changed = copy.copy(self)
+        object.__setattr__(changed, "num_envs", num_envs)
+        return changed
+
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:
         """Fields that a run with these settings cannot change when it goes on."""
         return self.fixed_by_checkpoint
+
+    @property
+    def best_by(self) -> str:
+        """The metric that marks the best checkpoint: ``best_metric``, or where that is the default, evaluations."""
+        default = next(field.default for field in dataclasses.fields(self) if field.name == "best_metric")
+        return self.evaluated_by if self.eval_interval and self.best_metric == default else self.best_metric
 
     @property
     def batch_size(self) -> int:

@@ -65,6 +65,7 @@ class IQNConfig(QuantileConfig):
 
     algorithm: ClassVar[str] = "iqn"
     presets_in: ClassVar[str] = "trainers.iqn:IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:QUANTILES"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_cosines")
 
     num_taus: int = 8
@@ -92,6 +93,7 @@ class QRDQNConfig(QuantileConfig):
 
     algorithm: ClassVar[str] = "qr-dqn"
     presets_in: ClassVar[str] = "trainers.iqn:QR_DQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:QUANTILES"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_quantiles")
 
     num_quantiles: int = 32

@@ -36,6 +36,7 @@ class PPOConfig(CriticNetworkSettings, RunConfig):
 
     algorithm: ClassVar[str] = "ppo"
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PPO"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "activation"),

@@ -39,6 +39,7 @@ class PQNConfig(NetworkSettings, RunConfig):
 
     algorithm: ClassVar[str] = "pqn"
     presets_in: ClassVar[str] = "trainers.pqn:PQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "hidden_sizes", "activation", "layer_norm"),

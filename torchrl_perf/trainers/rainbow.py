@@ -48,6 +48,7 @@ class RainbowConfig(ValueConfig):
 
     algorithm: ClassVar[str] = "rainbow"
     presets_in: ClassVar[str] = "trainers.rainbow:RAINBOW_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:RAINBOW"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ValueConfig.fixed_by_checkpoint,
         "noisy",

@@ -45,6 +45,7 @@ class SACConfig(ActorCriticConfig):
 
     algorithm: ClassVar[str] = "sac"
     presets_in: ClassVar[str] = "trainers.sac:SAC_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:SAC"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ActorCriticConfig.fixed_by_checkpoint,
         "num_critics",

@@ -62,6 +62,7 @@ class SACOptionsConfig(SACConfig):
 
     algorithm: ClassVar[str] = "sac-options"
     presets_in: ClassVar[str] = "trainers.sac_options:SAC_OPTIONS_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:SAC_OPTIONS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
     not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
 

@@ -22,6 +22,7 @@ class DurotaxisConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "durotaxis"
     presets_in: ClassVar[str] = "systems.durotaxis.config:DUROTAXIS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.durotaxis.blueprint:COLONY"
     env_class: ClassVar[str] = "Durotaxis"
     work_of_step: ClassVar[int] = 12
     not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS

@@ -27,6 +27,7 @@ class FuelBreaksConfig(DQNConfig):
 
     algorithm: ClassVar[str] = "fuel-breaks"
     presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.fuel_breaks.blueprint:FUEL_BREAKS"
     env_class: ClassVar[str] = "FuelBreaks"
     work_of_step: ClassVar[int] = 4
     not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS

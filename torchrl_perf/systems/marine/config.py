@@ -171,6 +171,7 @@ class MarineDQNConfig(MarineSettings, DQNConfig):
 
     algorithm: ClassVar[str] = "marine-dqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "dqn"
 
 
@@ -184,6 +185,7 @@ class MarineIQNConfig(MarineSettings, IQNConfig):
 
     algorithm: ClassVar[str] = "marine-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "iqn"
 
 
@@ -197,6 +199,7 @@ class MarineRainbowConfig(MarineSettings, RainbowConfig):
 
     algorithm: ClassVar[str] = "marine-rainbow"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_RAINBOW_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "rainbow"
 
 
@@ -210,6 +213,7 @@ class MarineDDPGConfig(MarineSettings, DDPGConfig):
 
     algorithm: ClassVar[str] = "marine-ddpg"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DDPG_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:DDPG"
     agent: Agent = "ddpg"
 
 
@@ -223,6 +227,7 @@ class MarineACIQNConfig(MarineSettings, ACIQNConfig):
 
     algorithm: ClassVar[str] = "marine-ac-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_ACIQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:AC_IQN"
     agent: Agent = "ac-iqn"
 
 
@@ -236,6 +241,7 @@ class MarineSACConfig(MarineSettings, SACConfig):
 
     algorithm: ClassVar[str] = "marine-sac"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_SAC_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:SAC"
     agent: Agent = "sac"
 
 

@@ -429,6 +429,7 @@ class OffPolicyTrainer(Checkpointed):
         counters = ("iterations_done", "_fill_left", "_iteration", "frames", "updates", "_first_bad")
         return TrainState(
             made_by=self.config.algorithm,
+            settings=self.config.card(),
             made_of=describe(self.env or self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=Attributes(self, counters),

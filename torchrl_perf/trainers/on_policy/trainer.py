@@ -368,6 +368,7 @@ class OnPolicyTrainer(Checkpointed):
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad"))
         return TrainState(
             made_by=self.config.algorithm,
+            settings=self.config.card(),
             made_of=describe(self.env if self.env is not None else self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=ChainMap(counters, self.algorithm.schedules),

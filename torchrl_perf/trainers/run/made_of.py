@@ -16,6 +16,7 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.run.saved_specs import plain_specs
 
 __all__ = ["check_made_of", "describe", "describe_env", "describe_networks", "env_name", "same_specs"]
 
@@ -49,7 +50,8 @@ def describe(env: Any, parts: Mapping[str, Any], *, own_env: bool) -> dict[str, 
 def describe_env(env: Any, *, given: bool) -> dict[str, Any]:
     """Class, transforms, specs and arguments of an env; empty for None.
 
-    Arguments are those of the constructor that the env keeps under their names, with or without an underscore.
+    The specs are there as text, which is compared, and as the plain values that networks can be made from. Arguments
+    are those of the constructor that the env keeps under their names, with or without an underscore.
 
     Args:
         env: a TorchRL env or a collector.
@@ -65,6 +67,7 @@ def describe_env(env: Any, *, given: bool) -> dict[str, Any]:
         "transforms": [_transform(each) for each in _transforms(env)],
         "specs": _specs(env),
         "arguments": dict(sorted(_arguments(inner).items())),
+        "plain_specs": plain_specs(env if isinstance(env, EnvBase) else getattr(env, "specs", None)),
     }
 
 

@@ -12,6 +12,7 @@ from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.evaluation import evaluation_of
 from torchrl_perf.trainers.run.files import RunFolder, RunFolderError, card, make_run_dir
 from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run.made_of import env_name
@@ -42,16 +43,22 @@ class RunResult:
     """0; 128 + the number of the signal that stopped the run; 1 if its last state could not be saved."""
     problem: str = ""
     """Why the last state could not be saved."""
+    evaluated: float = math.nan
+    """The last evaluation, by default the mean return of its episodes; NaN without one."""
 
     def __str__(self) -> str:
+        evaluated = f", evaluated {self.evaluated:.1f}" if math.isfinite(self.evaluated) else ""
         return (
             f"{self.steps} steps in {self.seconds:.1f} s ({self.steps_per_second:,.0f} steps/s), mean return of the "
-            f"last 100 episodes {self.mean_return:.1f}, saved in {self.run_dir}"
+            f"last 100 episodes {self.mean_return:.1f}{evaluated}, saved in {self.run_dir}"
         )
 
 
 def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> RunResult:
     """Runs ``trainer`` to the end of its configuration, its stop return, a signal, or a number that is not finite.
+
+    With ``eval_interval`` the policy is evaluated in envs of its own; see
+    :class:`~torchrl_perf.trainers.evaluation.Evaluation`.
 
     Metrics cross to the host in one copy every ``log_interval`` iterations, read while the next iteration runs. Ctrl-C
     and SIGTERM finish the iteration, write a checkpoint and close the loggers; the result's ``exit_code`` says so. A
@@ -65,11 +72,21 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
 
     Raises:
         RunFolderError: an OSError, before anything is run, if the folder cannot be used.
+        ValueError: before anything is written, if evaluations are wanted and there is no env for them.
         TrainingDivergedError: naming the number that was not finite, after the loggers are closed.
         Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
     """
-    config = trainer.config
-    env, label = _names_of(trainer)
+    names = _names_of(trainer)
+    evaluation = evaluation_of(trainer)
+    with nullcontext() if evaluation is None else closing(evaluation):
+        return _train(trainer, run_dir, names, evaluation, progress)
+
+
+def _train(
+    trainer: Trainer, run_dir: str | os.PathLike[str] | None, names: tuple[str, str], evaluation: Any, progress: bool
+) -> RunResult:
+    """The run, in its folder."""
+    config, (env, label) = trainer.config, names
     resumes = run_dir is not None
     path = Path(run_dir) if resumes else make_run_dir(config, env, label)
     if resumes:
@@ -80,7 +97,7 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
             if resumes:
                 rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
             trainer.metrics.logger = rows
-            loop = RunLoop(trainer, folder, rows, line)
+            loop = RunLoop(trainer, folder, rows, line, evaluation)
             loop.start()
             result = _run(loop)
         _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
@@ -117,6 +134,7 @@ def _run(loop: RunLoop) -> RunResult:
         solved=loop.solved,
         exit_code=1 if loop.problem else exit_code,
         problem=loop.problem,
+        evaluated=loop.evaluated,
     )
 
 

@@ -91,7 +91,7 @@ class TestGymnasium:
         assert found[0]["returns"] == [float(length) for length in found[0]["lengths"]]
         assert evaluated(capsys, run, "--episodes", "3")["tasks"] == found[:1]
         assert main(["evaluate", str(run), "--variant", "gravity=3"]) == 1
-        assert "expected arguments of CartPole-v1, received {'gravity': 3}" in capsys.readouterr().err
+        assert "variant: expected arguments of CartPole-v1, received gravity=3 (" in capsys.readouterr().err
 
 
 class TestRefusals:
@@ -101,7 +101,7 @@ class TestRefusals:
             (["--episodes", "0"], "episodes: expected a positive integer, received 0. Remedy:"),
             (
                 ["--variant", "gravity=3"],
-                "settings of the run's world (none) or arguments of CartPole, received",
+                "variant: expected arguments of CartPole, received gravity=3 (expected arguments of CartPole(",
             ),
             (["--checkpoint", "best", "--device", "tpu"], "device: expected 'auto', 'cpu', 'cuda'"),
         ],

@@ -18,7 +18,8 @@ from torchrl_perf.collectors import HostCollector, host_specs
 from torchrl_perf.envs import CartPole, DeviceEnv, MountainCar
 from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_mean, mean
 from torchrl_perf.trainers import DQNTrainer, PPOTrainer, evaluate_episodes, load_policy, make_q_policy, train
-from torchrl_perf.trainers.evaluation import Episodes, Evaluation, collector_of, episode_limit
+from torchrl_perf.trainers.evaluation import Episodes, Evaluation, episode_limit
+from torchrl_perf.trainers.sources import given_source
 
 
 class Countdown(DeviceEnv):
@@ -77,7 +78,7 @@ class TestEpisodes:
     def test_leaves_the_random_numbers_alone_and_repeats_itself(self):
         env = MountainCar(4, device="cpu")
         before = torch.get_rng_state()
-        evaluation = Evaluation(collector_of(env), _idle(), seed=5)
+        evaluation = Evaluation(given_source(env, torch.device("cpu")), _idle(), seed=5)
         first = evaluation.run()
         assert first == evaluation.run()
         assert torch.equal(torch.get_rng_state(), before)

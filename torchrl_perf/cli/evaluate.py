@@ -59,7 +59,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from torchrl_perf.runtime.streams import say
     from torchrl_perf.trainers.evaluation import Evaluation
     from torchrl_perf.trainers.policies import policy_of, read_run
-    from torchrl_perf.trainers.variants import collector_for
+    from torchrl_perf.trainers.variants import source_for
 
     for name in ("episodes", "max_steps"):
         value = getattr(options, name)
@@ -70,8 +70,9 @@ def evaluate(options: argparse.Namespace) -> int:
     found: list[tuple[dict[str, Any], Episodes]] = []
     for changes in ({}, *options.variant):
         seed = seed_of(options, run.config)
-        make = collector_for(run, options.episodes, seed=seed, changes=changes)
-        evaluation = Evaluation(make, policy, seed=seed, max_steps=options.max_steps, acceleration=policy.acceleration)
+        source = source_for(run, options.episodes, seed=seed, changes=changes)
+        limits: dict[str, Any] = {"max_steps": options.max_steps, "acceleration": policy.acceleration}
+        evaluation = Evaluation(source, policy, seed=seed, **limits)
         try:
             found.append((changes, evaluation.run()))
         finally:

@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase, SerialEnv
 from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.near_names import nearest_word
 
-__all__ = ["FrameStacks", "Made", "Where", "check_arguments", "made_by"]
+__all__ = ["FrameStacks", "Made", "Where", "check_arguments", "made_by", "takes"]
 
 Where = Callable[[], torch.device]
 GIVEN = ("num_envs", "device", "batch_size")
@@ -30,6 +30,8 @@ class FrameStacks(NamedTuple):
     """Observations ``[N, frames, H, W]``."""
     frames: int
     """Frames of a stack, the newest last; a replay buffer stores that one alone."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated."""
 
 
 class Made(NamedTuple):
@@ -45,6 +47,8 @@ class Made(NamedTuple):
     """Name of the class, for folders."""
     frames: int = 1
     """Frames of an observation that is a stack of them."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated, where the envs do not say it themselves."""
 
 
 def made_by(maker: Any, num_envs: int, *, device: Where, arguments: Mapping[str, Any]) -> Made:
@@ -64,7 +68,7 @@ def made_by(maker: Any, num_envs: int, *, device: Where, arguments: Mapping[str,
     if not callable(maker):
         raise ValueError(f"env: expected {KINDS}, received {maker!r}. Remedy: {_remedy(type(maker))}")
     limit = arguments.get(LIMIT) if inspect.isclass(maker) and issubclass(maker, gymnasium.Env) else None
-    if limit is not None and not _takes(maker, LIMIT):
+    if limit is not None and not takes(maker, LIMIT):
         inner = partial(maker, **_checked(maker, {key: arguments[key] for key in arguments if key != LIMIT}))
         return Made(single=partial(_limited, inner, int(limit)), label=maker.__name__)
     arguments = _checked(maker, arguments)
@@ -104,7 +108,8 @@ def _told_by(result: Any, again: Callable[[], Any], num_envs: int, maker: Any) -
     label = getattr(maker, "__name__", type(maker).__name__)
     if isinstance(result, FrameStacks):
         result.envs.close()
-        return Made(vector=_resized(lambda **size: again(**size).envs, maker), label=label, frames=result.frames)
+        told = {"frames": result.frames, "max_episode_steps": result.max_episode_steps}
+        return Made(vector=_resized(lambda **size: again(**size).envs, maker), label=label, **told)
     if isinstance(result, VectorEnv):
         result.close()
         return Made(vector=_resized(again, maker), label=_class_of(result, label))
@@ -127,7 +132,7 @@ def _told_by(result: Any, again: Callable[[], Any], num_envs: int, maker: Any) -
 
 def _resized(again: Callable[..., Any], maker: Any) -> Callable[[int], VectorEnv]:
     """Makes vector envs of a number of envs; of one without ``num_envs`` always the same number."""
-    return (lambda number: again(num_envs=number)) if _takes(maker, "num_envs") else lambda number: again()
+    return (lambda number: again(num_envs=number)) if takes(maker, "num_envs") else lambda number: again()
 
 
 def _sized(maker: Any, arguments: Mapping[str, Any]) -> Callable[[int], VectorEnv]:
@@ -153,7 +158,8 @@ def _given(maker: Any, num_envs: int, device: Where) -> dict[str, Any]:
     return found
 
 
-def _takes(maker: Any, argument: str) -> bool:
+def takes(maker: Any, argument: str) -> bool:
+    """Whether a class or function has a parameter of this name."""
     return argument in _parameters(maker)
 
 

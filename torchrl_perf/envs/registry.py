@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -26,6 +27,7 @@ ENTRY_POINTS = "torchrl_perf.envs"
 """Group of entry points by which other packages offer envs: ``name = "module:class or function"``."""
 VERSIONED = re.compile(r"^[\w./:-]+-v\d+$")
 STACKED = 4  # frames of an observation of an Atari game
+FRAMES = ("frameskip", "max_num_frames_per_episode")
 INSTALL = {
     "mujoco": "pip install 'torchrl_perf[mujoco]'",
     "ale_py": "pip install 'torchrl_perf[atari]'",
@@ -185,6 +187,30 @@ def make(name: str, num_envs: int, *, device: Where, arguments: Mapping[str, Any
     return made if ":" in name and not name.startswith(("gym:", "vmas:")) else made._replace(label=_label(name))
 
 
+def fitting_rows(name: str, rows: int, arguments: Mapping[str, Any]) -> int:
+    """The least number of rows, from ``rows`` on, that an env can have: a row is an agent where there are several.
+
+    Args:
+        name: see :func:`find`.
+        rows: how many are wanted.
+        arguments: of the env.
+    """
+    maker = find(name).maker
+    return -(-rows // (agents := maker.agents(**arguments))) * agents if isinstance(maker, _VmasScenario) else rows
+
+
+def takes_render_mode(name: str) -> bool:
+    """Whether an env can be asked for pictures as Gymnasium's are.
+
+    Args:
+        name: see :func:`find`.
+    """
+    from torchrl_perf.envs.from_callable import takes
+
+    maker = find(name).maker
+    return isinstance(maker, _GymnasiumId) or takes(maker, "render_mode")
+
+
 def is_known(name: str) -> bool:
     """Whether a name has the form of an env's, or is one; no module is imported for it."""
     return ":" in name or VERSIONED.match(name) is not None or name in names()
@@ -315,7 +341,9 @@ class _Atari:
         chosen = {**usual, "full_action_space": known.get("full_action_space", False), **arguments}
         check_arguments(AtariVectorEnv, arguments, self.spec.id)
         envs = AtariVectorEnv(known["game"], num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
-        return FrameStacks(envs, frames=int(chosen["stack_num"]))
+        frames, limit = (inspect.signature(AtariVectorEnv).parameters[name].default for name in FRAMES)
+        limit = int(chosen.get("max_num_frames_per_episode", limit)) // int(chosen.get("frameskip", frames))
+        return FrameStacks(envs, frames=int(chosen["stack_num"]), max_episode_steps=limit)
 
 
 def module_of(name: str, install: str) -> Any:
@@ -349,16 +377,23 @@ class _VmasScenario:
     def __init__(self, scenario: str) -> None:
         self.scenario = scenario
 
-    def __call__(self, num_envs: int, device: Any, **arguments: Any) -> EnvBase:
-        from torchrl_perf.envs.agent_streams import AgentStreams
-        from torchrl_perf.envs.vmas import DeviceVmasEnv
+    def agents(self, **arguments: Any) -> int:
+        """How many agents a world has."""
+        return self._streams(1, "cpu", **arguments).batch_size[0]
 
-        options = {"max_steps": 100, **arguments}
-        agents = AgentStreams(DeviceVmasEnv(self.scenario, 1, device=device, **options)).batch_size[0]
+    def __call__(self, num_envs: int, device: Any, **arguments: Any) -> EnvBase:
+        agents = self.agents(**arguments)
         worlds, rest = divmod(num_envs, agents)
         if rest or not worlds:
             raise ValueError(
                 f"num_envs: expected a multiple of the {agents} agents of vmas:{self.scenario}, each of which is a "
                 f"row, received {num_envs}. Remedy: num_envs={max(worlds, 1) * agents}."
             )
+        return self._streams(worlds, device, **arguments)
+
+    def _streams(self, worlds: int, device: Any, **arguments: Any) -> EnvBase:
+        from torchrl_perf.envs.agent_streams import AgentStreams
+        from torchrl_perf.envs.vmas import DeviceVmasEnv
+
+        options = {"max_steps": 100, **arguments}
         return AgentStreams(DeviceVmasEnv(self.scenario, worlds, device=device, **options))

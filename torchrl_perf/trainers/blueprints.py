@@ -3,17 +3,17 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_perf import envs
 from torchrl_perf.modules.option_actor import OptionPolicy
 from torchrl_perf.modules.option_set import OptionSet
 from torchrl_perf.trainers.actor_critic import make_actor, make_hybrid_actor
-from torchrl_perf.trainers.config import TASKS, RunConfig, unknown_task
+from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.dqn import make_q_policy
 from torchrl_perf.trainers.iqn import make_quantile_policy
 from torchrl_perf.trainers.off_policy.deterministic import make_deterministic_actor
@@ -21,33 +21,17 @@ from torchrl_perf.trainers.pqn import make_pqn_policy
 from torchrl_perf.trainers.rainbow import make_rainbow_policy
 from torchrl_perf.trainers.sac import make_sac_actor
 from torchrl_perf.trainers.sac_options import OptionNetworks, task_options
-from torchrl_perf.trainers.spaces import continuous_action, vector_observation
+from torchrl_perf.trainers.spaces import continuous_action, readable_observation, vector_observation
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms import OptionState
 
-__all__ = ["Blueprint", "blueprint_of", "make_option_policy", "make_task"]
+if TYPE_CHECKING:
+    from torchrl_perf.envs.from_callable import Made
+
+__all__ = ["Blueprint", "blueprint_of", "make_option_policy"]
 
 Weights = Mapping[str, tuple[str, str]]
 """For each module of a policy, by its path within it: the part of a checkpoint that holds it, and its path there."""
-
-
-def make_task(config: RunConfig, device: torch.device, **arguments: Any) -> EnvBase:
-    """The package's task that a config names, ``num_envs`` times.
-
-    Args:
-        config: names the task.
-        device: of the env.
-        **arguments: of its class, in place of their defaults.
-
-    Raises:
-        ValueError: for a name that is none of them.
-        TypeError: for arguments that the class does not have.
-    """
-    if not arguments:
-        return make_env(config, device)
-    if config.env not in TASKS:
-        raise ValueError(unknown_task(config.env))
-    return getattr(envs, config.env)(config.num_envs, device=device, **arguments)
 
 
 @dataclass(frozen=True)
@@ -61,8 +45,9 @@ class Blueprint:
     """Makes the policy that acts, of what has the specs of an env and of the config, as the trainer does."""
     weights: Weights = field(default_factory=lambda: {"": ("policy", "")})
     """Where a checkpoint holds its parameters."""
-    env: Callable[..., EnvBase] = make_task
-    """Makes the env of a config and a device; further arguments replace those of the env's class."""
+    env: Callable[..., "EnvBase | Made"] = make_env
+    """Makes the envs of a config and a device in which its policy is judged, or what makes them; further arguments
+    replace those of the env."""
     evaluation: Callable[[Any], Any] | None = None
     """Makes what evaluates a trainer during its run, with ``row()`` and ``close()``; None where returns of episodes do.
     """
@@ -83,16 +68,19 @@ def blueprint_of(config: RunConfig) -> Blueprint:
     return getattr(importlib.import_module(f"torchrl_perf.{module}"), name)
 
 
-def with_specs(make: Callable[..., nn.Module], *more: Any) -> Callable[[Any, Any], nn.Module]:
+def with_specs(
+    make: Callable[..., nn.Module], *more: Any, read: Callable[[Any], TensorSpec] = readable_observation
+) -> Callable[[Any, Any], nn.Module]:
     """Makes an actor of the specs of observation and action, as actor-critics do.
 
     Args:
         make: called with both, the config, and ``more``.
         *more: further arguments.
+        read: finds the spec of what is read.
     """
 
     def make_policy(specs: Any, config: Any) -> nn.Module:
-        return make(vector_observation(specs), continuous_action(specs), config, *more)
+        return make(read(specs), continuous_action(specs), config, *more)
 
     return make_policy
 
@@ -116,8 +104,9 @@ def _ferry_policy(specs: Any, config: Any) -> OptionPolicy:
 
 
 def _ferry(config: Any, device: torch.device, **arguments: Any) -> EnvBase:
-    options = task_options(config.env)
-    return TransformedEnv(make_task(config, device, **arguments), OptionState(options.num_options))
+    options, made = task_options(config.env), make_env(config, device, **arguments)
+    assert made.env is not None  # a task of the package, or it has no options
+    return TransformedEnv(made.env, OptionState(options.num_options))
 
 
 ACTOR: Weights = {"": ("actor", "")}
@@ -132,5 +121,5 @@ QUANTILES = Blueprint(make_quantile_policy)
 RAINBOW = Blueprint(make_rainbow_policy)
 SAC = Blueprint(with_specs(make_sac_actor), OF_LOSS)
 DDPG = Blueprint(with_specs(make_deterministic_actor), OF_LOSS)
-AC_IQN = Blueprint(with_specs(make_deterministic_actor, "atan"), OF_LOSS)
+AC_IQN = Blueprint(with_specs(make_deterministic_actor, "atan", read=vector_observation), OF_LOSS)
 SAC_OPTIONS = Blueprint(_ferry_policy, OPTIONS, _ferry)

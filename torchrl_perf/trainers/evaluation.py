@@ -5,40 +5,29 @@ Dimension key: ``E`` rows of the env, ``T`` steps.
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_perf.collectors import DeviceCollector, HostCollector
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.host_policy import policy_device
 from torchrl_perf.metrics.aggregates import bootstrap_interval
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.blueprints import Blueprint, blueprint_of
 from torchrl_perf.trainers.policies import GreedyPolicy
+from torchrl_perf.trainers.sources import Source, given_source, host_collector, source_of
+from torchrl_perf.trainers.tasks import fitting_rows
 
-__all__ = [
-    "Episodes",
-    "Evaluation",
-    "episode_limit",
-    "evaluate_episodes",
-    "evaluation_of",
-    "gymnasium_arguments",
-    "host_collector",
-    "host_collector_of",
-]
+__all__ = ["Episodes", "Evaluation", "episode_limit", "evaluate_episodes", "evaluation_of"]
 
 CHUNK = 32  # steps between two looks at whether all episodes have ended
 LONGEST = 1_000  # steps of an episode in an env that has no limit
 OTHER_SEEDS = 10_000  # added to the seed of a run, for envs that it does not learn from
-MakeCollector = Callable[[nn.Module], Any]
-"""Called with the policy that acts, gives a collector of it: of envs in tensors, or of others."""
 VALID = "valid"  # bool [E, T, 1], the rows that count: see AgentStreams
 
 
@@ -104,7 +93,7 @@ def episode_limit(env: Any) -> int | None:
 
 
 class Evaluation:
-    """The same episodes of a policy again and again: the first of each row of a collector's envs.
+    """The same episodes of a policy again and again: the first of each row of some envs.
 
     Each :meth:`run` begins from the state that the envs had at construction and from the same random numbers, and
     leaves those of the rest of the program alone. So two runs differ by the policy alone, and one that is resumed is
@@ -112,32 +101,36 @@ class Evaluation:
     host waits once in 32 steps, to see whether all episodes have ended.
 
     Args:
-        make_collector: gives a collector of the envs, such as what :func:`collector_of` returns.
+        source: the envs, such as what :func:`~torchrl_perf.trainers.sources.given_source` returns.
         policy: a TensorDict module; shared, not copied.
         seed: of the random numbers.
-        max_steps: greatest length of an episode; by default the env's limit, or 1,000 where it has none.
+        max_steps: greatest length of an episode; by default the envs' limit, or 1,000 where they have none.
         acceleration: precision of products on CUDA; PyTorch's own flags by default.
+        mode: of the :class:`~torchrl_perf.collectors.DeviceCollector` that steps envs in tensors.
+        steps: T of the batches; at most the length of an episode.
         closes_envs: whether :meth:`close` closes the envs, too.
     """
 
     def __init__(
         self,
-        make_collector: MakeCollector,
+        source: Source,
         policy: nn.Module,
         *,
         seed: int,
         max_steps: int | None = None,
         acceleration: Acceleration | None = None,
+        mode: str = "auto",
+        steps: int = CHUNK,
         closes_envs: bool = True,
     ) -> None:
         self._closes_envs = closes_envs
         self.seed, self._acceleration = seed, acceleration or Acceleration()
         greedy = policy if isinstance(policy, GreedyPolicy) else GreedyPolicy(policy)
-        with seeded(seed):
-            self.collector: Any = make_collector(greedy)
+        with seeded(seed), source.closed_on_error():
+            self.collector: Any = _collector_of(source, greedy, mode=mode, seed=seed, steps=steps)
         self.device = torch.device(self.collector.device)
         self.collector.exploration_type = ExplorationType.DETERMINISTIC
-        self.max_steps = max_steps or episode_limit(getattr(self.collector, "env", None)) or LONGEST
+        self.max_steps = max_steps or episode_limit(source.env) or source.max_episode_steps or LONGEST
         self._start = self.collector.state_dict()
 
     def run(self) -> Episodes:
@@ -205,72 +198,18 @@ class _Tally:
         return Episodes(returns.tolist(), lengths.tolist(), int(self.running.sum()))
 
 
-def collector_of(env: EnvBase, mode: str = "eager", *, steps: int = CHUNK) -> MakeCollector:
-    """Makes a collector of an env in tensors, for an :class:`Evaluation`.
-
-    Args:
-        env: with batch_size ``[E]``.
-        mode: of the collector.
-        steps: T of its batches; at most the length of an episode.
-    """
-    steps = min(steps, episode_limit(env) or steps)
-
-    def make(policy: nn.Module) -> DeviceCollector:
-        frames = env.batch_size.numel() * steps
-        return DeviceCollector(env, policy, frames_per_batch=frames, mode=mode, compact_obs=True)  # pyright: ignore
-
-    return make
-
-
-def host_collector_of(
-    name: str, rows: int, *, seed: int, device: torch.device, steps: int = CHUNK, **arguments: Any
-) -> MakeCollector:
-    """The same for envs of Gymnasium, which step on the CPU.
-
-    Args:
-        name: their id.
-        rows: E.
-        seed: of the envs.
-        device: of the policy.
-        steps: T of the batches.
-        **arguments: of ``gymnasium.make``.
-    """
-
-    def make(policy: nn.Module) -> HostCollector:
-        envs = gymnasium.make_vec(name, num_envs=rows, vectorization_mode="sync", **arguments)
-        return host_collector(envs, seed=seed, device=device, steps=steps)(policy)
-
-    return make
-
-
-def host_collector(
-    envs: gymnasium.vector.VectorEnv, *, seed: int, device: torch.device, steps: int = CHUNK
-) -> MakeCollector:
-    """The same for a vector env.
-
-    Args:
-        envs: of E envs.
-        seed: of the envs.
-        device: of the policy.
-        steps: T of the batches.
-    """
-
-    def make(policy: nn.Module) -> HostCollector:
-        acting: Any = policy
-        frames = envs.num_envs * steps
-        return HostCollector(envs, acting, frames_per_batch=frames, device=device, mode="eager", seed=seed)
-
-    return make
-
-
-def gymnasium_arguments(spec: Any) -> dict[str, Any]:
-    """What a vector env of Gymnasium was made with beside its size, from its ``spec``."""
-    own = ("num_envs", "vectorization_mode", "vector_kwargs")
-    return {name: value for name, value in dict(spec.kwargs).items() if name not in own}
+def _collector_of(source: Source, policy: Any, *, mode: str, seed: int, steps: int) -> Any:
+    """Collects in envs of any kind."""
+    rows = source.specs.batch_size.numel()
+    if source.env is None:
+        options: dict[str, Any] = {"frames_per_batch": rows * steps, "device": source.specs.device, "seed": seed}
+        return host_collector(source, policy, mode="eager", **options)
+    steps = min(steps, episode_limit(source.env) or steps)
+    return DeviceCollector(source.env, policy, frames_per_batch=rows * steps, mode=mode, compact_obs=True)  # pyright: ignore
 
 
 def evaluate_episodes(
-    policy: nn.Module, env: EnvBase, *, seed: int = 0, max_steps: int | None = None, mode: str = "auto"
+    policy: nn.Module, env: Any, *, seed: int = 0, max_steps: int | None = None, mode: str = "auto"
 ) -> Episodes:
     """Let a policy play one episode in each row of an env, without exploration.
 
@@ -279,15 +218,17 @@ def evaluate_episodes(
     Args:
         policy: a TensorDict module, such as a trainer's or that of
             :func:`~torchrl_perf.trainers.policies.load_policy`; on the env's device.
-        env: a TorchRL env with batch_size ``[E]``, not the one that a trainer collects in.
+        env: a TorchRL env with batch_size ``[E]`` or a ``gymnasium.vector.VectorEnv`` of E envs, not the one that a
+            trainer collects in.
         seed: of the env.
         max_steps: greatest length of an episode; by default the env's limit, or 1,000 where it has none.
-        mode: of the :class:`~torchrl_perf.collectors.DeviceCollector` that steps it.
+        mode: of the :class:`~torchrl_perf.collectors.DeviceCollector` that steps an env in tensors.
 
     Returns:
         Returns and lengths of the E episodes.
     """
-    evaluation = Evaluation(collector_of(env, mode), policy, seed=seed, max_steps=max_steps)
+    source = given_source(env, policy_device(policy, None))
+    evaluation = Evaluation(source, policy, seed=seed, max_steps=max_steps, mode=mode)
     try:
         return evaluation.run()
     finally:
@@ -310,42 +251,25 @@ def evaluation_of(trainer: Any) -> Any:
     if blueprint.evaluation is not None:
         return blueprint.evaluation(trainer)
     seed = config.seed + OTHER_SEEDS
-    make = _own_collector(trainer, seed) or _made_collector(trainer, blueprint, seed)
-    own = trainer.evaluation_env is None  # a later run may want the one that was given
-    return Evaluation(make, trainer.policy, seed=seed, acceleration=trainer.acceleration, closes_envs=own)
-
-
-def _own_collector(trainer: Any, seed: int) -> MakeCollector | None:
-    """Of the env that was given for evaluations, or of Gymnasium's like those that the trainer collects in."""
-    env, spec = trainer.evaluation_env, _gymnasium_spec(trainer)
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        return host_collector(env, seed=seed, device=trainer.device)
-    if env is not None:
-        return collector_of(env, "auto" if trainer.mode == "graph" else "eager")
-    if spec is None:
-        return None
-    arguments = gymnasium_arguments(spec)
-    return host_collector_of(spec.id, trainer.config.eval_episodes, seed=seed, device=trainer.device, **arguments)
-
-
-def _made_collector(trainer: Any, blueprint: Blueprint, seed: int) -> MakeCollector:
-    """Of an env that the settings make."""
-    if trainer.own_env:
-        raise ValueError(
-            f"eval_interval: expected an env of the settings, or trainer.evaluation_env, received a "
-            f"{type(trainer).__name__} whose env came from Python. Remedy: trainer.evaluation_env = another env of the "
-            "same kind, with a row for each episode; or eval_interval=0."
-        )
     with seeded(seed, trainer.device):
-        env = blueprint.env(trainer.config.for_rows(trainer.config.eval_episodes), trainer.device)
-    return collector_of(env, "auto" if trainer.mode == "graph" else "eager")
+        source = _other_envs(trainer, blueprint)
+    mode = "auto" if trainer.mode == "graph" else "eager"
+    own = trainer.evaluation_env is None  # a later run may want the one that was given
+    return Evaluation(source, trainer.policy, seed=seed, acceleration=trainer.acceleration, mode=mode, closes_envs=own)
 
 
-def _gymnasium_spec(trainer: Any) -> Any:
-    """What Gymnasium made the envs of a trainer's collector from; None for other envs, and below wrappers."""
-    if not isinstance(trainer.collector, HostCollector):
-        return None
-    envs = trainer.collector.groups[0].envs
-    spec = None if isinstance(envs, gymnasium.vector.VectorWrapper) else envs.spec
-    # a wrapper changes what is observed or rewarded, and only who has put it there can do so again
-    return None if spec is None or spec.additional_wrappers or spec.id not in gymnasium.registry else spec
+def _other_envs(trainer: Any, blueprint: Blueprint) -> Source:
+    """Envs like those that a trainer learns in, for its evaluations."""
+    config, device = trainer.config, trainer.device
+    if trainer.evaluation_env is not None:
+        return given_source(trainer.evaluation_env, device)
+    if not trainer.own_env:
+        rows = fitting_rows(config, config.eval_episodes)
+        return source_of(blueprint.env(config.for_rows(rows), device), rows, device)
+    if (again := trainer.source.again) is not None:
+        return again(config.eval_episodes)
+    raise ValueError(
+        f"eval_interval: expected an env of the settings, or trainer.evaluation_env, received a "
+        f"{type(trainer).__name__} whose env came from Python. Remedy: trainer.evaluation_env = another env of the "
+        "same kind, with a row for each episode; or eval_interval=0."
+    )

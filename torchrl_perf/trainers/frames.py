@@ -9,7 +9,7 @@ from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.evaluation import Evaluation
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
-from torchrl_perf.trainers.variants import collector_for, gymnasium_id
+from torchrl_perf.trainers.variants import source_for
 
 __all__ = ["frames"]
 
@@ -43,9 +43,9 @@ def frames(
     Raises:
         ValueError: for an env that has no picture.
     """
-    rendering = {} if gymnasium_id(run) is None else {"render_mode": "rgb_array"}
-    make = collector_for(run, 1, seed=seed, changes=changes, steps=1, **rendering)
-    evaluation = Evaluation(make, policy, seed=seed, max_steps=max_steps, acceleration=policy.acceleration)
+    source = source_for(run, 1, seed=seed, changes=changes, drawn=True)
+    options: dict[str, Any] = {"acceleration": policy.acceleration, "mode": "eager", "steps": 1}
+    evaluation = Evaluation(source, policy, seed=seed, max_steps=max_steps, **options)
     collector = evaluation.collector
     try:
         draw = _drawer(collector, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +21,20 @@ if TYPE_CHECKING:
 
     from torchrl_perf.envs.from_callable import Made
 
-__all__ = ["Source", "check_parts", "device_of", "find_source", "host_collector"]
+__all__ = [
+    "Source",
+    "check_parts",
+    "device_of",
+    "find_source",
+    "given_source",
+    "gymnasium_source",
+    "host_collector",
+    "source_of",
+]
 
 MakeEnv = Callable[[Any, torch.device], "EnvBase | Made"]
+OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs")
+"""Arguments of ``gymnasium.make_vec`` that say how envs are stepped, and not what they are."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,10 @@ class Source:
     """Name of the env's class, for folders; empty where the config's or the class's own serves."""
     frames: int = 1
     """Frames of an observation that is a stack of them."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode of vector envs is truncated, as far as they say."""
+    again: Callable[[int], Source] | None = None
+    """Makes so many other envs of the same kind; None where only who has made these can, and for the config's own."""
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
@@ -85,19 +100,78 @@ def find_source(
     """
     if collector is not None:
         inner = env if env is not None else getattr(collector, "env", None)
-        return Source(inner if inner is not None else getattr(collector, "specs", None), inner, [], collector, True)
-    own = env is not None
-    made = make_env(config, device) if env is None else _made_of(env, config, device)
+        envs = [group.envs for group in getattr(collector, "groups", ())]
+        specs = inner if inner is not None else getattr(collector, "specs", None)
+        return Source(specs, inner, [], collector, own=True, again=_same_id(envs, device))
+    options: dict[str, Any] = {"groups": config.env_groups, "processes": config.env_processes}
+    if env is None:
+        return source_of(make_env(config, device), config.num_envs, device, **options)
+    found = replace(source_of(_made_of(env, config, device), config.num_envs, device, **options), own=True)
+    if isinstance(env, EnvBase):
+        return found
+    if not callable(env):  # vector envs
+        return replace(found, again=_same_id(found.vector_envs, device))
+    return replace(found, again=lambda rows: source_of(_made_of(env, config.for_rows(rows), device), rows, device))
+
+
+def source_of(made: Any, num_envs: int, device: torch.device, *, groups: int = 1, processes: bool = False) -> Source:
+    """The source of an env, or of what makes one.
+
+    Args:
+        made: a TorchRL env, a list of Gymnasium vector envs, or a :class:`~torchrl_perf.envs.from_callable.Made`.
+        num_envs: N, of vector envs that are made here.
+        device: of policy and batches.
+        groups: vector envs that are made, see :func:`~torchrl_perf.collectors.vector_envs.vector_envs`.
+        processes: whether each of their envs steps in a process of its own.
+    """
     if isinstance(made, EnvBase):
-        return Source(made, made, own=own)
+        return Source(made, made)
     if isinstance(made, list):
-        return _of_vector_envs(made, device, own=True)
+        return _of_vector_envs(made, device)
     if made.env is not None:
-        return Source(made.env, made.env, own=own, label=made.label)
+        return Source(made.env, made.env, label=made.label)
     from torchrl_perf.collectors.vector_envs import vector_envs
 
-    envs = vector_envs(made, config.num_envs, groups=config.env_groups, processes=config.env_processes)
-    return _of_vector_envs(envs, device, own=own, label=made.label, frames=made.frames)
+    envs = vector_envs(made, num_envs, groups=groups, processes=processes)
+    found = _of_vector_envs(envs, device)
+    limit = found.max_episode_steps or made.max_episode_steps
+    return replace(found, label=made.label, frames=made.frames, max_episode_steps=limit)
+
+
+def given_source(env: Any, device: torch.device) -> Source:
+    """The source of an env that is there already.
+
+    Args:
+        env: a TorchRL env ``[N]``, a ``gymnasium.vector.VectorEnv`` or a list of them.
+        device: of policy and batches, for vector envs.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if (found := _ready(env)) is None:
+        raise ValueError(
+            f"env: expected a TorchRL env with a batch_size or a gymnasium.vector.VectorEnv, received "
+            f"{type(env).__name__}. Remedy: CartPole(num_envs) or gymnasium.make_vec('CartPole-v1', num_envs=8)."
+        )
+    return source_of(found, 0, device)
+
+
+def gymnasium_source(name: str, num_envs: int, device: torch.device, **arguments: Any) -> Source:
+    """The source of a vector env of one of Gymnasium's ids, as ``gymnasium.make_vec`` makes it.
+
+    Args:
+        name: the id.
+        num_envs: N.
+        device: of policy and batches.
+        **arguments: of ``gymnasium.make_vec``.
+
+    Raises:
+        TypeError: for arguments that the env does not take.
+    """
+    import gymnasium
+
+    envs = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="sync", **arguments)
+    return _of_vector_envs([envs], device)
 
 
 def host_collector(source: Source, policy: nn.Module, **options: Any) -> Any:
@@ -144,28 +218,40 @@ def check_parts(source: Source, collector: Any, policy: nn.Module, config: Any) 
         )
 
 
-def _of_vector_envs(
-    envs: list[VectorEnv], device: torch.device, *, own: bool, label: str = "", frames: int = 1
-) -> Source:
+def _of_vector_envs(envs: list[VectorEnv], device: torch.device) -> Source:
     from torchrl_perf.collectors.host_spaces import host_specs
 
-    source = Source(None, None, envs, None, own, label, frames)
+    source = Source(None, vector_envs=envs)
     with source.closed_on_error():
-        return Source(host_specs(envs, device), None, envs, None, own, label, frames)
+        return replace(source, specs=host_specs(envs, device), max_episode_steps=_limit(envs[0]))
+
+
+def _limit(envs: Any) -> int | None:
+    """Steps of an episode of a vector env, by its spec or that of its first env."""
+    specs = [getattr(each, "spec", None) for each in (envs, *getattr(envs, "envs", ())[:1])]
+    return next((limit for spec in specs if (limit := getattr(spec, "max_episode_steps", None))), None)
+
+
+def _same_id(envs: list[Any], device: torch.device) -> Callable[[int], Source] | None:
+    """Makes vector envs of the id that Gymnasium made others from; None for others, and below wrappers."""
+    import gymnasium
+
+    # a wrapper changes what is observed or rewarded, and only who has put it there can do so again
+    spec = None if not envs or isinstance(envs[0], gymnasium.vector.VectorWrapper) else envs[0].spec
+    if spec is None or spec.additional_wrappers or spec.id not in gymnasium.registry:
+        return None
+    arguments = {name: value for name, value in dict(spec.kwargs).items() if name not in OF_VECTOR_ENVS}
+    return lambda rows: gymnasium_source(spec.id, rows, device, **arguments)
 
 
 def _made_of(env: Any, config: RunConfig, device: torch.device) -> Any:
     """What an argument ``env=`` stands for."""
-    if isinstance(env, EnvBase):
-        return env
+    if (found := _ready(env)) is not None:
+        return found
     import gymnasium
-    from gymnasium.vector import VectorEnv
 
     from torchrl_perf.envs.from_callable import made_by
 
-    several = list(env) if isinstance(env, list | tuple) else [env]
-    if several and all(isinstance(each, VectorEnv) for each in several):
-        return several
     if isinstance(env, gymnasium.Env) or not callable(env):
         raise ValueError(
             f"env: expected a TorchRL env of batch_size [num_envs], a gymnasium.vector.VectorEnv or a list of them, or "
@@ -173,3 +259,13 @@ def _made_of(env: Any, config: RunConfig, device: torch.device) -> Any:
             "such as lambda: gymnasium.make('CartPole-v1'), which is called num_envs times."
         )
     return made_by(env, config.num_envs, device=lambda: device, arguments=env_arguments(config.env_args))
+
+
+def _ready(env: Any) -> Any:
+    """An env in tensors, or a list of vector envs; None for anything else."""
+    if isinstance(env, EnvBase):
+        return env
+    from gymnasium.vector import VectorEnv
+
+    several = list(env) if isinstance(env, list | tuple) else [env]
+    return several if several and all(isinstance(each, VectorEnv) for each in several) else None

@@ -14,7 +14,7 @@ from torchrl_perf.trainers.env_arguments import env_arguments
 if TYPE_CHECKING:
     from torchrl_perf.envs.from_callable import Made
 
-__all__ = ["TASKS", "make_env"]
+__all__ = ["TASKS", "fitting_rows", "make_env"]
 
 
 def make_env(config: RunConfig, device: torch.device, **arguments: Any) -> Made:
@@ -39,3 +39,15 @@ def make_env(config: RunConfig, device: torch.device, **arguments: Any) -> Made:
             "tensors. Remedy: leave it out."
         )
     return made
+
+
+def fitting_rows(config: RunConfig, rows: int) -> int:
+    """The least number of rows, from ``rows`` on, that the config's env can have.
+
+    Args:
+        config: names the env, and its arguments in ``env_args``.
+        rows: how many are wanted.
+    """
+    if config.env_class:  # of a system
+        return rows
+    return registry.fitting_rows(config.env, rows, env_arguments(config.env_args))

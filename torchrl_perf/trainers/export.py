@@ -35,6 +35,7 @@ TOLERANCE = 1e-5
 TIES = 1e-3
 """Share of the rows in which a choice may differ, since two are equally good to rounding."""
 EXAMPLE_ROWS = 4
+LARGEST = 255  # of random integers
 
 
 class ExportError(ValueError):
@@ -120,7 +121,8 @@ def random_rows(policy: LoadedPolicy, keys: list[NestedKey], rows: int, seed: in
             size = int(spec.nvec.min()) if isinstance(spec, MultiCategorical) else int(spec.space.n)  # pyright: ignore
             drawn = torch.randint(size, shape, generator=generator)
         elif not spec.dtype.is_floating_point:
-            drawn = torch.randint(8, shape, generator=generator)
+            low, high = (int(bound.flatten()[0]) for bound in (spec.space.low, spec.space.high))
+            drawn = torch.randint(max(low, -LARGEST), min(high, LARGEST) + 1, shape, generator=generator)
         elif isinstance(spec, Bounded):
             low, high = (bound[0].clamp(-2.0, 2.0) for bound in (spec.space.low, spec.space.high))
             drawn = low + (high - low) * torch.rand(shape, generator=generator, dtype=spec.dtype)

@@ -147,4 +147,7 @@ def _leaf(entry: dict[str, Any], device: torch.device) -> TensorSpec:
     if kind == "Bounded" and entry["low"] is not None and entry["high"] is not None:
         low, high = (torch.tensor(entry[name], **where).expand(shape) for name in ("low", "high"))
         return Bounded(low, high, shape=shape, **where)
+    if kind == "Bounded" and not where["dtype"].is_floating_point:  # unbounded integers are counts, which none reads
+        limits = torch.iinfo(where["dtype"])
+        return Bounded(limits.min, limits.max, shape=shape, **where)
     return Unbounded(shape=shape, **where)

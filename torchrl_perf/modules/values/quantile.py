@@ -5,7 +5,8 @@ import math
 from typing import Literal, Unpack
 
 import torch
-from tensordict.nn import InteractionType, interaction_type
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
 from torchrl_perf.functional.atoms import duel

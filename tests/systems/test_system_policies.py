@@ -11,7 +11,7 @@ import pytest
 import torch
 import trading_runs
 
-from torchrl_perf.trainers import load_policy, train
+from torchrl_perf.trainers import load_policy, save_policy, train
 from torchrl_perf.trainers.blueprints import blueprint_of
 from torchrl_perf.trainers.policies import GreedyPolicy
 
@@ -37,14 +37,16 @@ def test_equals_the_trainers_policy_in_any_env_of_its_kind(make, tmp_path):
     for _ in range(3):
         trainer.step()
         trainer.iterations_done += 1
-    policy = load_policy(trainer.save(tmp_path / "checkpoint.pt"))
+    path = trainer.save(tmp_path / "checkpoint.pt")
+    policy, alone = load_policy(path), load_policy(save_policy(path, tmp_path / "policy.pt"))
     config = trainer.config
     for root in (trainer.env.reset(), blueprint_of(config).env(config.for_rows(5), torch.device("cpu")).reset()):
         acted = []
-        for each in (policy, GreedyPolicy(trainer.policy)):
+        for each in (policy, alone, GreedyPolicy(trainer.policy)):
             torch.manual_seed(0)  # a planner draws its candidates
             acted.append(each(root.clone()))
-        assert all(torch.equal(acted[0].get(key), acted[1].get(key)) for key in trainer.env.action_keys)
+        for other in acted[1:]:
+            assert all(torch.equal(acted[0].get(key), other.get(key)) for key in trainer.env.action_keys)
     trainer.close()
 
 

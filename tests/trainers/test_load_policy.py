@@ -17,7 +17,7 @@ from torchrl_perf.envs import CartPole
 from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.modules import EpsilonGreedy, GumbelCategorical
 from torchrl_perf.runtime.files import CheckpointError
-from torchrl_perf.trainers import PPOTrainer, load_policy, train
+from torchrl_perf.trainers import PPOTrainer, load_policy, save_policy, train
 from torchrl_perf.trainers.policies import GreedyPolicy, read_run
 from torchrl_perf.trainers.run.saved_specs import SavedSpecs, plain_specs
 
@@ -69,6 +69,22 @@ def test_acts_greedily_for_any_rows_without_an_env(name, options, tmp_path, monk
         assert not action.requires_grad
         torch.testing.assert_close(action, action[:1, :1].expand_as(action))  # the same for each row
     assert not [name for name, value in policy.named_parameters() if value.requires_grad]
+
+
+@variants
+def test_a_policy_is_saved_alone(name, options, tmp_path):
+    trainer = learnt(name, options, iterations=3)
+    whole = trainer.save(tmp_path / "checkpoint.pt")
+    alone = save_policy(whole, tmp_path / "policy.pt")
+    assert alone.stat().st_size < whole.stat().st_size / 2
+    first, second = load_policy(whole), load_policy(alone)
+    assert second.steps == first.steps
+    root = trainer.env.reset()
+    acted = [policy(root.clone()) for policy in (first, second)]
+    assert all(torch.equal(acted[0].get(key), acted[1].get(key)) for key in trainer.env.action_keys)
+    with pytest.raises(ValueError, match=r"checkpoint: expected"):
+        trainer.load(alone)
+    trainer.close()
 
 
 class TestWhichCheckpoint:

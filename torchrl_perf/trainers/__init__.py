@@ -24,7 +24,7 @@ from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.on_policy.minibatches import minibatches
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.policies import load_policy
+from torchrl_perf.trainers.policies import load_policy, save_policy
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.pqn import PQN_PRESETS, PQNConfig, PQNTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
@@ -106,6 +106,7 @@ __all__ = [
     "make_sac_actor",
     "make_sac_critic",
     "minibatches",
+    "save_policy",
     "train",
     "use_device_parts",
 ]

@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG
-from torchrl_perf.runtime.files import CheckpointError
+from torchrl_perf.runtime.files import CheckpointError, save_checkpoint
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.blueprints import Blueprint, blueprint_of
 from torchrl_perf.trainers.config import RunConfig
@@ -21,7 +21,7 @@ from torchrl_perf.trainers.device import acceleration_of, resolve_device
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.saved_specs import SavedSpecs
 
-__all__ = ["GreedyPolicy", "LoadedPolicy", "SavedRun", "load_policy", "policy_of", "read_run"]
+__all__ = ["GreedyPolicy", "LoadedPolicy", "SavedRun", "load_policy", "policy_of", "read_run", "save_policy"]
 
 Which = Literal["newest", "best"]
 
@@ -167,6 +167,40 @@ def load_policy(
             that are not the algorithm's own where no ``actor`` is given.
     """
     return policy_of(read_run(run_or_checkpoint, device, which=which), actor)
+
+
+def save_policy(
+    run_or_checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, which: Which = "newest"
+) -> Path:
+    """Writes the policy of a run alone, to a file that :func:`load_policy` takes.
+
+    Optimisers, critics, targets, replay buffer and envs stay out of it: it is small, and no run goes on from it.
+
+    Args:
+        run_or_checkpoint: folder of a run, or a file of its checkpoints.
+        path: the file to write, whole or not at all.
+        which: as for :func:`load_policy`.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        FileNotFoundError: for a path where nothing is, and a run without checkpoints.
+        CheckpointError: a ValueError, for a file that cannot be read.
+        OSError: if the file cannot be written.
+    """
+    run = read_run(run_or_checkpoint, which=which)
+    parts: dict[str, dict[str, Any]] = {}
+    for part, within in run.blueprint.weights.values():
+        names = {f"{within}.", f"{within}_params."} if within else {""}
+        held = run.state["parts"].get(part, {})
+        found = {key: value for key, value in held.items() if key.startswith(tuple(names))}
+        parts[part] = parts.get(part, {}) | found
+    kept = {name: run.state[name] for name in ("format", "version", "made_by", "settings")}
+    networks = {part: run.networks[part] for part in parts if part in run.networks}
+    made_of = {**run.state["made_of"], "networks": networks}
+    counters = {"iterations_done": run.state["counters"]["iterations_done"]}
+    return save_checkpoint({**kept, "made_of": made_of, "parts": parts, "counters": counters}, path)
 
 
 def policy_of(run: SavedRun, actor: nn.Module | None = None) -> LoadedPolicy:

@@ -199,3 +199,10 @@ class Parts(Mixed):
     """The same with an action of two parts."""
 
     action_space = spaces.Dict(kind=spaces.Discrete(2), amount=spaces.Box(-1.0, 1.0, (1,), np.float32))
+
+
+class Needy(Corridor):
+    """An env that cannot be made without an argument."""
+
+    def __init__(self, goal):
+        super().__init__(length=goal)

@@ -168,6 +168,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"env_args: expected arguments of \w+\(.*\), received 'lenght'\. Rem"):
             made(name, lenght=3)
 
+    def test_arguments_that_an_env_needs(self):
+        with pytest.raises(ValueError, match=r"env_args: expected goal, which Needy needs, received \{\}.*goal=value"):
+            made("named_envs:Needy")
+        assert made("named_envs:Needy", goal=2).label == "Needy"
+
     def test_arguments_that_an_id_does_not_take(self):
         with pytest.raises(ValueError, match=r"env_args: expected arguments of CartPole-v1, received \{'lenght': 3\}"):
             made("CartPole-v1", lenght=3)

@@ -71,6 +71,28 @@ class TestAlgorithms:
         assert len(closed) == SMALL["sac"]["num_envs"]
 
 
+class TestEnvsOfTorchRL:
+    @pytest.mark.parametrize("name", ["ppo", "pqn", "dqn"])
+    def test_one_without_a_batch(self, name):
+        trainer = make(name, {"env": "named_envs:Single"})
+        assert not trainer.collects_on_device
+        assert steps(trainer) > 0
+
+    @pytest.mark.parametrize("name", ["ppo", "sac"])
+    def test_one_with_a_batch(self, name):
+        assert steps(make(name, {"env": "named_envs:Batched"})) > 0
+
+    def test_a_compiled_run_steps_the_envs_as_they_are(self, traced_only):
+        trainer = make("ppo", {"env": "named_envs:Single", "mode": "compile"})
+        assert trainer.collector.mode == "eager"
+        assert steps(trainer, 2) > 0
+
+    def test_a_device_env(self):
+        trainer = make("dqn", {"env": "named_envs:Line", "env_args": ("speed=0.5",)})
+        assert (trainer.env.speed, trainer.collects_on_device) == (0.5, True)
+        assert steps(trainer) > 0
+
+
 class TestObservations:
     @pytest.mark.parametrize("name", DISCRETE)
     def test_of_several_kinds(self, name):

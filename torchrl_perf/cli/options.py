@@ -66,7 +66,10 @@ def _problems(kind: type[RunConfig], argv: Sequence[str]) -> Iterator[str]:
         option = f"--{name.replace('_', '-')}"
         if switches.get(name, name not in switches):  # a switch, or an unknown name, whose value goes with it
             if name not in switches:
-                value = text if has_value else words.pop(0) if words and not _is_option(words[0]) else ""
+                values = [text] if has_value else []
+                while not has_value and words and not _is_option(words[0]):
+                    values.append(words.pop(0))  # of a setting that takes several, perhaps
+                value = " ".join(values)
                 yield _as_option(unknown_setting(name, value, list(switches)))
             elif has_value:
                 yield f"{option}: expected no value, received {text!r}. Remedy: {option} or --no-{option[2:]}."

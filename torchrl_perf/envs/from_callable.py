@@ -127,7 +127,9 @@ def _told_by(result: Any, again: Callable[[], Any], num_envs: int, maker: Any) -
         return Made(env=result, label=label)
     device = result.device
     result.close(raise_if_closed=False)
-    return Made(env=SerialEnv(num_envs, again, device=device), label=label)
+    several = SerialEnv(num_envs, again, device=device)
+    several.start()  # before that any attribute that it lacks is looked for without end
+    return Made(env=several, label=label)
 
 
 def _resized(again: Callable[..., Any], maker: Any) -> Callable[[int], VectorEnv]:
@@ -167,8 +169,16 @@ E = TypeVar("E", bound=Mapping[str, Any])
 
 
 def _checked(maker: Any, arguments: E) -> E:
-    """The arguments of an env that takes them; a class of ours hands on to its base what it does not name."""
-    check_arguments(maker, arguments, getattr(maker, "__name__", type(maker).__name__))
+    """The arguments of an env that takes them, and lacks none."""
+    name = getattr(maker, "__name__", type(maker).__name__)
+    check_arguments(maker, arguments, name)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for key, each in _parameters(maker).items():
+        if each.default is each.empty and each.kind not in several and key not in (*GIVEN, *arguments):
+            raise ValueError(
+                f"env_args: expected {key}, which {name} needs, received {dict(arguments)}. Remedy: --env-args "
+                f"{key}=value, in Python env_args=('{key}=value',)."
+            )
     return arguments
 
 

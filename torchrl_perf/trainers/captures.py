@@ -1,12 +1,16 @@
 """The two functions of a trainer of which one is captured: the whole iteration, or all of it but the collection."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from torchrl.envs import EnvBase
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.runtime import Captured, capture
 
-__all__ = ["Captures", "capture_iteration", "collects_on_device"]
+__all__ = ["Captures", "capture_iteration", "collector_mode", "collects_on_device", "steps_on_host"]
 
 
 class Captures(NamedTuple):
@@ -26,7 +30,18 @@ class Captures(NamedTuple):
 
 def collects_on_device(collector: Any) -> bool:
     """Whether a collector's steps can be a part of a graph."""
-    return isinstance(collector, DeviceCollector) and not collector.waits_for_host
+    on_device = isinstance(collector, DeviceCollector) and not steps_on_host(collector.env)
+    return on_device and not collector.waits_for_host
+
+
+def steps_on_host(env: EnvBase) -> bool:
+    """Whether an env is several of TorchRL's that the host steps one by one, in this process or others."""
+    return isinstance(chain(env)[-1], BatchedEnvBase)
+
+
+def collector_mode(mode: str, env: EnvBase) -> Literal["eager", "compile"]:
+    """The mode in which a trainer of a mode collects in an env: where it can be compiled, it is where anything is."""
+    return "eager" if mode == "eager" or steps_on_host(env) else "compile"
 
 
 def capture_iteration(trainer: Any) -> Captures:

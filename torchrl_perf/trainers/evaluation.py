@@ -19,6 +19,7 @@ from torchrl_perf.metrics.aggregates import bootstrap_interval
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.blueprints import Blueprint, blueprint_of
+from torchrl_perf.trainers.captures import steps_on_host
 from torchrl_perf.trainers.policies import GreedyPolicy
 from torchrl_perf.trainers.sources import Source, given_source, host_collector, source_of
 from torchrl_perf.trainers.tasks import fitting_rows
@@ -204,7 +205,7 @@ def _collector_of(source: Source, policy: Any, *, mode: str, seed: int, steps: i
     if source.env is None:
         options: dict[str, Any] = {"frames_per_batch": rows * steps, "device": source.specs.device, "seed": seed}
         return host_collector(source, policy, mode="eager", **options)
-    steps = min(steps, episode_limit(source.env) or steps)
+    steps, mode = min(steps, episode_limit(source.env) or steps), "eager" if steps_on_host(source.env) else mode
     return DeviceCollector(source.env, policy, frames_per_batch=rows * steps, mode=mode, compact_obs=True)  # pyright: ignore
 
 

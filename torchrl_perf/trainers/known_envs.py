@@ -27,7 +27,7 @@ _DQN_CPU: dict[str, Any] = {
     "num_steps": 1,
     "total_steps": 500_000,
     "learning_rate": 5e-4,
-    "updates_per_iteration": 2,
+    "updates_per_iteration": 4,
     "minibatch_size": 128,
     "hidden_size": 256,
     "target_interval": 250,
@@ -104,7 +104,7 @@ KNOWN: dict[str, Settings] = {
     },
     "HalfCheetah-*": {
         **_CPU,
-        "ppo": {**_PPO_CPU, "num_envs": 16, "num_steps": 128, "critic_coeff": 0.5, "activation": "tanh"},
+        "ppo": {**_PPO_CPU, "num_envs": 16, "num_steps": 128},
     },
     "*-v[0-9]*": _CPU,
 }

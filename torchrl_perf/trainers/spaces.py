@@ -193,7 +193,8 @@ def action_choices(env: EnvBase) -> Choices:
         return Choices(spec.shape[-1], IndependentNormal, False)
     raise ValueError(
         f"action_spec: expected Categorical (index), MultiCategorical or Bounded of floating point, received "
-        f"{type(spec).__name__} of {spec.dtype} in {_owner(env)}. Remedy: pass actor=."
+        f"{type(spec).__name__} of {spec.dtype} in {_owner(env)}. Remedy: pass actor=, or "
+        "index actions, such as those of TorchRL's GymEnv with categorical_action_encoding=True."
     )
 
 

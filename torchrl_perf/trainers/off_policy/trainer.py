@@ -18,7 +18,7 @@ from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, De
 from torchrl_perf.replay.stacked_frames import StackedFrames
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.captures import capture_iteration, collects_on_device
+from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
@@ -393,7 +393,7 @@ class OffPolicyTrainer(Checkpointed):
             policy,
             frames_per_batch=frames,
             init_random_frames=at_random,
-            mode="eager" if self.mode == "eager" else "compile",
+            mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=self.algorithm.excluded_keys,

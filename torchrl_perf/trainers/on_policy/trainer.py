@@ -17,7 +17,7 @@ from torchrl_perf.functional.rows.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.captures import capture_iteration, collects_on_device
+from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
@@ -164,7 +164,7 @@ class OnPolicyTrainer(Checkpointed):
             self.env,
             cast("Any", self.algorithm.policy),
             frames_per_batch=config.batch_size,
-            mode="eager" if self.mode == "eager" else "compile",
+            mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=tuple(self.algorithm.unused_keys),

@@ -11,7 +11,8 @@ __all__ = ["LoggedRun", "curve_of", "groups_of", "logged_run", "metric_of"]
 
 NO_DIFFERENCE = (
     *("seed", "run_dir", "device", "mode", "logger"),
-    *("checkpoint_interval", "keep_checkpoints", "gc_interval", "memory_rule"),
+    *("checkpoint_interval", "keep_checkpoints", "gc_interval", "memory_rule", "split_on_oom"),
+    *("log_interval", "eval_interval", "eval_episodes", "best_metric"),
 )
 """Settings that make no other experiment of a run."""
 
@@ -104,8 +105,13 @@ def _name(settings: dict[str, Any], others: list[dict[str, Any]]) -> str:
     """Algorithm and env, and those settings in which groups of the same algorithm and env differ."""
     alike = [each for each in others if all(each.get(key) == settings.get(key) for key in ("algorithm", "env"))]
     differing = [
-        f"{key}={value}"
+        f"{key}={_plain(value)}"
         for key, value in settings.items()
         if key not in NO_DIFFERENCE and any(each.get(key) != value for each in alike)
     ]
     return ", ".join([f"{settings.get('algorithm', 'run')} on {settings.get('env', '?')}", *differing[:4]])
+
+
+def _plain(value: Any) -> str:
+    """A value as a command line has it."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

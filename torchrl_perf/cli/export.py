@@ -53,5 +53,6 @@ def export(options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     made = export_policy(policy, folder, form=options.format, rows=options.rows)
     names = ", ".join(str(path) for path in made.files)
-    say(f"{names}: equal to the policy within {made.difference:.1e} on {made.rows} random inputs", sys.stdout)
+    equal = f"equal to the policy within {made.difference:.1e}" if made.difference else "the same actions as the policy"
+    say(f"{names}: {equal} on {made.rows} random inputs", sys.stdout)
     return 0

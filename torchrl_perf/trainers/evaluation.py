@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.host_policy import policy_device
+from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.metrics.aggregates import bootstrap_interval
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.seeds import seeded
@@ -24,7 +26,7 @@ from torchrl_perf.trainers.policies import GreedyPolicy
 from torchrl_perf.trainers.sources import Source, given_source, host_collector, source_of
 from torchrl_perf.trainers.tasks import fitting_rows
 
-__all__ = ["Episodes", "Evaluation", "episode_limit", "evaluate_episodes", "evaluation_of"]
+__all__ = ["Episodes", "Evaluation", "below", "episode_limit", "evaluate_episodes", "evaluation_of"]
 
 CHUNK = 32  # steps between two looks at whether all episodes have ended
 LONGEST = 1_000  # steps of an episode in an env that has no limit
@@ -89,8 +91,16 @@ def episode_limit(env: Any) -> int | None:
         limit = getattr(env, "max_episode_steps", None)
         if isinstance(limit, int):
             return limit
-        env = getattr(env, "base_env", None)
+        env = below(env)
     return None
+
+
+def below(env: Any) -> EnvBase | None:
+    """The env below a transform or below streams of agents; None for any other.
+
+    Several envs of TorchRL in one have every attribute, ``base_env`` among them.
+    """
+    return env.base_env if isinstance(env, TransformedEnv | AgentStreams) else None
 
 
 class Evaluation:

@@ -332,8 +332,8 @@ def readme(policy: LoadedPolicy, network: ActingNetwork, files: list[str], diffe
         f"From `{policy.path.name}` of this run, after {policy.steps} env steps. It does not explore. What the network "
         "does to its inputs, such as scaling them, is inside.",
         "",
-        f"Files: {', '.join(f'`{file}`' for file in files)}. On {rows} random inputs they differ from the policy by at "
-        f"most {difference:.1e}.",
+        f"Files: {', '.join(f'`{file}`' for file in files)}. On {rows} random inputs they "
+        + (f"differ from the policy by at most {difference:.1e}." if difference else "give the policy's actions."),
         "",
         "| | name | shape | dtype | values |",
         "| --- | --- | --- | --- | --- |",
@@ -369,6 +369,8 @@ def _dtype(spec: Any) -> str:
 
 
 def _values(spec: Any) -> str:
+    if isinstance(spec, MultiCategorical):
+        return ", ".join(f"0 to {int(size) - 1}" for size in spec.nvec.reshape(-1, spec.nvec.shape[-1])[0])
     if isinstance(spec, Categorical) and spec.dtype != torch.bool:
         return f"0 to {int(spec.space.n) - 1}"
     if isinstance(spec, Bounded) and spec.dtype.is_floating_point:

@@ -1,13 +1,17 @@
 """Pictures of a policy at work, step by step, for a film or a window."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Bounded
 
 from torchrl_perf.envs.auto_reset import AutoResetEnv
+from torchrl_perf.envs.drawing import bars, cells, heights
 from torchrl_perf.runtime.seeds import seeded
-from torchrl_perf.trainers.evaluation import Evaluation
+from torchrl_perf.trainers.evaluation import Evaluation, below
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.variants import source_for
 
@@ -26,7 +30,8 @@ def frames(
 ) -> Iterator[np.ndarray]:
     """One picture after each step of one env, for a number of episodes.
 
-    An env of the package draws itself, one of Gymnasium's is asked for ``"rgb_array"``.
+    An env of the package draws itself, one of Gymnasium's is asked for ``"rgb_array"``. Of one that has no picture the
+    newest image of its observation is shown, or else its numbers as bars.
 
     Args:
         run: gives the env.
@@ -34,14 +39,11 @@ def frames(
         seed: of the env.
         episodes: how many are shown.
         max_steps: at most so many pictures.
-        size: height and width of an env's that draws itself.
+        size: height and width of pictures that are not the env's own.
         changes: variant of the task, as for :func:`~torchrl_perf.trainers.variants.env_for`.
 
     Yields:
         uint8 ``[H, W, 3]``.
-
-    Raises:
-        ValueError: for an env that has no picture.
     """
     source = source_for(run, 1, seed=seed, changes=changes, drawn=True)
     options: dict[str, Any] = {"acceleration": policy.acceleration, "mode": "eager", "steps": 1}
@@ -55,24 +57,56 @@ def frames(
                 episodes -= bool(following.get("done").all())
                 if episodes == 0:
                     break
-                yield draw()
+                yield draw(following)
     finally:
         evaluation.close()
 
 
-def _drawer(collector: Any, size: tuple[int, int]) -> Any:
-    """A function that gives the picture of the first env."""
-    groups = getattr(collector, "groups", None)
-    if groups is not None:
-        envs = groups[0].envs
-        return lambda: np.asarray(envs.render()[0], dtype=np.uint8)
-    env = collector.env
-    while not isinstance(env, AutoResetEnv) and getattr(env, "base_env", None) is not None:
-        env = env.base_env
-    if not isinstance(env, AutoResetEnv):
-        raise ValueError(
-            f"play: expected an env that draws itself, received {type(collector.env).__name__} without a render "
-            "method. Remedy: an env of the package or of Gymnasium."
-        )
+def _drawer(collector: Any, size: tuple[int, int]) -> Callable[[TensorDictBase], np.ndarray]:
+    """A function that gives the picture of the first env, of what is observed after a step ``[1, 1]``."""
     height, width = size
-    return lambda: env.render(height=height, width=width)[0].to("cpu").numpy()
+    groups, env = getattr(collector, "groups", None), getattr(collector, "env", None)
+    while env is not None and not isinstance(env, AutoResetEnv):
+        env = below(env)
+    if env is not None:
+        return lambda following: env.render(height=height, width=width)[0].to("cpu").numpy()
+
+    def draw(following: TensorDictBase) -> np.ndarray:
+        own = None if groups is None else _rendered(groups[0].envs)
+        return _observed(collector, following, height, width) if own is None else own
+
+    return draw
+
+
+def _rendered(envs: Any) -> np.ndarray | None:
+    """The picture that the first of some vector envs gives; None for one that has none."""
+    try:
+        pictures = envs.render()
+    except NotImplementedError:
+        return None
+    picture = None if not pictures else np.asarray(pictures[0])
+    return picture.astype(np.uint8) if picture is not None and picture.ndim == 3 else None
+
+
+def _observed(collector: Any, following: TensorDictBase, height: int, width: int) -> np.ndarray:
+    """The newest image that is observed, or the numbers as bars."""
+    specs = getattr(collector, "specs", None) or collector.env
+    shares = []
+    for key, spec in specs.observation_spec.items(True, True):
+        value = following.get(key)[0, -1:]
+        if spec.dtype == torch.uint8 and value.ndim > 2:
+            return _image(value[0], height, width)
+        bounds = (spec.space.low, spec.space.high) if isinstance(spec, Bounded) else ()
+        shares.append(heights(value.reshape(1, -1), *(bound[:1].reshape(1, -1) for bound in bounds)))
+    return bars(torch.cat(shares, -1), height, width)[0].cpu().numpy()
+
+
+def _image(value: torch.Tensor, height: int, width: int) -> np.ndarray:
+    """An image ``[H, W]``, ``[H, W, 3]`` or ``[..., H, W]``, the newest last, on a canvas of a size."""
+    value = value.cpu()
+    while value.ndim > 2 and value.shape[-1] != 3:
+        value = value[-1]
+    while value.ndim > 3:
+        value = value[-1]
+    coloured = value if value.ndim == 3 else value.unsqueeze(-1).expand(*value.shape, 3)
+    return cells(coloured.unsqueeze(0), height, width)[0].numpy()

@@ -53,27 +53,27 @@ def frames(
         draw = _drawer(collector, size)
         with seeded(seed, evaluation.device):
             for _ in range(max_steps):
-                following = collector.collect().get("next")
-                episodes -= bool(following.get("done").all())
+                batch = collector.collect()
+                episodes -= bool(batch.get(("next", "done")).all())
                 if episodes == 0:
                     break
-                yield draw(following)
+                yield draw(batch)
     finally:
         evaluation.close()
 
 
 def _drawer(collector: Any, size: tuple[int, int]) -> Callable[[TensorDictBase], np.ndarray]:
-    """A function that gives the picture of the first env, of what is observed after a step ``[1, 1]``."""
+    """A function that gives the picture of the first env, of a step ``[1, 1]``."""
     height, width = size
     groups, env = getattr(collector, "groups", None), getattr(collector, "env", None)
     while env is not None and not isinstance(env, AutoResetEnv):
         env = below(env)
     if env is not None:
-        return lambda following: env.render(height=height, width=width)[0].to("cpu").numpy()
+        return lambda batch: env.render(height=height, width=width)[0].to("cpu").numpy()
 
-    def draw(following: TensorDictBase) -> np.ndarray:
+    def draw(batch: TensorDictBase) -> np.ndarray:
         own = None if groups is None else _rendered(groups[0].envs)
-        return _observed(collector, following, height, width) if own is None else own
+        return _observed(collector, batch, height, width) if own is None else own
 
     return draw
 
@@ -88,12 +88,12 @@ def _rendered(envs: Any) -> np.ndarray | None:
     return picture.astype(np.uint8) if picture is not None and picture.ndim == 3 else None
 
 
-def _observed(collector: Any, following: TensorDictBase, height: int, width: int) -> np.ndarray:
+def _observed(collector: Any, batch: TensorDictBase, height: int, width: int) -> np.ndarray:
     """The newest image that is observed, or the numbers as bars."""
     specs = getattr(collector, "specs", None) or collector.env
     shares = []
     for key, spec in specs.observation_spec.items(True, True):
-        value = following.get(key)[0, -1:]
+        value = batch.get(key)[0, -1:]
         if spec.dtype == torch.uint8 and value.ndim > 2:
             return _image(value[0], height, width)
         bounds = (spec.space.low, spec.space.high) if isinstance(spec, Bounded) else ()

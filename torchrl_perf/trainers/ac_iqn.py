@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -81,6 +82,7 @@ class ACIQN(NoisyActor, ActorCritic):
             activation=config.activation,
             precision=config.precision,
             device=cast("Any", action.device),
+            trunk=make_normalization(["observation"], observation.shape[-1], config, action.device),
         )
 
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> ACIQNLoss:

@@ -9,6 +9,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import ValueOperator
 
 from torchrl_perf.modules import DeviceActor, FusedMLP
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.spaces import action_choices, observation_inputs
 
 
@@ -46,6 +47,7 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor:
     if not choices.discrete:
         scale = _StateIndependentScale(choices.features, cast("torch.device", env.device))
         net = nn.Sequential(net, scale, NormalParamExtractor("exp"))
+    net = normalized(net, inputs.keys, inputs.size, config, env.device)
     return DeviceActor(
         inputs.network(net),
         distribution_class=cast("Any", choices.distribution),
@@ -58,7 +60,7 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor:
 def make_critic(env: EnvBase, config: Any) -> ValueOperator:
     """A value network: reads what :func:`make_actor` reads, writes ``state_value [*, 1]``."""
     inputs = observation_inputs(env)
-    net = FusedMLP(
+    net: nn.Module = FusedMLP(
         inputs.size,
         1,
         hidden_size=config.hidden_size,
@@ -66,4 +68,5 @@ def make_critic(env: EnvBase, config: Any) -> ValueOperator:
         precision=config.precision,
         device=env.device,
     )
+    net = normalized(net, inputs.keys, inputs.size, config, env.device)
     return ValueOperator(inputs.network(net), in_keys=inputs.keys)

@@ -9,6 +9,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
 from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.ppo import PPO, PPOConfig
 from torchrl_perf.trainers.spaces import observation_inputs
@@ -92,7 +93,7 @@ def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:
                 f"{key!r}. Remedy: a Categorical for each choice, PPOTrainer for an action of choices alone, or actor=."
             )
     inputs = observation_inputs(env)
-    network = FusedMLP(
+    network: nn.Module = FusedMLP(
         inputs.size,
         hybrid_features(spec),
         hidden_size=config.hidden_size,
@@ -101,4 +102,5 @@ def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:
         output_gain=0.01,
         device=env.device,
     )
+    network = normalized(network, inputs.keys, inputs.size, config, env.device)
     return HybridActor(inputs.network(network), spec=spec, in_keys=inputs.keys)

@@ -18,6 +18,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings, normalized
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -28,7 +29,7 @@ TARGET = "value_target"
 
 
 @dataclass(frozen=True)
-class PQNConfig(RunConfig):
+class PQNConfig(NormalizationSettings, RunConfig):
     """Every choice of a PQN run (arXiv:2407.04811): Q-learning on parallel envs, without replay or target network.
 
     Raises:
@@ -37,7 +38,10 @@ class PQNConfig(RunConfig):
 
     algorithm: ClassVar[str] = "pqn"
     presets_in: ClassVar[str] = "trainers.pqn:PQN_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size")
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *(*RunConfig.fixed_by_checkpoint, "hidden_size"),
+        *NORMALIZATION_SETTINGS,
+    )
 
     epochs: int = 4
     """Passes over each batch."""
@@ -143,6 +147,7 @@ def make_pqn_policy(env: EnvBase, config: PQNConfig) -> EpsilonGreedy:
         layers += [nn.Linear(size, hidden), nn.LayerNorm(hidden), nn.ReLU()]
     layers.append(nn.Linear(hidden, int(cast("Any", spec.space).n)))
     network = MixedSequential(*layers, precision=config.precision).to(env.device)
+    network = normalized(network, inputs.keys, inputs.size, config, env.device)
     schedule = {"eps_start": config.eps_start, "eps_end": config.eps_end, "decay_frames": config.eps_frames}
     return EpsilonGreedy(
         inputs.network(network), spec=spec, in_keys=inputs.keys, action_key="action", write_values=False, **schedule

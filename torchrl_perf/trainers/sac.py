@@ -20,6 +20,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
@@ -323,7 +324,8 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
         )
     head = SquashedNormalHead(*action_bounds(action))
     layers = actor_layers(observation.shape[-1], 2 * action.shape[-1], config)
-    net = MixedSequential(*layers, head, precision=config.precision).to(action.device)
+    net: nn.Module = MixedSequential(*layers, head, precision=config.precision).to(action.device)
+    net = normalized(net, ["observation"], observation.shape[-1], config, action.device)
     return DeviceActor(net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=action)
 
 

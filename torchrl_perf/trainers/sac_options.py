@@ -31,6 +31,7 @@ from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import OptionReplay
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Pass, Passes, actor_layers
 from torchrl_perf.trainers.off_policy.algorithm import Setup, Update
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
@@ -62,6 +63,7 @@ class SACOptionsConfig(SACConfig):
     algorithm: ClassVar[str] = "sac-options"
     presets_in: ClassVar[str] = "trainers.sac_options:SAC_OPTIONS_PRESETS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
+    not_normalized: ClassVar[tuple[str, ...]] = NORMALIZATION_SETTINGS  # choices are drawn from a memory of their own
 
     env: str = "Ferry"
     """The package's task that has options, Ferry; any name beside env= and options=."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.ppo import PPOConfig
 
 
@@ -23,6 +24,7 @@ class DurotaxisConfig(PPOConfig):
     presets_in: ClassVar[str] = "systems.durotaxis.config:DUROTAXIS_PRESETS"
     env_class: ClassVar[str] = "Durotaxis"
     work_of_step: ClassVar[int] = 12
+    not_normalized: ClassVar[tuple[str, ...]] = (*NORMALIZATION_SETTINGS, "reward_clip")  # it learns from components
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,
         *("critical_nodes", "actions", "reward_mode", "value_heads"),

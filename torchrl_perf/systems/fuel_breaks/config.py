@@ -28,6 +28,7 @@ class FuelBreaksConfig(DQNConfig):
     presets_in: ClassVar[str] = "systems.fuel_breaks.config:FUEL_BREAKS_PRESETS"
     env_class: ClassVar[str] = "FuelBreaks"
     work_of_step: ClassVar[int] = 4
+    not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]

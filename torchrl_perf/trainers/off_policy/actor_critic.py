@@ -16,9 +16,11 @@ from torchrl.data import TensorSpec
 
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.ensemble import EnsembleQ
+from torchrl_perf.modules.normalization import NormalizedCritic
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -471,7 +473,7 @@ def make_ensemble_critic(
     observation: TensorSpec, action: TensorSpec, config: ActorCriticConfig, num_critics: int
 ) -> TensorDictModule:
     """K action values in one batched network: reads ``observation`` and ``action``, writes ``[*, K]``."""
-    net = EnsembleQ(
+    net: nn.Module = EnsembleQ(
         num_critics,
         observation.shape[-1] + action.shape[-1],
         hidden_sizes=(config.hidden_size, config.hidden_size),
@@ -479,4 +481,6 @@ def make_ensemble_critic(
         precision=config.precision,
         device=action.device,
     )
+    layer = make_normalization(["observation"], observation.shape[-1], config, action.device)
+    net = net if layer is None else NormalizedCritic(layer, net)
     return TensorDictModule(net, in_keys=["observation", "action"], out_keys=[VALUE_KEY])

@@ -26,6 +26,7 @@ from torchrl_perf.trainers.device import (
     resolve_device,
     resolve_mode,
 )
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -107,6 +108,8 @@ class OffPolicyTrainer(Checkpointed):
         self._make_state()
         policy = algorithm.build(self._setup(collector))
         self._make_guard()
+        modules = [policy, *self.networks()]
+        self.normalization = RunNormalization(config, config.num_streams, modules, self.device, self.valid_key)
         self.collector = cast("Any", collector if collector is not None else self._make_collector(policy))
         self._check_parts(policy)
         algorithm.connect(self.collector)
@@ -120,10 +123,9 @@ class OffPolicyTrainer(Checkpointed):
         self._iterate = capture(self.iteration, device=self.device, audit=False) if whole else self.iteration
         part = graph and not self.collects_on_device
         self._digest = capture(self.digest, device=self.device, audit=False) if part else self.digest
-        modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
         self.memory_estimate = announce_memory(
             self,
-            modules,
+            self.networks(),
             minibatch_size=config.minibatch_size,
             capacity=config.capacity,
             not_stored=self.task.not_stored,
@@ -143,6 +145,10 @@ class OffPolicyTrainer(Checkpointed):
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds of the algorithm, by name: networks, target networks, optimisers."""
         return self.algorithm.parts()
+
+    def networks(self) -> list[torch.nn.Module]:
+        """The modules among :meth:`parts`."""
+        return [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
 
     def update(self, sample: TensorDictBase) -> Update:
         """One update from ``sample [B]``: the algorithm's, the priorities of its rows, what the guard notes."""
@@ -226,7 +232,9 @@ class OffPolicyTrainer(Checkpointed):
 
     def store(self, batch: TensorDictBase) -> None:
         """Writes the transitions to the buffer, and counts them."""
-        batch = self.algorithm.keep(self.task.stored(batch))
+        self.normalization.observe(batch)
+        self.normalization.observe_rewards(batch)
+        batch = self.algorithm.keep(self.task.stored(self.normalization.stored(batch)))
         self._iteration += 1
         self.guard.check(batch)
         self.frames += self.config.batch_size
@@ -265,7 +273,7 @@ class OffPolicyTrainer(Checkpointed):
 
     def _draw(self, rows: int) -> TensorDictBase:
         """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
-        drawn = cast("TensorDictBase", self.buffer.sample(rows))
+        drawn = self.normalization.drawn(cast("TensorDictBase", self.buffer.sample(rows)))
         if not self.guard.repairs:
             return drawn
         good, order = self.guard.repair(drawn)
@@ -449,6 +457,7 @@ class OffPolicyTrainer(Checkpointed):
             micro_batches=self.micro,
             replay=self.buffer,
             **self.parts(),
+            **self.normalization.parts(),
             **self.algorithm.experience(),
         )
 

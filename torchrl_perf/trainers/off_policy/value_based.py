@@ -17,6 +17,7 @@ from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.values.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -273,6 +274,7 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
     """
     spec = single_choice(env)
     inputs = observation_inputs(env, several=make_network in (FusedMLP, DuelingMLP))
+    layer = make_normalization(inputs.keys, inputs.size, config, env.device)
     network = make_network(
         inputs.size,
         int(cast("Any", spec.space).n),
@@ -281,6 +283,10 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
         precision=config.precision,
         device=env.device,
     )
+    if layer is not None and make_network in (FusedMLP, DuelingMLP):
+        network = nn.Sequential(layer, network)
+    elif layer is not None:
+        network.trunk = layer  # a network of distributions is called by several methods, which all begin there
     return EpsilonGreedy(
         inputs.network(network),
         spec=spec,

@@ -25,6 +25,7 @@ from torchrl_perf.trainers.device import (
     resolve_device,
     resolve_mode,
 )
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -86,6 +87,8 @@ class OnPolicyTrainer(Checkpointed):
         self.policy = self.algorithm.policy
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
+        learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
+        self.normalization = RunNormalization(config, config.num_envs, learnt, self.device, self.valid_key)
         check_networks(type(self).__name__, self.algorithm.networks, self.env, config)
         self._lacks_final_observations = is_native(self.env)
         self.collector = self._make_collector()
@@ -197,7 +200,7 @@ class OnPolicyTrainer(Checkpointed):
         done = self._iteration / config.schedule_iterations
         if config.schedule_steps is not None:
             done = done.clamp_max(1.0)  # where the run is longer than its schedules
-        if config.anneal_learning_rate:
+        if config.anneal_learning_rate and not self.algorithm.adapts_learning_rate:
             self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         self.algorithm.schedule(self._iteration)
         self._iteration += 1
@@ -223,7 +226,11 @@ class OnPolicyTrainer(Checkpointed):
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds to the batch what the updates learn from: the algorithm's ``estimate``."""
-        return self.algorithm.estimate(batch)
+        self.normalization.observe_rewards(batch)
+        if not self.normalization.changes_rewards:
+            return self.algorithm.estimate(batch)
+        estimated = self.algorithm.estimate(self.normalization.learnt(batch))
+        return estimated.set(("next", "reward"), batch.get(("next", "reward")))  # what episodes are measured by
 
     @accelerated
     def update(self, batch: TensorDictBase) -> None:
@@ -250,6 +257,7 @@ class OnPolicyTrainer(Checkpointed):
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
+        self.normalization.observe(batch)  # after the updates: the batch was collected with the statistics before
         valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
         self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         means = (self._sums / self._applied).unbind()
@@ -307,7 +315,10 @@ class OnPolicyTrainer(Checkpointed):
         The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
         """
         finite = total.isfinite() & grad_norm.isfinite()
-        stop = self.algorithm.stop(dict(zip(self.statistics, statistics.unbind(), strict=True)))
+        named = dict(zip(self.statistics, statistics.unbind(), strict=True))
+        if self.algorithm.adapts_learning_rate:
+            self.algorithm.adapt(named, self.optimizer.learning_rate, ~self._stopped)
+        stop = self.algorithm.stop(named)
         if stop is not None:
             self._stopped.logical_or_(stop)
         apply = finite & ~self._stopped
@@ -349,6 +360,7 @@ class OnPolicyTrainer(Checkpointed):
             "episodes": self.episodes,
             "metrics": self.metrics,
             "micro_batches": self.micro,
+            **self.normalization.parts(),
             **self.algorithm.parts(),
         }
 

@@ -1,6 +1,7 @@
 """Layers that normalise by running statistics: of observations, and of rewards by their discounted return."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from tensordict.utils import NestedKey
@@ -8,13 +9,14 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.moments import Moments, merged_moments, moments_of
 from torchrl_perf.functional.scan import linear_recurrence
+from torchrl_perf.modules.wide_buffers import WideBuffers
 
 __all__ = ["DiscountedReturnNormalization", "EmpiricalNormalization", "NormalizedCritic"]
 
 OBSERVATION: tuple[NestedKey, ...] = ("observation",)
 
 
-class EmpiricalNormalization(nn.Module):
+class EmpiricalNormalization(WideBuffers):
     """``y = clip((x - mean) / sqrt(variance + eps), -clip, clip)``, with mean and variance of the rows seen so far.
 
     The name is that of rsl_rl's layer. A call only normalises; :meth:`update` takes rows into the statistics, in place,
@@ -45,6 +47,7 @@ class EmpiricalNormalization(nn.Module):
         ValueError: for a size below 1, and an ``eps`` or ``clip`` that is not positive.
     """
 
+    wide_buffers: ClassVar[tuple[str, ...]] = ("count", "mean", "squares", "loc", "scale")
     count: Tensor
     mean: Tensor
     squares: Tensor
@@ -140,7 +143,7 @@ class NormalizedCritic(nn.Module):
         return self.network(self.normalization(*observations), action)
 
 
-class DiscountedReturnNormalization(nn.Module):
+class DiscountedReturnNormalization(WideBuffers):
     """Rewards divided by the deviation of the discounted return, as Gymnasium's ``NormalizeReward`` does.
 
     The return of each env so far, ``G_t = r_t + gamma G_(t-1)``, starts anew after the end of an episode. Its variance
@@ -162,6 +165,7 @@ class DiscountedReturnNormalization(nn.Module):
         ValueError: for fewer than one env, and a gamma outside of [0, 1].
     """
 
+    wide_buffers: ClassVar[tuple[str, ...]] = ("returns",)
     returns: Tensor
 
     def __init__(
@@ -179,7 +183,7 @@ class DiscountedReturnNormalization(nn.Module):
 
     def forward(self, reward: Tensor) -> Tensor:
         """Rewards ``[*, 1]`` -> ``[*, 1]``, divided by the deviation."""
-        return reward * self.statistics.scale
+        return (reward * self.statistics.scale).to(reward.dtype)
 
     @torch.no_grad()
     def update(self, reward: Tensor, done: Tensor, valid: Tensor | None = None) -> None:

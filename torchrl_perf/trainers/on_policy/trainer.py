@@ -108,6 +108,7 @@ class OnPolicyTrainer(Checkpointed):
         compile_ = self.kernels.function
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
+        self._adapt_fn = compile_(self._adapt)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
         self._part_losses_fn = compile_(self._part_losses)
         # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
@@ -250,6 +251,8 @@ class OnPolicyTrainer(Checkpointed):
             index = shuffled if order is None else order[shuffled]
             attempt = partial(self._gradients, rows, index)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            if self.algorithm.adapts_learning_rate:
+                self._adapt_fn(statistics, self.optimizer.learning_rate)
             grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
             self.optimizer.step(grad_scale, skip)
             self.guard.note(statistics[: len(self.algorithm.losses)], self.optimizer.grad_norms, fault)
@@ -309,16 +312,18 @@ class OnPolicyTrainer(Checkpointed):
         total, statistics = self.algorithm.minibatch_loss(minibatch)
         return total, torch.stack([statistics[name].detach() for name in self.statistics])
 
+    def _adapt(self, statistics: Tensor, learning_rate: Tensor) -> None:
+        """The learning rate of this step; an argument, since Dynamo cannot look into this optimiser."""
+        named = dict(zip(self.statistics, statistics.unbind(), strict=True))
+        self.algorithm.adapt(named, learning_rate, ~self._stopped)
+
     def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
 
         The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
         """
         finite = total.isfinite() & grad_norm.isfinite()
-        named = dict(zip(self.statistics, statistics.unbind(), strict=True))
-        if self.algorithm.adapts_learning_rate:
-            self.algorithm.adapt(named, self.optimizer.learning_rate, ~self._stopped)
-        stop = self.algorithm.stop(named)
+        stop = self.algorithm.stop(dict(zip(self.statistics, statistics.unbind(), strict=True)))
         if stop is not None:
             self._stopped.logical_or_(stop)
         apply = finite & ~self._stopped

@@ -46,6 +46,8 @@ LEARNING = {
     "anneal_learning_rate": ({}, True),
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
     **ADAM,
+    "normalize_rewards": ({}, True),
+    "reward_clip": ({}, 0.01),
     "max_grad_norm": ({}, 1e-3),
     "tau": ({}, 0.5),
     "target_interval": ({}, 1),
@@ -74,7 +76,7 @@ FIRE = {
 }
 CASES = {**LEARNING, **FIRE}
 # one value, a name for presets of one task, and what changes memory alone
-ALONE = ("env", "compact", *NETWORK_SETTINGS)
+ALONE = ("env", "compact", *NETWORK_SETTINGS, *FuelBreaksConfig.not_normalized)
 
 
 @cache

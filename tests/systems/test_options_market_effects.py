@@ -40,6 +40,7 @@ LEARNING = {
     "critic_learning_rate": ({}, 0.02),
     "tau": ({}, 0.5),
     **ADAM,
+    "reward_clip": ({}, 1e-6),
     "max_grad_norm": ({}, 1e-3),
     "target_interval": ({}, 3),
     "temperature_learning_rate": ({}, 0.02),
@@ -83,7 +84,7 @@ CASES = {**LEARNING, **MARKET}
 # what a row of metrics or the memory shows, and no number that is learnt
 OTHERS = {"max_option_share": 0.9, "min_options_used": 3, "compact": True}
 # a name for presets; what they change is seen key by key
-ALONE = ("env", *NETWORK_SETTINGS)
+ALONE = ("env", *NETWORK_SETTINGS, *OptionsMarketConfig.not_normalized)
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from pytest import MonkeyPatch
 
+from torchrl_perf.metrics import wandb_sink
+from torchrl_perf.metrics.sinks import CSVSink
 from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime.memory import MemoryGuard, MemoryReading
 from torchrl_perf.runtime.oom import MicroBatches, OutOfMemoryWarning
@@ -142,6 +144,22 @@ def last_row(column: str, name: str, options: dict[str, Any], folder: Path, patc
     return last[column]
 
 
+def wandb_call(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> tuple[Any, ...]:
+    """What a run hands to its W&B sink, in whose place one stands that writes nothing."""
+    patch.chdir(folder)
+    calls: list[Any] = []
+
+    def note(run_dir: str, *arguments: Any, settings: Any, **others: Any) -> CSVSink:
+        calls.append((arguments[0], settings))
+        return CSVSink(run_dir, "", None)
+
+    patch.setattr(wandb_sink, "WandbSink", note)
+    trainer = make(name, {**options, "logger": "wandb"})
+    train(trainer, progress=False)
+    trainer.close()
+    return tuple(calls)
+
+
 def after_oom(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
     """How an iteration ends in which an update fits only in two parts."""
     run = MicroBatches.run
@@ -193,6 +211,14 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "env_args": (("max_episode_steps=7",), {}, cpu_envs),
     "env_groups": (2, {}, cpu_envs),
     "env_processes": (True, {}, cpu_envs),
+    "wandb_project": ("other", {}, wandb_call),
+    "wandb_entity": ("team", {}, wandb_call),
+    "wandb_group": ("seeds", {}, wandb_call),
+    "wandb_name": ("first", {}, wandb_call),
+    "wandb_tags": ("a, b", {}, wandb_call),
+    "wandb_notes": ("why", {}, wandb_call),
+    "wandb_mode": ("disabled", {}, wandb_call),
+    "wandb_code": (".", {}, wandb_call),
     "gc_interval": (3, {}, partial(last_row, "memory/gc_runs")),
 }
 

@@ -19,6 +19,7 @@ from declared import declaring, unread
 from torchrl.objectives.common import LossModule
 
 from torchrl_perf import envs
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.tasks import TASKS
 
 HERE = "tests/trainers/test_config_effects.py"
@@ -76,6 +77,7 @@ CASES: dict[str, Case] = {
     "hidden_sizes": Case((16, 8)),
     "critic_hidden_sizes": Case((16,)),
     "activation": Case("tanh", {"activation": "relu"}),
+    "reward_clip": Case(0.1),
     # replay
     "capacity": Case(32),
     "n_step": Case(3),
@@ -97,6 +99,9 @@ CASES: dict[str, Case] = {
     "entropy_floor_coeff": Case(5.0, {"entropy_floor": 10.0}),
     "critic_coeff": Case(5.0),
     "target_kl": Case(0.0),
+    "desired_kl": Case(1e-3, {"anneal_learning_rate": False}),
+    "min_learning_rate": Case(5e-3, {"desired_kl": 1e-8}),
+    "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     # action values
     "double": Case(False, {"double": True, **FAR_TARGET}),
@@ -171,7 +176,7 @@ def actions_of(task: str) -> list[type]:
 
 
 # one task has options so far
-ALONE = {("sac-options", "env")}
+ALONE = {("sac-options", "env")} | {("sac-options", name) for name in NORMALIZATION_SETTINGS}  # which it refuses
 
 
 def _numbers(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -81,6 +81,11 @@ def curve_of(run: LoggedRun, column: str) -> Curve:
     return Curve(found["step"], found[column])
 
 
+def teaches(name: str) -> bool:
+    """Whether a setting makes another experiment of a run."""
+    return name not in NO_DIFFERENCE and not name.startswith("wandb_")
+
+
 def groups_of(runs: list[LoggedRun]) -> dict[str, list[LoggedRun]]:
     """Runs that differ by the seed alone, by a name that says what the others differ in.
 
@@ -89,7 +94,7 @@ def groups_of(runs: list[LoggedRun]) -> dict[str, list[LoggedRun]]:
     """
     seen: dict[str, list[LoggedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.settings.items() if name not in NO_DIFFERENCE}
+        settings = {name: value for name, value in run.settings.items() if teaches(name)}
         seen.setdefault(repr(sorted(settings.items())), []).append(run)
     firsts = [group[0].settings for group in seen.values()]
     named: dict[str, list[LoggedRun]] = {}
@@ -107,7 +112,7 @@ def _name(settings: dict[str, Any], others: list[dict[str, Any]]) -> str:
     differing = [
         f"{key}={_plain(value)}"
         for key, value in settings.items()
-        if key not in NO_DIFFERENCE and any(each.get(key) != value for each in alike)
+        if teaches(key) and any(each.get(key) != value for each in alike)
     ]
     return ", ".join([f"{settings.get('algorithm', 'run')} on {settings.get('env', '?')}", *differing[:4]])
 

@@ -12,6 +12,7 @@ from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -21,6 +22,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class ACIQN(NoisyActor, ActorCritic):
                 f"critic_hidden_sizes=({config.hidden_size},)."
             )
         sizes = [observation.shape[-1], *widths[:-1]]
-        trunk = nn.Sequential(*hidden_layers(sizes, config.activation, device=device)) if widths[:-1] else None
+        layer = make_normalization(inputs_of(observation), config, device)
+        layers = [*([] if layer is None else [layer]), *hidden_layers(sizes, config.activation, device=device)]
+        trunk = nn.Sequential(*layers) if layers else None
         return ImplicitQuantileCritic(
             sizes[-1],
             action.shape[-1],

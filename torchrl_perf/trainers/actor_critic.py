@@ -11,6 +11,7 @@ from torchrl.modules import ValueOperator
 
 from torchrl_perf.modules import DeviceActor, FusedMLP
 from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.spaces import action_choices, observation_inputs
 
 
@@ -51,6 +52,7 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor:
     if not choices.discrete:
         scale = _StateIndependentScale(choices.features, cast("torch.device", env.device))
         net = nn.Sequential(net, scale, NormalParamExtractor("exp"))
+    net = normalized(net, inputs, config, env.device)
     return DeviceActor(
         inputs.network(net, precision=config.precision, device=env.device),
         distribution_class=cast("Any", choices.distribution),
@@ -63,7 +65,7 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor:
 def make_critic(env: EnvBase, config: Any) -> ValueOperator:
     """A value network: reads what :func:`make_actor` reads, writes ``state_value [*, 1]``."""
     inputs = observation_inputs(env)
-    net = FusedMLP(
+    net: nn.Module = FusedMLP(
         inputs.size,
         1,
         activation=config.activation,
@@ -71,6 +73,7 @@ def make_critic(env: EnvBase, config: Any) -> ValueOperator:
         device=env.device,
         **config.critic_layers,
     )
+    net = normalized(net, inputs, config, env.device)
     network = inputs.network(net, precision=config.precision, device=env.device)
     return ValueOperator(network, in_keys=inputs.keys)
 
@@ -101,5 +104,6 @@ def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor:
         device=env.device,
         **config.layers,
     )
+    network = normalized(network, inputs, config, env.device)
     network = inputs.network(network, precision=config.precision, device=env.device)
     return HybridActor(network, spec=spec, in_keys=inputs.keys)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
+from torchrl_perf.metrics.wandb_settings import WandbMode, WandbSettings
 from torchrl_perf.moved import moved_from
 from torchrl_perf.near_names import nearest_word, plain_word
 from torchrl_perf.registry import TASKS
@@ -100,6 +101,23 @@ class RunConfig:
     """Iterations between two rows of metrics (one copy to the host each)."""
     logger: str = "csv"
     """Where metrics go: csv, wandb, tensorboard, none, or several with commas."""
+    wandb_project: str = "torchrl_perf"
+    """W&B project."""
+    wandb_entity: str | None = None
+    """User or team that a W&B run belongs to; None is that of the key."""
+    wandb_group: str | None = None
+    """Name of W&B runs that belong together, such as the seeds of one setting."""
+    wandb_name: str | None = None
+    """Name of the W&B run; None is that of the run's folder."""
+    wandb_tags: str = ""
+    """Words to find the W&B run by, separated by commas."""
+    wandb_notes: str = ""
+    """Description of the W&B run."""
+    wandb_mode: WandbMode = "auto"
+    """Whether W&B sends rows to its server; "auto" is WANDB_MODE where that is set, else "online" where there is a key
+    and "offline" where there is none."""
+    wandb_code: str | None = None
+    """Folder whose Python files are stored with the W&B run, such as "."; None stores none."""
     run_dir: str = "runs"
     """Folder under which the run gets a folder of its own."""
     checkpoint_interval: int = 0
@@ -186,6 +204,7 @@ class RunConfig:
         if checks.sound("env") and (problem := misspelt_task(self.env)):
             checks.add("env", problem)
         checks.each(("seed",), lambda value: value >= 0, "an integer from 0 to 2**63 - 1")
+        checks.each(("wandb_project",), lambda value: bool(value.strip()), "the name of a project")
         checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
@@ -336,6 +355,20 @@ class RunConfig:
         changed = copy.copy(self)
         object.__setattr__(changed, "num_envs", num_envs)
         return changed
+
+    @property
+    def wandb(self) -> WandbSettings:
+        """What a W&B run is called and where it belongs."""
+        tags = tuple(tag.strip() for tag in self.wandb_tags.split(",") if tag.strip())
+        return WandbSettings(
+            entity=self.wandb_entity,
+            group=self.wandb_group,
+            name=self.wandb_name,
+            tags=tags,
+            notes=self.wandb_notes or None,
+            mode=self.wandb_mode,
+            code=self.wandb_code,
+        )
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

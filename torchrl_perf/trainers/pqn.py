@@ -20,6 +20,7 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings, normalized
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -30,7 +31,7 @@ TARGET = "value_target"
 
 
 @dataclass(frozen=True)
-class PQNConfig(NetworkSettings, RunConfig):
+class PQNConfig(NormalizationSettings, NetworkSettings, RunConfig):
     """Every choice of a PQN run (arXiv:2407.04811): Q-learning on parallel envs, without replay or target network.
 
     Raises:
@@ -43,6 +44,7 @@ class PQNConfig(NetworkSettings, RunConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
+        *NORMALIZATION_SETTINGS,
     )
 
     epochs: int = 4
@@ -153,6 +155,7 @@ def make_pqn_policy(env: EnvBase, config: PQNConfig) -> EpsilonGreedy:
     layers = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm)
     layers.append(nn.Linear(sizes[-1], int(cast("Any", spec.space).n)))
     network: nn.Module = MixedSequential(*layers, precision=config.precision).to(env.device)
+    network = normalized(network, inputs, config, env.device)
     network = inputs.network(network, precision=config.precision, device=env.device)
     schedule = {"eps_start": config.eps_start, "eps_end": config.eps_end, "decay_frames": config.eps_frames}
     return EpsilonGreedy(network, spec=spec, in_keys=inputs.keys, action_key="action", write_values=False, **schedule)

@@ -20,6 +20,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
@@ -326,7 +327,8 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
     head = SquashedNormalHead(*action_bounds(action))
     inputs = inputs_of(observation)
     layers = actor_layers(inputs.size, 2 * action.shape[-1], config)
-    net = MixedSequential(*layers, head, precision=config.precision).to(action.device)
+    net: nn.Module = MixedSequential(*layers, head, precision=config.precision).to(action.device)
+    net = normalized(net, inputs, config, action.device)
     return DeviceActor(
         inputs.network(net, precision=config.precision, device=action.device),
         distribution_class=SquashedNormal,

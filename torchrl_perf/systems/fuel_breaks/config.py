@@ -31,6 +31,7 @@ class FuelBreaksConfig(DQNConfig):
     env_class: ClassVar[str] = "FuelBreaks"
     work_of_step: ClassVar[int] = 4
     not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]

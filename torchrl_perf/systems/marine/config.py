@@ -34,6 +34,7 @@ class MarineSettings:
     env_class: ClassVar[str] = "MarineNavigation"
     work_of_step: ClassVar[int] = 20
     not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"

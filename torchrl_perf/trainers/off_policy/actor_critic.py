@@ -17,10 +17,12 @@ from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.encoders.observations import EncodedCritic, ObservationEncoder
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.mlp import hidden_layers
+from torchrl_perf.modules.normalization import NormalizedCritic
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -496,4 +498,6 @@ def make_ensemble_critic(
     if inputs.parts:
         encoder = ObservationEncoder(inputs.parts, precision=config.precision, device=action.device)
         net = EncodedCritic(encoder, net)
+    elif (layer := make_normalization(inputs, config, action.device)) is not None:
+        net = NormalizedCritic(layer, net)
     return TensorDictModule(net, in_keys=[*inputs.keys, "action"], out_keys=[VALUE_KEY])

@@ -5,13 +5,14 @@ from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 
 LARGEST_DRAW = 65_536
 """Rows that are drawn at once: beyond, memory is spent and nothing is gained."""
 
 
 @dataclass(frozen=True)
-class OffPolicyConfig(RunConfig):
+class OffPolicyConfig(NormalizationSettings, RunConfig):
     """A run that learns from a replay buffer: each iteration collects N * T frames and makes a fixed number of updates.
 
     Attributes:
@@ -27,6 +28,7 @@ class OffPolicyConfig(RunConfig):
         "sampler",
         "n_step",
         "compact",
+        *NORMALIZATION_SETTINGS,
     )
 
     sizes: ClassVar[tuple[str, ...]] = (
@@ -67,6 +69,17 @@ class OffPolicyConfig(RunConfig):
                 "beta_final",
                 f"beta_final: expected None unless sampler is 'prioritized', received {self.beta_final!r}. Remedy: "
                 "sampler='prioritized', or leave it out.",
+            )
+        if (
+            checks.sound("reward_clip", "n_step", "normalize_rewards")
+            and self.reward_clip is not None
+            and self.normalize_rewards
+            and self.n_step > 1
+        ):
+            checks.add(
+                "reward_clip",
+                f"reward_clip: expected None with normalize_rewards and n_step={self.n_step}, where sums of rewards "
+                f"are normalised, received {self.reward_clip}. Remedy: n_step=1, or one of the two.",
             )
         if checks.sound(*self.sizes):
             self._check_rows(checks)

@@ -17,6 +17,7 @@ from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.objectives.sac import frozen
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCriticConfig, Pass, Passes, actor_layers
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.run.state import Stateful
@@ -169,5 +170,6 @@ def make_deterministic_actor(
         # far from the bounds at the start, where the squash has a gradient
         layers[-1].weight.mul_(0.1)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     net: nn.Module = MixedSequential(*layers, precision=config.precision).to(action.device)
+    net = normalized(net, inputs, config, action.device)
     net = inputs.network(net, precision=config.precision, device=action.device)
     return DeterministicActor(net, spec=action, squash=squash, in_keys=inputs.keys)

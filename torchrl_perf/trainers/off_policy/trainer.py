@@ -20,6 +20,7 @@ from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -102,10 +103,9 @@ class OffPolicyTrainer(Checkpointed):
         self.env, self.own_env = self.source.env, self.source.own
         with self.source.closed_on_error():
             self._make_parts()
-        modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
         self.memory_estimate = announce_memory(
             self,
-            modules,
+            self.networks(),
             minibatch_size=config.minibatch_size,
             capacity=config.capacity,
             stored=lambda batch: self.kept(batch.exclude(*self.task.not_stored)).clone(),
@@ -118,6 +118,8 @@ class OffPolicyTrainer(Checkpointed):
         self._make_state()
         policy = algorithm.build(self._setup())
         self._make_guard()
+        modules, valid = [policy, *self.networks()], self.valid_key
+        self.normalization = RunNormalization(self.config, self.config.num_streams, modules, self.device, valid)
         self.collector = cast("Any", given if given is not None else self._make_collector(policy))
         check_parts(self.source, self.collector, policy, self.config)
         algorithm.connect(self.collector)
@@ -142,6 +144,10 @@ class OffPolicyTrainer(Checkpointed):
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds of the algorithm, by name: networks, target networks, optimisers."""
         return self.algorithm.parts()
+
+    def networks(self) -> list[torch.nn.Module]:
+        """The modules among :meth:`parts`."""
+        return [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
 
     def update(self, sample: TensorDictBase) -> Update:
         """One update from ``sample [B]``: the algorithm's, the priorities of its rows, what the guard notes."""
@@ -225,7 +231,9 @@ class OffPolicyTrainer(Checkpointed):
 
     def store(self, batch: TensorDictBase) -> None:
         """Writes the transitions to the buffer, and counts them."""
-        batch = self.algorithm.keep(self.task.stored(batch))
+        self.normalization.observe(batch)
+        self.normalization.observe_rewards(batch)
+        batch = self.algorithm.keep(self.task.stored(self.normalization.stored(batch)))
         self._iteration += 1
         self.guard.check(batch)
         self.frames += self.config.batch_size
@@ -268,7 +276,7 @@ class OffPolicyTrainer(Checkpointed):
 
     def _draw(self, rows: int) -> TensorDictBase:
         """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
-        drawn = cast("TensorDictBase", self.buffer.sample(rows))
+        drawn = self.normalization.drawn(cast("TensorDictBase", self.buffer.sample(rows)))
         drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
         if not self.guard.repairs:
             return drawn
@@ -439,6 +447,7 @@ class OffPolicyTrainer(Checkpointed):
             micro_batches=self.micro,
             replay=self.buffer,
             **self.parts(),
+            **self.normalization.parts(),
             **self.algorithm.experience(),
         )
 

@@ -19,6 +19,7 @@ from torchrl_perf.modules.values.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.normalization import make_normalization, normalized
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -278,9 +279,12 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
     options = {"activation": config.activation, **place}
     choices = int(cast("Any", spec.space).n)
     if make_network in (FusedMLP, DuelingMLP):
-        network = inputs.network(make_network(inputs.size, choices, **options, **config.layers), **place)
+        network = make_network(inputs.size, choices, **options, **config.layers)
+        network = inputs.network(normalized(network, inputs, config, env.device), **place)
     elif len(inputs.keys) == 1 and not inputs.parts and config.hidden_sizes is None:
         network = make_network(inputs.size, choices, hidden_size=config.hidden_size, **options)
+        if (layer := make_normalization(inputs, config, env.device)) is not None:
+            network.trunk = layer  # the network is called by several methods, which all begin there
     else:
         trunk, features, width = _trunk(inputs, config, place)
         network = make_network(features, choices, hidden_size=width, trunk=trunk, **options)
@@ -309,4 +313,5 @@ def _trunk(inputs: Inputs, config: ValueConfig, place: dict[str, Any]) -> tuple[
     *hidden, width = (config.hidden_size,) if config.hidden_sizes is None else config.hidden_sizes
     layers = hidden_layers([inputs.size, *hidden], config.activation, device=place["device"])
     body = MixedSequential(*layers, precision=config.precision) if layers else nn.Identity()
+    body = normalized(body, inputs, config, place["device"])
     return inputs.network(body, **place), [inputs.size, *hidden][-1], width

@@ -128,6 +128,20 @@ class OnPolicyAlgorithm(abc.ABC):
         """Whether this update and the rest of the iteration's are skipped, bool 0-d; None for never."""
         return None
 
+    @property
+    def adapts_learning_rate(self) -> bool:
+        """Whether :meth:`adapt` sets the learning rate, which is not annealed then."""
+        return False
+
+    def adapt(self, statistics: Mapping[str, Tensor], learning_rate: Tensor, due: Tensor) -> None:  # noqa: B027
+        """Changes the learning rate in place, before the step that it is used for.
+
+        Args:
+            statistics: of the step's minibatch, 0-d each.
+            learning_rate: 0-d.
+            due: bool 0-d; False where the iteration's updates were stopped before this one.
+        """
+
     def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
         """What parts of the minibatch of the rows at ``index [B]`` have to know of all of it."""
         return Whole({})

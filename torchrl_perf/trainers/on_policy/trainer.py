@@ -19,6 +19,7 @@ from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -113,6 +114,8 @@ class OnPolicyTrainer(Checkpointed):
         self.policy = self.algorithm.policy
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
+        learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
+        self.normalization = RunNormalization(config, config.num_envs, learnt, self.device, self.valid_key)
         check_networks(type(self).__name__, self.algorithm.networks, specs, config)
         self._lacks_final_observations = is_native(specs)
         self.collector = cast("Any", given if given is not None else self._make_collector())
@@ -137,6 +140,7 @@ class OnPolicyTrainer(Checkpointed):
         compile_ = self.kernels.function
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
+        self._adapt_fn = compile_(self._adapt)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
         self._part_losses_fn = compile_(self._part_losses)
         self.collects_on_device = collects_on_device(self.collector)
@@ -228,7 +232,7 @@ class OnPolicyTrainer(Checkpointed):
         done = self._iteration / config.schedule_iterations
         if config.schedule_steps is not None:
             done = done.clamp_max(1.0)  # where the run is longer than its schedules
-        if config.anneal_learning_rate:
+        if config.anneal_learning_rate and not self.algorithm.adapts_learning_rate:
             self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         self.algorithm.schedule(self._iteration)
         self._iteration += 1
@@ -257,7 +261,11 @@ class OnPolicyTrainer(Checkpointed):
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds to the batch what the updates learn from: the algorithm's ``estimate``."""
-        return self.algorithm.estimate(batch)
+        self.normalization.observe_rewards(batch)
+        if not self.normalization.changes_rewards:
+            return self.algorithm.estimate(batch)
+        estimated = self.algorithm.estimate(self.normalization.learnt(batch))
+        return estimated.set(("next", "reward"), batch.get(("next", "reward")))  # what episodes are measured by
 
     @accelerated
     def update(self, batch: TensorDictBase) -> None:
@@ -277,6 +285,8 @@ class OnPolicyTrainer(Checkpointed):
             index = shuffled if order is None else order[shuffled]
             attempt = partial(self._gradients, rows, index)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            if self.algorithm.adapts_learning_rate:
+                self._adapt_fn(statistics, self.optimizer.learning_rate)
             grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
             self.optimizer.step(grad_scale, skip)
             self.guard.note(statistics[: len(self.algorithm.losses)], self.optimizer.grad_norms, fault)
@@ -284,6 +294,7 @@ class OnPolicyTrainer(Checkpointed):
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
+        self.normalization.observe(batch)  # after the updates: the batch was collected with the statistics before
         valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
         self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         means = (self._sums / self._applied).unbind()
@@ -335,6 +346,11 @@ class OnPolicyTrainer(Checkpointed):
         total, statistics = self.algorithm.minibatch_loss(minibatch)
         return total, torch.stack([statistics[name].detach() for name in self.statistics])
 
+    def _adapt(self, statistics: Tensor, learning_rate: Tensor) -> None:
+        """The learning rate of this step; an argument, since Dynamo cannot look into this optimiser."""
+        named = dict(zip(self.statistics, statistics.unbind(), strict=True))
+        self.algorithm.adapt(named, learning_rate, ~self._stopped)
+
     def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
 
@@ -384,6 +400,7 @@ class OnPolicyTrainer(Checkpointed):
             "episodes": self.episodes,
             "metrics": self.metrics,
             "micro_batches": self.micro,
+            **self.normalization.parts(),
             **self.algorithm.parts(),
         }
 

@@ -102,6 +102,7 @@ class RunLoop:
         self._told = False
         self._evaluation = evaluation
         self._evaluating = 0.0  # seconds
+        self._earlier = float(self._notes.get("seconds", 0.0))  # before the resume
         self._watch = Stopwatch("cpu").start()
 
     def start(self) -> None:
@@ -246,6 +247,7 @@ class RunLoop:
             **self._notes.pop("evaluation", {}),
             "time/steps_per_second": speed,
             "time/experiences_per_second": self._experiences(before, done) / seconds,
+            "time/total_seconds": self._earlier + now,
             **{f"time/{name}": value for name, value in (trainer.phases.finish_flush() or {}).items()},
             **self._memory.row(),
             **(self._gpu.latest() if self._gpu is not None else {}),
@@ -305,6 +307,7 @@ class RunLoop:
 
     def _take_snapshot(self) -> None:
         if self.trainer.guard.may_save():
+            self._notes["seconds"] = self._earlier + self.seconds
             self._snapshot = (self.trainer.iterations_done, self.trainer.train_state.snapshot())
 
     def _write_snapshot(self) -> None:

@@ -10,7 +10,7 @@ __all__ = ["known_metrics", "unknown_metric"]
 EPISODES = ("episode/mean_return", "episode/mean_length", "episode/count")
 EVERY = (*EPISODES, "train/first_bad_iteration", "train/micro_batches", "train/updates_applied")
 EVALUATION = ("eval/mean_return", "eval/return_deviation", "eval/mean_length")
-LOOP = ("time/steps_per_second", "time/experiences_per_second")
+LOOP = ("time/steps_per_second", "time/experiences_per_second", "time/total_seconds")
 FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_")
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 

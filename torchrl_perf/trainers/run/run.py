@@ -92,7 +92,9 @@ def _train(
     if resumes:
         go_on(trainer, path)  # compares the settings with those in the folder, which are overwritten below
     with RunFolder(path, config, env) as folder:
-        rows = make_loggers(config.logger, path, "torchrl_perf", path.name, card(config, env), resume=resumes)
+        stored = card(config, env)
+        project = config.wandb_project
+        rows = make_loggers(config.logger, path, project, path.name, stored, resume=resumes, wandb=config.wandb)
         with closing(rows), _progress_line(config, progress) as line:
             if resumes:
                 rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
@@ -100,7 +102,10 @@ def _train(
             loop = RunLoop(trainer, folder, rows, line, evaluation)
             loop.start()
             result = _run(loop)
-        _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
+            rows.flush()
+            picture = _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
+            if picture is not None:
+                rows.log_file("learning_curve", picture, result.steps)
     return result
 
 
@@ -184,10 +189,14 @@ def _last_step(trainer: Trainer) -> int:
     return row * trainer.config.batch_size
 
 
-def _draw(run_dir: Path, title: str, mean_return: float) -> None:
+def _draw(run_dir: Path, title: str, mean_return: float) -> Path | None:
+    """Writes the picture of the run, where there is a curve; its path, or None."""
     if not (run_dir / PROGRESS).is_file() or not math.isfinite(mean_return):
-        return
+        return None
+    picture = run_dir / "learning_curve.png"
     try:
-        save_learning_curve(run_dir / PROGRESS, run_dir / "learning_curve.png", title=title)
+        save_learning_curve(run_dir / PROGRESS, picture, title=title)
     except OSError as error:
         logger.warning("learning_curve.png cannot be written: %s.", error)
+        return None
+    return picture

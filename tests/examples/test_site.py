@@ -73,8 +73,9 @@ class TestBuilt:
     def test_every_public_name_is_in_the_reference(self, site, package):
         module = importlib.import_module(f"torchrl_perf.{package}")
         html = (site[0] / "reference" / f"{package}.html").read_text(encoding="utf-8")
-        missing = [name for name in module.__all__ if f'id="torchrl_perf.{package}.{name}"' not in html]
-        assert not missing
+        ids = set(re.findall(rf'id="torchrl_perf\.{package}\.([\w.]+)"', html))
+        # a function whose module has the same name stands under both
+        assert [name for name in module.__all__ if not ids & {name, f"{name}.{name}"}] == []
 
     @pytest.mark.parametrize("name", ALGORITHMS)
     def test_every_setting_of_an_algorithm_is_on_its_page_or_the_shared_one(self, site, name):
@@ -92,4 +93,4 @@ class TestBuilt:
 
     def test_files_beside_the_documentation_are_there(self, site):
         assert (site[0] / "source" / "examples" / "ppo.py").is_file()
-        assert (site[0] / "source" / "examples" / "README.html").is_file()
+        assert (site[0] / "source" / "examples" / "index.html").is_file()

@@ -45,52 +45,43 @@ def test_no_page_is_left_without_an_algorithm():
     assert pages == {page_of(name).stem for name in ALGORITHMS} | {"index", "settings"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built site, and the processor's seconds that it took."""
-    folder = tmp_path_factory.mktemp("site")
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_is_whole(tmp_path):
+    """``mkdocs build --strict``: a lost page, link or anchor, and a docstring that cannot be read, is an error."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nRemedy: mkdocs build --strict, of the extra docs"
-    return folder, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nRemedy: pip install -e '.[docs]', mkdocs build --strict"
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < SECONDS
+    pages = {page.relative_to(tmp_path).as_posix(): page.read_text("utf-8") for page in tmp_path.rglob("*.html")}
+    assert len(pages) > 50
+    assert {name: found for name, html in pages.items() if (found := ASSET.findall(html))} == {}
+    check_reference(pages)
+    check_settings(pages)
+    check_formulas(pages["algorithms/ppo.html"])
+    assert (tmp_path / "source" / "examples" / "ppo.py").is_file()
+    assert "source/examples/index.html" in pages
 
 
-@pytest.mark.slow
-class TestBuilt:
-    """``mkdocs build --strict``: a lost page, link or anchor, and a docstring that cannot be read, is an error."""
+def check_reference(pages):
+    """Every public name is there; a function whose module has the same name stands under both."""
+    for package in PACKAGES:
+        ids = set(re.findall(rf'id="torchrl_perf\.{package}\.([\w.]+)"', pages[f"reference/{package}.html"]))
+        names = importlib.import_module(f"torchrl_perf.{package}").__all__
+        assert [name for name in names if not ids & {name, f"{name}.{name}"}] == []
 
-    def test_it_takes_less_than_90_s(self, site):
-        assert site[1] < SECONDS
 
-    def test_nothing_comes_from_another_host(self, site):
-        pages = sorted(site[0].rglob("*.html"))
-        assert len(pages) > 50
-        assert {page.name: found for page in pages if (found := ASSET.findall(page.read_text(encoding="utf-8")))} == {}
+def check_settings(pages):
+    """Every setting of an algorithm is on its page, or on that of the shared ones."""
+    for name, entry in ALGORITHMS.items():
+        html = pages[f"algorithms/{page_of(name).stem}.html"] + pages["algorithms/settings.html"]
+        fields = [field.name.replace("_", "-") for field in dataclasses.fields(entry.load("config"))]
+        assert [field for field in fields if f"<code>--{field}</code>" not in html] == [], name
 
-    @pytest.mark.parametrize("package", PACKAGES)
-    def test_every_public_name_is_in_the_reference(self, site, package):
-        module = importlib.import_module(f"torchrl_perf.{package}")
-        html = (site[0] / "reference" / f"{package}.html").read_text(encoding="utf-8")
-        ids = set(re.findall(rf'id="torchrl_perf\.{package}\.([\w.]+)"', html))
-        # a function whose module has the same name stands under both
-        assert [name for name in module.__all__ if not ids & {name, f"{name}.{name}"}] == []
 
-    @pytest.mark.parametrize("name", ALGORITHMS)
-    def test_every_setting_of_an_algorithm_is_on_its_page_or_the_shared_one(self, site, name):
-        page, kind = page_of(name), ALGORITHMS[name].load("config")
-        pages = [site[0] / "algorithms" / f"{stem}.html" for stem in (page.stem, "settings")]
-        html = "".join(each.read_text(encoding="utf-8") for each in pages)
-        fields = [field.name for field in dataclasses.fields(kind)]
-        assert [field for field in fields if f"<code>--{field.replace('_', '-')}</code>" not in html] == []
-
-    def test_formulas_need_no_script(self, site):
-        html = (site[0] / "algorithms" / "ppo.html").read_text(encoding="utf-8")
-        assert html.count("<math") >= 2
-        assert "$$" not in html
-        assert "arithmatex" not in html
-
-    def test_files_beside_the_documentation_are_there(self, site):
-        assert (site[0] / "source" / "examples" / "ppo.py").is_file()
-        assert (site[0] / "source" / "examples" / "index.html").is_file()
+def check_formulas(html):
+    """They are MathML, which needs no script."""
+    assert html.count("<math") >= 2
+    assert "$$" not in html
+    assert "arithmatex" not in html

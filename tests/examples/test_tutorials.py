@@ -49,41 +49,44 @@ def run_fences(page: Path, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_runs(page, folder):
+def test_a_tutorial_runs(page, folder, capsys):
     scope = run_fences(page, folder)
+    said = capsys.readouterr()
     check = CHECKS.get(page.stem)
     if check is not None:
-        check(scope, folder)
+        check(scope, folder, said.out + said.err)
 
 
-def learnt(scope, folder):
+def learnt(scope, folder, said):
     """The corridor is learnt within the run of the page."""
     assert scope["result"].mean_return > -2.0
     assert scope["result"].run_dir == Path("runs/ppo-Corridor-0")
 
 
-def logged(scope, folder):
+def logged(scope, folder, said):
     assert len(scope["rows"]) == 2
     assert list((folder / "runs" / "ppo-CartPole-0" / "tensorboard").iterdir())
     assert scope["row"]["return"] == 5.0
 
 
-def resumed(scope, folder):
+def resumed(scope, folder, said):
     rows = (folder / "runs" / "ppo-CartPole-0" / "progress.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in rows[1:]] == [f"{4096 * count}" for count in range(1, 7)]
 
 
-def drawn(scope, folder):
+def drawn(scope, folder, said):
     assert scope["rows"].batch_size == torch.Size([256])
     assert {"index", "priority_weight", "steps_to_next_obs", "gamma"} <= set(scope["rows"].keys())
 
 
-def shared(scope, folder):
+def shared(scope, folder, said):
     assert scope["env"].batch_size[0] == 8 * scope["env"].num_agents
 
 
-def counted(scope, folder):
+def counted(scope, folder, said):
     assert [row.count for row in scope["report"].rows] == [1]
+    assert "slow.py:11" in said
+    assert "slow.py:12" in said
 
 
 CHECKS = {
@@ -94,13 +97,6 @@ CHECKS = {
     "multi_agent": shared,
     "host_waits": counted,
 }
-
-
-def test_the_report_on_host_waits_names_the_lines_that_the_page_names(folder, capsys):
-    run_fences(ROOT / "docs" / "tutorials" / "host_waits.md", folder)
-    report = capsys.readouterr().err
-    assert "slow.py:11" in report
-    assert "slow.py:12" in report
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

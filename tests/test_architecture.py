@@ -10,7 +10,7 @@ from test_layers import LAYERS, all_imports
 DRAWING = ROOT / "docs" / "pictures" / "architecture.py"
 FILES = {path.stem for path in PACKAGE.glob("*.py")}
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "examples" / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "examples" / "README.md"]
 PAGES += [ROOT / ".github" / "CONTRIBUTING.md", ROOT / "studies" / "README.md"]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"`([\w./-]+)`")

@@ -1,4 +1,4 @@
-"""The README's tables of agents, tasks and systems: their rows for a registry, and their refusals."""
+"""The documentation's tables of agents, tasks and systems: their rows for a registry, and their refusals."""
 
 import pytest
 from torchrl.data import Unbounded

@@ -68,7 +68,7 @@ def test_a_row_for_each_replacement_and_two_columns_for_each_algorithm(tmp_path:
 def test_the_gpu_takes_the_place_of_the_cpu(tmp_path: Path) -> None:
     write(tmp_path, "dropin_cpu", PPO)
     write(tmp_path, "dropin", PPO[:1], cpu="the host of a GPU")
-    assert readme.dropin_lines(tmp_path)[1].startswith("the host of a GPU, 2 CPU cores")
+    assert readme.dropin_lines(tmp_path)[1].startswith("Measured on the host of a GPU, 2 CPU cores")
     assert len(cells(readme_dropin.dropin_table(tmp_path))) == 3
 
 
@@ -83,7 +83,9 @@ def test_steps(tmp_path: Path) -> None:
         ["1. collector", "1", "3,000 frames/s", "6,000 frames/s", "1.2x", "34.1 s"],
         ["3. all five lines", "5", "30,000 frames/s", "60,000 frames/s", "12x", "3.4 s"],
     ]
-    assert readme.steps_block(tmp_path).endswith("Each variant: a process of its own, caches of compilers empty.")
+    assert readme.steps_block(tmp_path).endswith(
+        "Each variant ran in a process of its own. The caches of compilers were empty."
+    )
 
 
 def test_off_policy_rows(tmp_path: Path) -> None:
@@ -101,9 +103,12 @@ def test_off_policy_rows(tmp_path: Path) -> None:
 def test_how_they_were_measured() -> None:
     plain = row("ppo", "torchrl", 1.0, 1.0, 0)
     rows = [{**plain, "clock": "process, one thread", "rounds": n, "load": float(n)} for n in (3, 2)]
-    words = "Each variant: the fastest of up to 3 processes, caches of compilers empty, one thread, the process's own "
-    for cores, busy in ((2, ", other programs beside it (load up to 3)"), (4, "")):
-        assert readme_dropin.runs_line({"rows": rows, "machine": {"cores": cores}}) == f"{words}time{busy}."
+    words = (
+        "Each variant ran in up to 3 processes, of which the fastest counts. The caches of compilers were empty. The "
+        "clock is the process's own time, on one thread."
+    )
+    for cores, busy in ((2, " Other programs ran beside it (load up to 3)."), (4, "")):
+        assert readme_dropin.runs_line({"rows": rows, "machine": {"cores": cores}}) == f"{words}{busy}"
 
 
 @pytest.mark.parametrize("algorithm", LOOPS)

@@ -1,4 +1,4 @@
-"""The tables of README and ``docs/drop_in.md``: results from the committed JSON, agents and tasks from the registry."""
+"""The tables of the documentation: results from the committed JSON, agents and tasks from the registry."""
 
 import math
 import sys
@@ -20,6 +20,8 @@ VARIANTS = {
     "graph": "torchrl_perf + compile + graph",
     "graph-bf16": "the same, bf16 products",
 }
+LEARNT = "return 475 after, s"
+BOUND = "lower bound"
 REPLAY_VARIANTS = {
     "torchrl": "TorchRL",
     "flashbax": "Flashbax (JAX)",
@@ -48,10 +50,11 @@ def results_table(folder: Path = RESULTS) -> str:
     table = [_throughput_row(rows, variant, shapes) for variant in VARIANTS]
     lines = [
         *[line for part in dropin_lines(folder) for line in (part, "")],
-        "PPO on CartPole, tanh 64-64 actor and critic, 4 epochs x 4 minibatches; env steps/s of whole iterations "
-        "(N=4: ms an iteration), by envs x steps:",
+        "## PPO on CartPole\n\nActor and critic have two hidden layers of 64 with tanh. An iteration has 4 epochs of 4 "
+        "minibatches. The columns are envs x steps. A cell is env steps per second of whole iterations, or the "
+        f"milliseconds of an iteration of 4 envs. `{LEARNT}` is the time until the mean return is 475.",
         "",
-        format_table([row for row in table if len(row) > 1], ["", *shapes, "s to 475"]),
+        format_table([row for row in table if len(row) > 1], ["", *shapes, LEARNT]),
         "",
         f"{gae_line()} {collector_line()}",
         "",
@@ -70,7 +73,7 @@ def _throughput_row(rows: Sequence[dict[str, Any]], variant: str, shapes: Sequen
             out[row["N x T"]] = f"{row['ms']:.2f} ms" if small else f"{row['steps_per_second'] / 1e6:.2f} M"
     seconds = [row["seconds"] for row in rows if row.get("learns") == variant]
     if seconds:
-        out["s to 475"] = f"{median(seconds):.2f}"
+        out[LEARNT] = f"{median(seconds):.2f}"
     return out
 
 
@@ -80,8 +83,8 @@ def gae_line(shape: str = "65536x128") -> str:
     ours = rows["torchrl_perf, in a graph"]
     theirs = min(rows["torchrl loop"]["us"], rows["torchrl vectorised"]["us"])
     return (
-        f"GAE at {shape}: {ours['us']:.0f} us, {ours['of_copy_bandwidth']:.0%} of a device copy's bandwidth (TorchRL "
-        f"{theirs:,.0f} us)."
+        f"Generalised advantage estimation at {shape} takes {ours['us']:.0f} us, at {ours['of_copy_bandwidth']:.0%} of "
+        f"the bandwidth of a copy on the device. TorchRL takes {theirs:,.0f} us."
     )
 
 
@@ -91,8 +94,8 @@ def collector_line() -> str:
     base = rows["torchrl"]["frames_per_second"]
     eager, fused = (rows[name]["frames_per_second"] / base for name in ("eager", "compile"))
     return (
-        f"Collecting CartPole on one CPU thread, {rows['torchrl']['N x T']}: {eager:.1f}x TorchRL's frames/s eager, "
-        f"{fused:.1f}x compiled."
+        f"Collecting {rows['torchrl']['N x T']} frames of CartPole on one CPU thread is {eager:.1f} times as fast as "
+        f"TorchRL's collector eagerly, and {fused:.1f} times compiled."
     )
 
 
@@ -110,37 +113,40 @@ def replay_table(folder: Path = RESULTS) -> str:
         floors = [row["floor_us"] for row in found.values() if row.get("floor_us")]
         if cells:
             floor = f"{floors[0]:,.0f}" if floors else ""
-            table.append({"us": f"{operation}, {batch:,}", **cells, "byte limit": floor})
+            table.append({"us": f"{operation}, {batch:,}", **cells, BOUND: floor})
     if not table:
         return ""
     columns = [name for name in REPLAY_VARIANTS.values() if any(name in row for row in table)]
     return (
-        "Replay of 1,048,576 rows of 2 x 376 + 18 floats; us a call from Python, and a call inside a CUDA graph:\n\n"
-        + format_table(table, ["us", *columns, "byte limit"])
+        "## Replay\n\nThe buffer has 1,048,576 rows of 2 x 376 + 18 floats. A cell is the microseconds (us) of a call "
+        "from Python, or inside a CUDA graph. The lower bound is the time in which the GPU's memory can move as many "
+        "bytes as the call has to.\n\n" + format_table(table, ["us", *columns, BOUND])
     )
 
 
 def training_line(folder: Path = RESULTS) -> str:
     """Sentences on SAC, DQN and the collection from CPU envs; empty where none has been measured."""
     rows = _rows("offpolicy", folder)
-    return " ".join(line for line in (_sac_line(rows), _dqn_line(rows), host_line(folder)) if line)
+    lines = [line for line in (_sac_line(rows), _dqn_line(rows), host_line(folder)) if line]
+    return "\n".join(["## Off-policy training and envs on the CPU", "", *lines]) if lines else ""
 
 
 def _sac_line(rows: Sequence[dict[str, Any]]) -> str:
     speed = {row["variant"]: row["per_second"] for row in rows if row["task"] == "SAC updates"}
     ours = [speed[variant] for variant in speed if variant != "torchrl"]
-    theirs = f" (TorchRL {speed['torchrl']:,.0f})" if "torchrl" in speed else ""
-    return f"SAC, 256-256, batch 256: {max(ours):,.0f} full updates/s{theirs}." if ours else ""
+    theirs = f"; TorchRL makes {speed['torchrl']:,.0f}" if "torchrl" in speed else ""
+    words = "SAC with two hidden layers of 256 and a batch of 256 makes"
+    return f"{words} {max(ours):,.0f} full updates a second{theirs}." if ours else ""
 
 
 def _dqn_line(rows: Sequence[dict[str, Any]]) -> str:
     speed = [row["per_second"] for row in rows if row["task"] == "DQN env steps"]
     seeds = [row["seconds"] for row in rows if "seed" in row]
     learnt = [seconds for seconds in seeds if math.isfinite(seconds)]
-    parts = [f"{max(speed) / 1e6:.1f} M env steps/s of whole iterations"] if speed else []
+    parts = [f"takes {max(speed) / 1e6:.1f} M env steps a second in whole iterations"] if speed else []
     if learnt:
-        parts.append(f"a return of 475 after {median(learnt):.1f} s ({len(learnt)} of {len(seeds)} seeds)")
-    return f"DQN on CartPole: {', '.join(parts)}." if parts else ""
+        parts.append(f"has a return of 475 after {median(learnt):.1f} s ({len(learnt)} of {len(seeds)} seeds)")
+    return f"DQN on CartPole {' and '.join(parts)}." if parts else ""
 
 
 def host_line(folder: Path = RESULTS) -> str:
@@ -149,12 +155,13 @@ def host_line(folder: Path = RESULTS) -> str:
     ours = rows.get("host")
     if ours is None:
         return ""
-    share = f", {ours['share_of_bare']:.0%} of the bare vector env" if ours.get("share_of_bare") else ""
+    share = f", {ours['share_of_bare']:.0%} of what the vector env takes alone" if ours.get("share_of_bare") else ""
     theirs = rows.get("torchrl-vector")
-    factor = f", {ours['frames_per_second'] / theirs['frames_per_second']:.1f}x TorchRL's collector" if theirs else ""
+    times = f" and {ours['frames_per_second'] / theirs['frames_per_second']:.1f} times TorchRL's" if theirs else ""
     num_envs = ours["N x T"].split("x")[0]
     return (
-        f"HostCollector on {num_envs} envs of {ours['env']}: {ours['frames_per_second']:,.0f} frames/s{share}{factor}."
+        f"`HostCollector` on {num_envs} envs of {ours['env']} takes {ours['frames_per_second']:,.0f} frames a "
+        f"second{share}{times}."
     )
 
 
@@ -168,26 +175,30 @@ def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
             fastest[key] = min(row["us"], fastest.get(key, math.inf))
     losses = {agent: us for (agent, _), us in fastest.items() if " " in agent}
     chosen = ", ".join(f"{agent} {us:.0f}" for (agent, n), us in fastest.items() if n == num_rows)
-    parts = [f"us to choose {num_rows:,} actions: {chosen}."] if chosen else []
+    parts = [f"Choosing {num_rows:,} actions takes, in microseconds: {chosen}."] if chosen else []
     theirs = [row["us"] for row in rows if (row["agent"], row["variant"]) == ("c51 loss", "torchrl")]
     if theirs and "c51 loss" in losses:
-        parts.append(f"C51 loss and gradients: {theirs[0] / losses['c51 loss']:.0f}x TorchRL's speed.")
+        times = theirs[0] / losses["c51 loss"]
+        parts.append(f"The loss of C51 and its gradients are {times:.0f} times as fast as TorchRL's.")
     if "iqn update" in losses:
-        parts.append(f"IQN, batch 256, 8 x 32 quantiles: {1e6 / losses['iqn update']:,.0f} updates/s.")
+        speed = 1e6 / losses["iqn update"]
+        parts.append(f"IQN with a batch of 256 and 8 x 32 quantiles makes {speed:,.0f} updates a second.")
     if not parts:
         return ""
     gpu = read_results("policies", folder)["machine"].get("gpu", "a CPU")
-    return f"In graphs, on {gpu}: {' '.join(parts)} All else:"
+    return "\n".join(
+        ["## Policies and losses in graphs", "", f"These figures are of {gpu}.", *parts, "", "## Machine", ""]
+    )
 
 
 def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/") -> str:
-    """One line that names the machine of medians.
+    """One sentence that names the machine of medians.
 
     Args:
         card: of the machine, as the file of results has it.
         rows: the folder of that file.
     """
-    return f"{machine_words(card)}; medians; every row in `{rows}`."
+    return f"All other figures are medians on {machine_words(card)}. Every row is in `{rows}`."
 
 
 def machine_words(card: dict[str, Any]) -> str:
@@ -208,7 +219,9 @@ def dropin_lines(folder: Path = RESULTS) -> list[str]:
 def dropin_machine(folder: Path = RESULTS) -> str:
     """The machine of the table of replaced lines, and how they were measured; empty where they were not."""
     results = readme_dropin.measured(folder)
-    return "" if results is None else f"{machine_words(results['machine'])}. {readme_dropin.runs_line(results)}"
+    if results is None:
+        return ""
+    return f"Measured on {machine_words(results['machine'])}. {readme_dropin.runs_line(results)}"
 
 
 def steps_block(folder: Path = RESULTS) -> str:
@@ -240,9 +253,13 @@ def made(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 def pages() -> dict[Path, dict[str, Callable[[], str]]]:
     """The blocks of each page that holds tables."""
-    readme = {"results": results_table, "agents": agents_table, "tasks": tasks_table, "systems": systems_table}
-    steps = {"steps": steps_block, "off-policy": readme_dropin.off_policy_table}
-    return {ROOT / "README.md": readme, ROOT / "docs" / "drop_in.md": steps}
+    docs = ROOT / "docs"
+    return {
+        docs / "results.md": {"results": results_table},
+        docs / "algorithms" / "index.md": {"agents": agents_table},
+        docs / "tasks.md": {"tasks": tasks_table, "systems": systems_table},
+        docs / "drop_in.md": {"steps": steps_block, "off-policy": readme_dropin.off_policy_table},
+    }
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The README's tables of agents, tasks and systems, made from the registry, the presets and the specs of the envs."""
+"""The documentation's tables of agents, tasks and systems, made from the registry, presets and specs of the envs."""
 
 import inspect
 import re
@@ -137,8 +137,8 @@ def first_sentence(kind: type) -> str:
     first = " ".join(text.partition("\n\n")[0].split())
     if not first:
         raise ValueError(
-            f"{kind.__name__}: expected a docstring, whose first sentence the README shows, received none. Remedy: "
-            f"write one in {kind.__module__}."
+            f"{kind.__name__}: expected a docstring, whose first sentence the documentation shows, received none. "
+            f"Remedy: write one in {kind.__module__}."
         )
     return re.split(r"\.(?:\s|$)", first, maxsplit=1)[0]
 

@@ -1,4 +1,4 @@
-"""Tables of ordinary TorchRL scripts with lines replaced: the README's first, and those of ``docs/drop_in.md``."""
+"""Tables of ordinary TorchRL scripts with lines replaced: in ``docs/results.md`` and ``docs/drop_in.md``."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ LABELS = {
     "captured": "all, in one graph",
     "trainer": "our trainer instead",
 }
-"""What is replaced, by variant, in the order of the README's rows."""
+"""What is replaced, by variant, in the order of the rows."""
 STEPS = ("torchrl", "collector", "first", "all", "captured", "trainer")
 """Variants of PPO that follow each other in ``docs/drop_in.md``, from its step 0 on."""
 
@@ -53,10 +53,11 @@ def dropin_table(folder: Path = RESULTS) -> str:
     first = [f"{rows[name, 'torchrl']['first_frames']:,} of {NAMES[name]}" for name in algorithms]
     columns = [column for name in algorithms for column in (f"{NAMES[name]}, {UNITS[name]}/s", f"{NAMES[name]}, start")]
     return (
-        "Ordinary TorchRL scripts, `examples/drop_in.py`, `drop_in_dqn.py` and `drop_in_sac.py`, with lines replaced "
-        "([docs/drop_in.md](docs/drop_in.md) takes the steps one by one): speed in the last half of a run, and as a "
-        f"multiple of TorchRL's; start: that multiple for the first frames ({', '.join(first)}) from nothing, "
-        "compiling and recording included:\n\n" + format_table(table, ["replaced", *columns])
+        "## Lines of a script replaced\n\n`examples/drop_in.py`, `drop_in_dqn.py` and `drop_in_sac.py` are ordinary "
+        "TorchRL scripts. [Five steps](drop_in.md) replace their lines one by one. A cell is the speed in the last "
+        "half of a run, and how many times TorchRL's speed it is. `start` is the same multiple for the first frames "
+        f"({', '.join(first)}) from nothing, with all compiling and recording.\n\n"
+        + format_table(table, ["replaced", *columns])
     )
 
 
@@ -76,12 +77,13 @@ def times_of(row: dict[str, Any], column: str) -> str:
 def runs_line(results: dict[str, Any]) -> str:
     """How the results were measured."""
     rounds = {row.get("rounds", 1) for row in results["rows"]}
-    fastest = f"the fastest of up to {max(rounds)} processes" if max(rounds) > 1 else "a process of its own"
+    several = f"up to {max(rounds)} processes, of which the fastest counts"
+    processes = several if max(rounds) > 1 else "a process of its own"
     on_cpu = any("one thread" in row.get("clock", "") for row in results["rows"])
-    clock = ", one thread, the process's own time" if on_cpu else ""
+    clock = " The clock is the process's own time, on one thread." if on_cpu else ""
     load = max((row.get("load") or 0.0 for row in results["rows"]), default=0.0)
-    busy = f", other programs beside it (load up to {load:.0f})" if load > results["machine"]["cores"] else ""
-    return f"Each variant: {fastest}, caches of compilers empty{clock}{busy}."
+    busy = f" Other programs ran beside it (load up to {load:.0f})." if load > results["machine"]["cores"] else ""
+    return f"Each variant ran in {processes}. The caches of compilers were empty.{clock}{busy}"
 
 
 def steps_table(folder: Path = RESULTS) -> str:

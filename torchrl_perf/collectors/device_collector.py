@@ -110,8 +110,9 @@ class DeviceCollector(SharedPolicyCollector):
         auto_register_policy_transforms: True adds the transforms that carry the state of a recurrent policy.
         pre_collect_hook, post_collect_hook: called before each batch, and on each that iteration yields or writes.
         compact_obs: observations under "next" are not stored.
-        backend, backend_options, num_collectors, sync, reset_when_done, interruptor, weight_sync_schemes,
-        weight_recv_schemes, worker_idx: TorchRL's, at values that change nothing (``collectors.arguments.REFUSED``).
+        backend, backend_options, num_collectors, sync, reset_when_done: TorchRL's, at values that change nothing
+            (``collectors.arguments.REFUSED``).
+        interruptor, weight_sync_schemes, weight_recv_schemes, worker_idx: likewise.
 
     Keys written beside those of env and policy: ``("collector", "traj_ids")`` int64 ``[N, T]``, one number an episode.
 

@@ -90,8 +90,7 @@ class DeviceSliceSampler(Sampler):
         end_key: bool entry that ends an episode.
         truncated_key: where the end of a slice is marked; None to leave all flags as stored.
         **options: of TorchRL's ``SliceSampler``: ``cache_values``, ``compile`` and ``use_gpu``, which say how it
-        searches,
-            are taken and have nothing to do here; the others are refused where they ask for something else.
+            searches, are taken and have nothing to do here; the others are refused where they ask for something else.
 
     Raises:
         ValueError: for numbers out of range, for ``num_slices`` without ``slice_len``, for options of slices by

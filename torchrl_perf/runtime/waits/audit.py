@@ -61,7 +61,7 @@ class HostSync:
 
     Attributes:
         op: name of the operation (``_local_scalar_dense`` is what ``.item()``, ``bool``, ``int`` and ``float`` dispatch
-        to).
+            to).
         file: file of the innermost frame outside torch, tensordict, torchrl and the runtime package.
         line: its line number.
         count: how often it waited.

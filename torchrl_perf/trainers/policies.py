@@ -121,7 +121,8 @@ class SavedRun:
         self.config = kind.from_dict(settings)
         self.plain_specs: dict[str, Any] = env["plain_specs"]
         self.specs = SavedSpecs(self.plain_specs, device)
-        self.env, self.given = env.get("name", self.config.env), bool(env.get("given"))
+        self.given = bool(env.get("given"))
+        self.env: str = _label(self.config, env.get("name", self.config.env), self.given)
         self.arguments: Mapping[str, Any] = env.get("arguments", {})
         self.networks: Mapping[str, Mapping[str, str]] = made_of.get("networks", {})
 
@@ -134,6 +135,13 @@ class SavedRun:
     def blueprint(self) -> Blueprint:
         """How its policy and env are made."""
         return blueprint_of(self.config)
+
+
+def _label(config: RunConfig, name: str, given: bool) -> str:
+    """What a run's env is called: by its name of the settings, unless that is the place of a class."""
+    named = config.env.removeprefix("gym:")
+    is_place = ":" in named and not named.startswith("vmas:")
+    return name if given or config.env_class or is_place else named
 
 
 def load_policy(

@@ -8,6 +8,7 @@ import torch
 from config_runs import KINDS, make
 
 from torchrl_perf.cli import main
+from torchrl_perf.envs.registry import make as make_env
 from torchrl_perf.trainers import load_policy, train
 from torchrl_perf.trainers.export import export_policy
 from torchrl_perf.trainers.frames import frames
@@ -154,3 +155,12 @@ def test_play_shows_what_is_observed_where_there_is_no_picture(env, tmp_path):
     assert {picture.shape for picture in shown} == {(32, 48, 3)}
     assert all(picture.std() > 3 for picture in shown)
     assert any((one != other).any() for one, other in itertools.pairwise(shown))
+
+
+def test_agents_of_several_are_shown_as_bars():
+    pytest.importorskip("vmas")
+    env = make_env("vmas:navigation", 4, device=lambda: torch.device("cpu"), arguments={}).env
+    env.reset()
+    pictures = env.base_env.render(height=32, width=48)
+    assert pictures.shape == (1, 32, 48, 3)
+    assert pictures.float().std() > 3

@@ -328,7 +328,8 @@ class AutoResetEnv(EnvBase):
         if scene:
             return lines(scene, height, width, half_width=self.scene_half_width)
         shares = []
-        for key, value in self._observation(self._state()).items():
+        observed = TensorDict(dict(self._observation(self._state())), batch_size=self.batch_size)
+        for key, value in observed.items(True, True):
             spec = self.observation_spec[key]
             space = spec.space if isinstance(spec, Bounded) else None
             low, high = (None, None) if space is None else (space.low.flatten(1), space.high.flatten(1))

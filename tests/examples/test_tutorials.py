@@ -50,6 +50,8 @@ def run_fences(page: Path, folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_runs(page, folder, capsys):
+    if "torchrl-perf export" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("onnxruntime", reason="of the extra export")
     scope = run_fences(page, folder)
     said = capsys.readouterr()
     check = CHECKS.get(page.stem)
@@ -60,7 +62,8 @@ def test_a_tutorial_runs(page, folder, capsys):
 def learnt(scope, folder, said):
     """The corridor is learnt within the run of the page."""
     assert scope["result"].mean_return > -2.0
-    assert scope["result"].run_dir == Path("runs/ppo-Corridor-0")
+    assert scope["result"].run_dir == Path("runs/ppo-Corridor-0-2")  # the command made the first one
+    assert "mean return" in said
 
 
 def logged(scope, folder, said):
@@ -89,7 +92,24 @@ def counted(scope, folder, said):
     assert "slow.py:12" in said
 
 
+def exported(scope, folder, said):
+    """A new user's four commands: the policy is trained, evaluated and exported."""
+    run = folder / "runs" / "sac-Thermostat-0"
+    assert (run / "policy.onnx").stat().st_size > 0
+    assert "mean return" in said
+
+
+def used(scope, folder, said):
+    run = folder / "runs" / "ppo-CartPole-0"
+    assert (run / "play.gif").is_file()
+    assert (run / "policy.onnx").is_file()
+    assert (folder / "comparison.png").is_file()
+    assert scope["rows"]["action"].shape == (5,)
+
+
 CHECKS = {
+    "gymnasium": exported,
+    "use_policy": used,
     "own_env": learnt,
     "logging": logged,
     "resume": resumed,

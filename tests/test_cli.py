@@ -45,6 +45,17 @@ class TestCommands:
         assert "train ppo" in text
         assert "ppo, gae, collector, replay, offpolicy, host" in text
 
+    @pytest.mark.parametrize("command", ["evaluate", "play", "export", "compare", "plot"])
+    def test_help_of_a_command_for_a_run_does_not_wait_for_torch(self, command):
+        code = (
+            "import sys\nfrom torchrl_perf.cli import main\ntry:\n"
+            f"    main([{command!r}, '--help'])\nexcept SystemExit as ended:\n"
+            "    sys.exit(ended.code or int('torch' in sys.modules))"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert f"usage: torchrl-perf {command}" in ended.stdout
+
     def test_version(self, capsys):
         assert main(["--version"]) == 0
         assert capsys.readouterr().out == f"torchrl_perf {torchrl_perf.__version__}\n"
@@ -52,7 +63,10 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["tain"], "command: expected one of train, bench, syncs, doctor, monitor, received tain."),
+            (
+                ["tain"],
+                "command: expected one of train, bench, evaluate, play, export, compare, plot, envs, syncs, doctor",
+            ),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (
@@ -177,7 +191,11 @@ class TestSettings:
             ("a.json", '{"clip_value": 1}', "clip_value: expected True or False, received 1 (int)"),
             ("a.json", '{"gamma": true}', "gamma: expected a finite number, received True (bool)"),
             ("a.json", '{"target_kl": "low"}', "target_kl: expected None or a finite number, received 'low' (str)"),
-            ("a.json", '{"activation": "gelu"}', "activation: expected one of ('tanh', 'relu'), received 'gelu'"),
+            (
+                "a.json",
+                '{"activation": "mish"}',
+                "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'mish'",
+            ),
             ("a.json", '{"gamma": 2.0}', "gamma: expected a number in [0, 1], received 2.0."),
         ],
     )
@@ -200,6 +218,7 @@ class TestSettings:
             (["--num-envs", "0"], "num_envs: expected a positive integer, received 0."),
             (["--mode", "graph"], "mode='graph': expected a CUDA device, received cpu."),
             (["--logger", "csv,tensorbord"], "logger: expected one of csv, wandb, tensorboard, none, or several"),
+            (["--env", "Ant"], "received 'Ant'. Remedy: --env Ant-v5, the nearest"),
         ],
     )
     def test_settings_that_cannot_run_leave_no_folder(self, tmp_path, capsys, options, message):
@@ -207,7 +226,7 @@ class TestSettings:
         assert message in capsys.readouterr().err
         assert not (tmp_path / "runs").exists()
 
-    @pytest.mark.parametrize("options", [["--mini-batch", "3"], ["--env", "Ant"], ["--num-envs", "many"]])
+    @pytest.mark.parametrize("options", [["--mini-batch", "3"], ["--num-envs", "many"]])
     def test_options_that_do_not_exist_exit_with_2(self, tmp_path, options):
         with pytest.raises(SystemExit) as end:
             train(tmp_path, *options)

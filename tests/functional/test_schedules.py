@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.schedules import cosine, elapsed, exponential, linear
+from torchrl_perf.functional.schedules import adaptive, cosine, elapsed, exponential, linear
 
 SCHEDULES = [linear, cosine, exponential]
 
@@ -79,3 +79,29 @@ def test_changed_tensors_are_honoured(schedule, variant):
 def test_elapsed_keeps_the_shape():
     share = elapsed(torch.tensor([[0, 1], [2, 9]]), 4)
     assert share.tolist() == [[0.0, 0.25], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [
+        (0.021, 1e-3 / 1.5),
+        (0.02, 1e-3),  # at twice and at half nothing changes
+        (0.01, 1e-3),
+        (0.005, 1e-3),
+        (0.004, 1.5e-3),
+        (0.0, 1e-3),
+        (-1.0, 1e-3),
+        (float("nan"), 1e-3),
+        (float("inf"), 1e-3 / 1.5),
+    ],
+)
+def test_the_rate_follows_the_divergence(divergence, expected):
+    rate = adaptive(torch.tensor(1e-3), torch.tensor(divergence), 0.01, 1e-5, 1e-2)
+    torch.testing.assert_close(rate, torch.tensor(expected))
+
+
+def test_the_rate_stays_within_its_bounds():
+    far, near = torch.tensor(1.0), torch.tensor(1e-6)
+    low, high = torch.tensor(1.2e-5), torch.tensor(9e-3)
+    assert adaptive(low, far, 0.01, 1e-5, 1e-2) == torch.tensor(1e-5)
+    assert adaptive(high, near, 0.01, 1e-5, 1e-2) == torch.tensor(1e-2)

@@ -21,7 +21,9 @@ from torchrl_perf.modules import (
     ConvQMap,
     DeterministicActor,
     DeviceActor,
+    DiscountedReturnNormalization,
     DuelingMLP,
+    EmpiricalNormalization,
     EnsembleHybridQ,
     EnsembleMLP,
     EnsembleQ,
@@ -37,6 +39,7 @@ from torchrl_perf.modules import (
     MixedSequential,
     NodeEncoder,
     NoisyLinear,
+    NormalizedCritic,
     OptionActor,
     OptionController,
     OptionSet,
@@ -104,6 +107,18 @@ def nodes(c):
     return c(floats(B, 5, 3)), torch.arange(5) < 3 + torch.arange(B).unsqueeze(-1) % 3, c(floats(B, 2))
 
 
+def normalization():
+    layer = EmpiricalNormalization(IN)
+    layer.update(floats(50, IN) * 30 + 100)
+    return layer
+
+
+def reward_normalization():
+    layer = DiscountedReturnNormalization(B, gamma=0.9)
+    layer.update(floats(B, 7, 1), torch.zeros(B, 7, 1, dtype=torch.bool))
+    return layer
+
+
 CASES = {
     "ICM": (lambda: ICM(IN, spec=SPEC), lambda net, c: net(transitions(c))["next", "intrinsic_reward"]),
     "BeliefFilter": (
@@ -126,6 +141,12 @@ CASES = {
         lambda net, c: net(planes(c)),
     ),
     "ConvQMap": (lambda: ConvQMap(3, hidden_size=8, dueling=True), lambda net, c: net(planes(c))),
+    "EmpiricalNormalization": (normalization, lambda net, c: net(c(floats(B, IN) + 100))),
+    "DiscountedReturnNormalization": (reward_normalization, lambda net, c: net(c(floats(B, 1)))),
+    "NormalizedCritic": (
+        lambda: NormalizedCritic(normalization(), EnsembleQ(2, IN + D)),
+        lambda net, c: net(c(floats(B, IN) + 100), c(floats(B, D))),
+    ),
     "DeterministicActor": (
         lambda: DeterministicActor(nn.Linear(IN, D), spec=SPEC, squash="atan"),
         lambda net, c: net(td(c))["action"],

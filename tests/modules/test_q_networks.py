@@ -41,4 +41,4 @@ def test_fused_on_cuda_equals_the_cpu():
 
 def test_unknown_activation():
     with pytest.raises(ValueError, match="activation: expected one of"):
-        DuelingMLP(4, 2, activation="gelu")
+        DuelingMLP(4, 2, activation="swish")

@@ -220,7 +220,7 @@ class TestCritic:
         (lambda: QuantileMLP(OBS, ACTIONS, num_quantiles=0), "sizes: expected at least 1 each"),
         (lambda: QuantileMLP(OBS, 0), "sizes: expected at least 1 each"),
         (lambda: QuantileMLP(OBS, ACTIONS, risk=Risk("cvar", 2.0)), "eta: expected"),
-        (lambda: QuantileMLP(OBS, ACTIONS, activation="gelu"), "activation: expected one of"),
+        (lambda: QuantileMLP(OBS, ACTIONS, activation="swish"), "activation: expected one of"),
         (lambda: QuantileMLP(OBS, ACTIONS, noisy="row"), "noisy: expected one of"),
         (lambda: QuantileMLP(OBS, ACTIONS, precision="fp8"), "precision: expected one of"),
         (lambda: QuantileMLP(OBS, ACTIONS, hidden_size=0), "hidden_size: expected at least 1"),

@@ -14,6 +14,7 @@ from declared import ADAM, repeated, unread
 from states import run
 
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 
 WEAK = {"entropy_coeff": 0.0, "anneal_learning_rate": False}
 # (what both runs have, the value that is tried)
@@ -33,6 +34,9 @@ LEARNING = {
     "clip_value": ({"value_clip_epsilon": 1e-4}, True),
     "value_clip_epsilon": ({"clip_value": True}, 1e-4),
     "normalize_advantage": ({}, False),
+    "desired_kl": ({"target_kl": None}, 1e-6),
+    "min_learning_rate": ({"desired_kl": 1e-9, "learning_rate": 1e-3}, 9e-4),
+    "max_learning_rate": ({"desired_kl": 100.0, "learning_rate": 9e-3}, 2e-2),
     "entropy_coeff": ({}, 0.5),
     "entropy_coeff_final": ({}, 0.5),
     "entropy_frames": ({"entropy_coeff_final": 0.5}, 32),
@@ -68,7 +72,7 @@ COLONY = {
 }
 CASES = {**LEARNING, **COLONY}
 # one value, which says that the other one of PPO does not exist; a name for two presets of one task
-ALONE = ("loss", "env")
+ALONE = ("loss", "env", *NETWORK_SETTINGS, *DurotaxisConfig.not_normalized)
 
 
 @cache

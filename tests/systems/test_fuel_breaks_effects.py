@@ -17,6 +17,7 @@ from states import run
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig
 from torchrl_perf.trainers import train
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.run import loop
 
 PRIORITIES = {"sampler": "prioritized"}
@@ -45,6 +46,8 @@ LEARNING = {
     "anneal_learning_rate": ({}, True),
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
     **ADAM,
+    "normalize_rewards": ({}, True),
+    "reward_clip": ({}, 0.01),
     "max_grad_norm": ({}, 1e-3),
     "tau": ({}, 0.5),
     "target_interval": ({}, 1),
@@ -73,7 +76,7 @@ FIRE = {
 }
 CASES = {**LEARNING, **FIRE}
 # one value, a name for presets of one task, and what changes memory alone
-ALONE = ("env", "compact")
+ALONE = ("env", "compact", *NETWORK_SETTINGS, *FuelBreaksConfig.not_normalized)
 
 
 @cache

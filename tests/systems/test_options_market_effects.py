@@ -14,6 +14,7 @@ from states import run
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 
 REPLAY = {"sampler": "prioritized"}
 # (what both runs have, the value that is tried)
@@ -39,6 +40,7 @@ LEARNING = {
     "critic_learning_rate": ({}, 0.02),
     "tau": ({}, 0.5),
     **ADAM,
+    "reward_clip": ({}, 1e-6),
     "max_grad_norm": ({}, 1e-3),
     "target_interval": ({}, 3),
     "temperature_learning_rate": ({}, 0.02),
@@ -82,7 +84,7 @@ CASES = {**LEARNING, **MARKET}
 # what a row of metrics or the memory shows, and no number that is learnt
 OTHERS = {"max_option_share": 0.9, "min_options_used": 3, "compact": True}
 # a name for presets; what they change is seen key by key
-ALONE = ("env",)
+ALONE = ("env", *NETWORK_SETTINGS, *OptionsMarketConfig.not_normalized)
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from pytest import MonkeyPatch
 
+from torchrl_perf.metrics import wandb_sink
+from torchrl_perf.metrics.sinks import CSVSink
 from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime.memory import MemoryGuard, MemoryReading
 from torchrl_perf.runtime.oom import MicroBatches, OutOfMemoryWarning
@@ -119,6 +121,15 @@ def after_nan(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPat
         trainer.close()
 
 
+def cpu_envs(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> list[Any]:
+    """The vector envs of a run on a Gymnasium env: kind, size and time limit of each."""
+    trainer = make(name, {"env": "Pendulum-v1" if name == "sac" else "CartPole-v1", **options})
+    groups = [group.envs for group in trainer.collector.groups]
+    trainer.close()
+    limits = [env.spec.max_episode_steps for group in groups for env in getattr(group, "envs", ())]
+    return [(type(envs).__name__, envs.num_envs, limits) for envs in groups]
+
+
 def last_row(column: str, name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
     """A column of the last row, of a run on a device that is full of cached memory."""
     patch.chdir(folder)
@@ -131,6 +142,22 @@ def last_row(column: str, name: str, options: dict[str, Any], folder: Path, patc
     with (result.run_dir / "progress.csv").open(encoding="utf-8") as file:
         *_, last = csv.DictReader(file)
     return last[column]
+
+
+def wandb_call(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> tuple[Any, ...]:
+    """What a run hands to its W&B sink, in whose place one stands that writes nothing."""
+    patch.chdir(folder)
+    calls: list[Any] = []
+
+    def note(run_dir: str, *arguments: Any, settings: Any, **others: Any) -> CSVSink:
+        calls.append((arguments[0], settings))
+        return CSVSink(run_dir, "", None)
+
+    patch.setattr(wandb_sink, "WandbSink", note)
+    trainer = make(name, {**options, "logger": "wandb"})
+    train(trainer, progress=False)
+    trainer.close()
+    return tuple(calls)
 
 
 def after_oom(name: str, options: dict[str, Any], folder: Path, patch: MonkeyPatch) -> str:
@@ -171,6 +198,8 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "checkpoint_interval": (2, {"keep_checkpoints": 10}, left_behind),
     "keep_checkpoints": (2, {"checkpoint_interval": 1}, left_behind),
     "best_metric": ("", {"checkpoint_interval": 1, "log_interval": 1}, left_behind),
+    "eval_interval": (4, {"eval_episodes": 2}, left_behind),
+    "eval_episodes": (3, {"eval_interval": 10}, partial(last_row, "eval/return_deviation")),
     "stop_return": (-1e9, {"log_interval": 1}, left_behind),
     "device": ("cuda", {}, place),
     "mode": ("compile", {}, compilations),
@@ -179,6 +208,17 @@ RUN_KEYS: dict[str, tuple[Any, dict[str, Any], Look]] = {
     "on_nan": ("skip", {}, after_nan),
     "split_on_oom": (False, {}, after_oom),
     "memory_rule": ("never", {}, partial(last_row, "memory/cleanups")),
+    "env_args": (("max_episode_steps=7",), {}, cpu_envs),
+    "env_groups": (2, {}, cpu_envs),
+    "env_processes": (True, {}, cpu_envs),
+    "wandb_project": ("other", {}, wandb_call),
+    "wandb_entity": ("team", {}, wandb_call),
+    "wandb_group": ("seeds", {}, wandb_call),
+    "wandb_name": ("first", {}, wandb_call),
+    "wandb_tags": ("a, b", {}, wandb_call),
+    "wandb_notes": ("why", {}, wandb_call),
+    "wandb_mode": ("disabled", {}, wandb_call),
+    "wandb_code": (".", {}, wandb_call),
     "gc_interval": (3, {}, partial(last_row, "memory/gc_runs")),
 }
 

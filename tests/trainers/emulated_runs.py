@@ -9,6 +9,7 @@ import torch
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.rows import PackedRows
 from torchrl_perf.systems.active_dynamics import trainer as active_dynamics
+from torchrl_perf.trainers import captures
 from torchrl_perf.trainers.off_policy import trainer as off_policy
 from torchrl_perf.trainers.on_policy import trainer as on_policy
 
@@ -22,8 +23,9 @@ def emulate(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for module in (on_policy, off_policy, active_dynamics):
+    for module in (captures, active_dynamics):
         monkeypatch.setattr(module, "capture", _capture)
+    for module in (on_policy, off_policy, active_dynamics):
         monkeypatch.setattr(module, "resolve_mode", lambda mode, device: "graph" if mode == "auto" else mode)
     _write_at_the_devices_cursor(monkeypatch)
 

@@ -43,7 +43,7 @@ step()
 marks["replay"] = time.perf_counter()
 times = list(marks.values())
 seconds = dict(zip(list(marks)[1:], [two - one for one, two in zip(times, times[1:])]))
-captured = bool(getattr(trainer._iterate, "captured", False))
+captured = bool(getattr(trainer._captures.iterate, "captured", False))
 imported = "torch._inductor.compile_fx" in sys.modules
 print(json.dumps({"seconds": seconds, "captured": captured, "compiler": imported}))
 """

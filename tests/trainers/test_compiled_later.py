@@ -26,6 +26,11 @@ FIELD = {
 SYSTEM = "active-dynamics"
 
 
+def is_captured(trainer):
+    """Whether the iteration is a graph by now."""
+    return (trainer._iterate if isinstance(trainer, ActiveDynamicsTrainer) else trainer._captures.iterate).captured
+
+
 def assert_same_on_device(*states):
     """Equal but for the rows that the host has counted, which hears of no replay."""
     leaves = [flatten(state) for state in states]
@@ -143,7 +148,7 @@ def test_a_graph_that_refuses_eager_kernels_takes_compiled_ones(device, request,
     assert "iteration 3: kernels are compiled at once, since eager ones cannot be recorded" in caplog.text
     assert trainer.train_state.notes["compiled_from"] == 2
     run(trainer, 2)
-    assert trainer._iterate.captured
+    assert is_captured(trainer)
     assert int(trainer._iteration) == 5
     trainer.close()
 
@@ -172,7 +177,7 @@ def test_graphs_of_both_kinds_repeat_the_iteration(name, other_rounding, monkeyp
     kinds = []
     for _ in range(12):
         run(trainer, 1)
-        kinds.append((trainer.kernels.on, trainer._iterate.captured))
+        kinds.append((trainer.kernels.on, is_captured(trainer)))
     filling = getattr(trainer.config, "fill_iterations", 0)
     eager = [(False, False)] * (filling + 2) + [(False, True)] * (4 - filling)
     assert kinds == [*eager, (True, False), (True, False), *[(True, True)] * 4]
@@ -247,9 +252,9 @@ class TestOnCuda:
         trainer = make_any(name, ON_CUDA)
         filling = getattr(trainer.config, "fill_iterations", 0)
         run(trainer, filling + 2)
-        assert not trainer._iterate.captured
+        assert not is_captured(trainer)
         run(trainer, 1)
-        assert trainer._iterate.captured
+        assert is_captured(trainer)
         torch.cuda.synchronize()
         # without imports, which pytest has done; kernels of Triton may have to be made
         assert time.perf_counter() - start < 15
@@ -262,13 +267,13 @@ class TestOnCuda:
         trainer = run(make_any(name, options), 9)
         early = trainer.save(tmp_path / "early.pt")
         run(trainer, 1)
-        assert trainer._iterate.captured
+        assert is_captured(trainer)
         assert not trainer.kernels.on
         run(trainer, 1)
         assert trainer.kernels.on
-        assert not trainer._iterate.captured
+        assert not is_captured(trainer)
         run(trainer, 2)
-        assert trainer._iterate.captured
+        assert is_captured(trainer)
         late = trainer.save(tmp_path / "late.pt")
         expected = run(trainer, 3).state_dict()
         trainer.load(late)

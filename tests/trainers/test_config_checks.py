@@ -28,7 +28,7 @@ def problems_of(make) -> list[str]:
 class TestConstruction:
     def test_all_problems_at_once_in_the_order_of_the_fields(self):
         with pytest.raises(ConfigError) as caught:
-            PPOConfig(epochs=0, gamma=2.0, num_envs="128", activation="gelu", on_nan=8, log_interval=None)
+            PPOConfig(epochs=0, gamma=2.0, num_envs="128", activation="gelo", on_nan=8, log_interval=None)
         assert str(caught.value).splitlines() == [
             "6 problems:",
             "  num_envs: expected a positive integer, received '128' (str). Remedy: num_envs=128.",
@@ -38,16 +38,16 @@ class TestConstruction:
             "  on_nan: expected one of ('stop', 'skip', 'rollback'), received 8 (int). Remedy: on_nan='stop', the "
             "default.",
             "  epochs: expected a positive integer, received 0. Remedy: epochs=8, the default.",
-            "  activation: expected one of ('tanh', 'relu'), received 'gelu'. Remedy: change activation; "
-            "the nearest is 'relu'.",
+            "  activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'gelo'. Remedy: change "
+            "activation; the nearest is 'gelu'.",
         ]
 
     def test_one_problem_is_one_line(self):
         with pytest.raises(ConfigError) as caught:
             PPOConfig(activation="rely")
         assert str(caught.value) == (
-            "activation: expected one of ('tanh', 'relu'), received 'rely'. Remedy: change activation; the nearest is "
-            "'relu'."
+            "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'rely'. Remedy: change "
+            "activation; the nearest is 'relu'."
         )
         assert isinstance(caught.value, ValueError)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -92,7 +92,7 @@ def test_a_captured_iteration_goes_on_as_an_uncaptured_one(options, fresh_dynamo
     # made one after the other: each begins by setting the seed that both draw from
     trainers = [run(make(mode=mode, device="cuda", **options), 12) for mode in ("compile", "graph")]
     compiled, graph = trainers
-    assert graph._iterate.captured
+    assert graph._captures.iterate.captured
     for one, two in zip(weights(compiled.q_network), weights(graph.q_network), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
     rows = [trainer.metrics.flush(384) for trainer in (compiled, graph)]

@@ -160,5 +160,5 @@ class TestHybridPPO:
         assert trainer.metrics.flush(1)["train/first_bad_iteration"] == -1
 
     def test_a_task_that_does_not_exist(self):
-        with pytest.raises(ValueError, match="env: expected one of"):
-            make("hybrid-ppo", {"env": "Ferry"})
+        with pytest.raises(ValueError, match=r"env: expected one of .*received 'Fery'\. Remedy: --env Ferry"):
+            make("hybrid-ppo", {"env": "Fery"})

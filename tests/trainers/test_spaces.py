@@ -6,7 +6,8 @@ from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import DoubleToFloat, EnvBase, TransformedEnv
 
-from torchrl_perf.modules import EpsilonGreedy, IndependentCategoricals, JoinedInputs
+from torchrl_perf.modules import EpsilonGreedy, HybridActor, IndependentCategoricals, JoinedInputs
+from torchrl_perf.modules.encoders.observations import ObservationEncoder
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.trainers import (
     ACIQNConfig,
@@ -23,6 +24,7 @@ from torchrl_perf.trainers import (
     PPOTrainer,
     SACConfig,
     SACTrainer,
+    make_actor,
 )
 from torchrl_perf.trainers.spaces import action_choices, observation_inputs
 
@@ -90,7 +92,7 @@ def multi(*sizes):
 )
 def test_what_is_read_and_in_which_order(kind, keys, size):
     env = Toy(kind)
-    assert observation_inputs(env) == (keys, size)
+    assert observation_inputs(env) == (keys, size, ())
     trainer = PPOTrainer(PPOConfig(**ON), env=env)
     assert isinstance(trainer.critic.module, JoinedInputs) is (len(keys) > 1)
     assert trainer.critic.in_keys == keys
@@ -133,22 +135,44 @@ def test_several_choices():
         (SACTrainer, SACConfig, OFF),
     ],
 )
-def test_what_is_no_vector_is_refused(kind, trainer, config, options):
+def test_images_and_indices_are_encoded(kind, trainer, config, options):
     action = Bounded(-torch.ones(N, 2), torch.ones(N, 2)) if trainer is SACTrainer else None
-    with pytest.raises(
-        ValueError, match=r"observation_spec: expected .*vector.*received.*Remedy: networks of your own"
-    ):
-        trainer(config(**options), env=Toy(kind, action))
+    made = trainer(config(**options), env=Toy(kind, action))
+    before = [value.clone() for value in made.policy.parameters()]
+    assert any(isinstance(module, ObservationEncoder) for module in made.policy.modules())
+    for _ in range(4):
+        made.step()
+    assert not all(torch.equal(one, other) for one, other in zip(before, made.policy.parameters(), strict=True))
+    made.close()
+
+
+@pytest.mark.parametrize(("trainer", "config", "options"), [(PPOTrainer, PPOConfig, ON), (DQNTrainer, DQNConfig, OFF)])
+def test_flags_and_counts_alone_are_refused(trainer, config, options):
+    env = Toy("plain")
+    env.observation_spec = Composite(
+        count=Unbounded((N, 1), dtype=torch.int64), ready=Binary(shape=(N, 1), dtype=torch.bool), shape=(N,)
+    )
+    with pytest.raises(ValueError, match=r"observation_spec: expected numbers, an image or indices.*received.*Remedy"):
+        trainer(config(**options), env=env)
 
 
 @pytest.mark.parametrize(
     ("trainer", "config"), [(SACTrainer, SACConfig), (DDPGTrainer, DDPGConfig), (IQNTrainer, IQNConfig)]
 )
-@pytest.mark.parametrize("kind", ["several", "nested", "deep"])
-def test_networks_of_one_input_refuse_several(trainer, config, kind):
+@pytest.mark.parametrize("kind", ["several", "nested", "deep", "renamed"])
+def test_other_algorithms_read_several_too(trainer, config, kind):
     action = None if trainer is IQNTrainer else Bounded(-torch.ones(N, 2), torch.ones(N, 2))
+    made = trainer(config(**OFF), env=Toy(kind, action))
+    for _ in range(3):
+        made.step()
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["several", "nested", "deep", "renamed", "picture"])
+def test_a_network_of_one_input_refuses_others(kind):
+    action = Bounded(-torch.ones(N, 2), torch.ones(N, 2))
     with pytest.raises(ValueError, match=r"observation_spec: expected one vector.*CatTensors"):
-        trainer(config(**OFF), env=Toy(kind, action))
+        ACIQNTrainer(ACIQNConfig(**OFF), env=Toy(kind, action))
 
 
 def test_one_key_of_another_name():
@@ -156,8 +180,6 @@ def test_one_key_of_another_name():
     for _ in range(3):
         trainer.step()
     trainer.close()
-    with pytest.raises(ValueError, match=r"expected the key 'observation'.*\['state'\].*RenameTransform"):
-        SACTrainer(SACConfig(**OFF), env=Toy("renamed", Bounded(-torch.ones(N, 2), torch.ones(N, 2))))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +197,24 @@ def test_action_values_are_of_one_choice(action):
         OneHot(3, shape=(N, 3)),
         MultiOneHot([3, 2], shape=(N, 5)),
         Binary(shape=(N, 3)),
-        Unbounded((N, 2)),
         MultiCategorical(torch.tensor([[3, 2], [3, 2], [3, 2], [2, 2]]), shape=(N, 2)),
     ],
 )
 def test_other_actions_are_refused_with_a_remedy(action):
     with pytest.raises(ValueError, match=r"(?s)action_spec: expected .*received.*Remedy: pass actor="):
         PPOTrainer(PPOConfig(**ON), env=Toy("plain", action))
+
+
+def test_actions_without_bounds():
+    trainer = PPOTrainer(PPOConfig(**ON), env=Toy("plain", Unbounded((N, 2))))
+    trainer.step()
+    assert trainer.collector.collect()["action"].shape == (N, 4, 2)
+    trainer.close()
+
+
+def test_ppo_acts_on_several_parts():
+    parts = Composite(kind=Categorical(3, shape=(N,)), push=Bounded(-torch.ones(N, 2), torch.ones(N, 2)), shape=(N,))
+    assert isinstance(make_actor(Toy("plain", Composite(action=parts, shape=(N,))), PPOConfig(**ON)), HybridActor)
 
 
 def test_actions_of_several_parts():

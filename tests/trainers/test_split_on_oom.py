@@ -268,7 +268,7 @@ def test_graphs_are_recorded_in_micro_batches(make, when):
     setattr(owner, name, fails)
     row = run(ours, 9, splits=True)
     assert row["train/micro_batches"] == 2
-    assert ours._iterate.captured
+    assert ours._captures.iterate.captured
     assert_same(modules_of(ours).parameters(), modules_of(whole).parameters(), 1e-2)
     assert row["episode/count"] == expected["episode/count"]
     for trainer in (whole, ours):

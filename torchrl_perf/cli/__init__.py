@@ -30,7 +30,8 @@ BENCHMARKS = (
     "systems",
     "dropin",
 )
-TOOLS = ("syncs", "doctor", "monitor")
+OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
+TOOLS = (*OF_A_RUN, "envs", "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
@@ -38,6 +39,12 @@ commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
                       {", ".join(_ALGORITHMS)};
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
+  evaluate RUN        whole episodes of a run's policy: returns, their deviation and interval, lengths
+  play RUN            watch it: a gif, an mp4 or a window
+  export RUN          write it as ONNX and for torch.export, checked against the policy
+  compare RUN RUN...  curves and final returns over seeds: one picture, one table
+  plot RUN            draw the learning curve again
+  envs [WORD]         list the envs that have a name, and what each needs
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN
   monitor [RUN]       watch a run: speed, memory, the GPU

@@ -66,7 +66,10 @@ def _problems(kind: type[RunConfig], argv: Sequence[str]) -> Iterator[str]:
         option = f"--{name.replace('_', '-')}"
         if switches.get(name, name not in switches):  # a switch, or an unknown name, whose value goes with it
             if name not in switches:
-                value = text if has_value else words.pop(0) if words and not _is_option(words[0]) else ""
+                values = [text] if has_value else []
+                while not has_value and words and not _is_option(words[0]):
+                    values.append(words.pop(0))  # of a setting that takes several, perhaps
+                value = " ".join(values)
                 yield _as_option(unknown_setting(name, value, list(switches)))
             elif has_value:
                 yield f"{option}: expected no value, received {text!r}. Remedy: {option} or --no-{option[2:]}."
@@ -76,7 +79,10 @@ def _problems(kind: type[RunConfig], argv: Sequence[str]) -> Iterator[str]:
                 yield f"{option}: expected a value, received none. Remedy: {option} followed by one."
                 continue
             text = words.pop(0)
-        if name not in OPTIONS and (problem := _type_problem(kind, name, text, hints[name])):
+        values = [text]
+        while name not in OPTIONS and _element(hints[name]) is not None and words and not _is_option(words[0]):
+            values.append(words.pop(0))
+        if name not in OPTIONS and (problem := _type_problem(kind, name, values, hints[name])):
             yield problem
 
 
@@ -110,17 +116,29 @@ def _as_option(problem: str) -> str:
     return f"--{name.replace('_', '-')}:{rest}{nearest}{near}{'.' if near else ''}"
 
 
-def _type_problem(kind: type[RunConfig], name: str, text: str, hint: Any) -> str:
-    """What is wrong with the text of one option, or an empty text."""
-    value: Any = text
+def _element(hint: Any) -> Any:
+    """The type of each word of an option that takes several; None for one that takes one."""
+    kinds = [option for option in (hint, *typing.get_args(hint)) if typing.get_origin(option) is tuple]
+    return typing.get_args(kinds[0])[0] if kinds else None
+
+
+def _type_problem(kind: type[RunConfig], name: str, words: Sequence[str], hint: Any) -> str:
+    """What is wrong with the words of one option, or an empty text."""
+    text = words[0]
     if text == "None" and type(None) in typing.get_args(hint):
         return ""
+    several = _element(hint)
+    value = _number(text, hint) if several is None else tuple(_number(word, several) for word in words)
+    _, problems = settings_from(kind, {name: value})
+    return f"--{name.replace('_', '-')}: {problems[name].partition(': ')[2]}" if problems else ""
+
+
+def _number(text: str, hint: Any) -> Any:
+    """A text as the number that an option takes, or as it is."""
     for convert in (int, float):
         if convert is hint or convert in typing.get_args(hint):
             try:
-                value = convert(text)
-                break
+                return convert(text)
             except ValueError:
                 continue
-    _, problems = settings_from(kind, {name: value})
-    return f"--{name.replace('_', '-')}: {problems[name].partition(': ')[2]}" if problems else ""
+    return text

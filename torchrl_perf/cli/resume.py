@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.envs.registry import is_known
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import TASKS, RunConfig
@@ -95,7 +96,7 @@ def given_settings(kind: type[RunConfig], argv: Sequence[str], stored: Sequence[
 
 
 def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
-    """Refuse a run whose env is not one of the package's: only the script that made it can make it again.
+    """Refuse a run whose env has no name that it can be made by: only the script that made it can make it again.
 
     Raises:
         ValueError: with how to go on from Python.
@@ -106,12 +107,14 @@ def refuse_own_env(kind: type[RunConfig], start: Start) -> None:
     known = TASKS if hint is str else typing.get_args(hint)
     if not isinstance(name, str) or name in known or stored.get("algorithm", kind.algorithm) != kind.algorithm:
         return
+    if hint is str and is_known(name):
+        return
     newest = start.checkpoint or next(iter(CheckpointFolder(start.run_dir / CHECKPOINTS).files()), None)
     trainer = kind.__name__.removesuffix("Config") + "Trainer"
     raise ValueError(
-        f"--resume {start.run_dir}: expected a run of one of the package's tasks, {', '.join(known)}, received one of "
-        f"the env {name}, which the command line cannot make. Nothing was changed. Remedy: "
-        f"{way_from_python(trainer, name, start.run_dir, newest)}"
+        f"--resume {start.run_dir}: expected a run of one of the package's tasks, {', '.join(known)}, or of an env "
+        f"that has a name, received one of the env {name}, which the command line cannot make. Nothing was changed. "
+        f"Remedy: {way_from_python(trainer, name, start.run_dir, newest)}"
     )
 
 

@@ -210,7 +210,7 @@ def make_trainer(config: RunConfig, start: Start | None = None) -> Any:
             f"were made ({first}). Remedy: fewer num_envs, a smaller network or another device."
         ) from None
     try:
-        if problem := unknown_metric(config.best_metric, known_metrics(trainer)):
+        if problem := unknown_metric(config.best_by, known_metrics(trainer)):
             raise ConfigError([problem])
         load_start(trainer, start or Start())
     except Exception:

@@ -9,6 +9,7 @@ from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation, scenario_set, scripted_action
 from torchrl_perf.envs.market import MarketSettings, OptionMarket, RegimeSettings
+from torchrl_perf.envs.registry import EnvEntry, register
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 from torchrl_perf.envs.toy import Ferry, HybridTarget
 from torchrl_perf.envs.vmas import DeviceVmasEnv
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceEnv",
     "DeviceVmasEnv",
     "Durotaxis",
+    "EnvEntry",
     "EnvSpecs",
     "Ferry",
     "FuelBreaks",
@@ -39,6 +41,7 @@ __all__ = [
     "RegimeSettings",
     "StructuredEnv",
     "Transition",
+    "register",
     "scenario_set",
     "scripted_action",
 ]

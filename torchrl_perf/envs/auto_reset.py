@@ -308,8 +308,12 @@ class AutoResetEnv(EnvBase):
         """Return the lines of a picture of ``state``, in units that :attr:`scene_half_width` says; none by default."""
         return []
 
+    def picture(self, state: State, height: int, width: int) -> Tensor | None:
+        """Return the pictures ``[N, H, W, 3]`` uint8 of ``state``, for tasks that are no lines; None by default."""
+        return None
+
     def render(self, *, height: int = 96, width: int = 144) -> Tensor:
-        """Draw the present state of all envs: the task's :meth:`scene`, or 64 numbers of the observation as bars.
+        """Draw the present state of all envs by :meth:`picture` or :meth:`scene`, else 64 observed numbers as bars.
 
         Args:
             height: H in pixels.
@@ -318,6 +322,8 @@ class AutoResetEnv(EnvBase):
         Returns:
             uint8 ``[N, H, W, 3]`` on the env's device, as TorchRL's ``PixelRenderTransform`` takes it.
         """
+        if (picture := self.picture(self._state(), height, width)) is not None:
+            return picture
         scene = self.scene(self._state())
         if scene:
             return lines(scene, height, width, half_width=self.scene_half_width)

@@ -12,22 +12,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Line", "bars", "canvas", "heights", "lines"]
+__all__ = ["BLUE", "GREEN", "INK", "PALE", "RED", "Line", "bars", "canvas", "cells", "heights", "lines"]
 
 Colour = tuple[int, int, int]
 GROUND: Colour = (250, 250, 250)
 INK: Colour = (40, 44, 52)
 RED: Colour = (204, 76, 60)
 BLUE: Colour = (54, 110, 184)
+GREEN: Colour = (92, 148, 90)
+PALE: Colour = (206, 212, 220)
 MAX_BARS = 64
 
 
 class Line(NamedTuple):
-    """A line with round ends; a disc where both ends are the same.
+    """A line with round ends, or K of them in one colour; a disc where both ends are the same, nothing at NaN.
 
     Attributes:
-        start: x and y, ``[N, 2]``, in units of the scene, y upwards.
-        end: ``[N, 2]``.
+        start: x and y, ``[N, 2]`` or ``[N, K, 2]``, in units of the scene, y upwards.
+        end: shaped as ``start``.
         radius: half its width, in the same units.
         colour: red, green, blue, 0 to 255.
     """
@@ -57,15 +59,46 @@ def lines(scene: Sequence[Line], height: int, width: int, *, half_width: float) 
     pixel = 2 * half_width / width
     x = (torch.arange(width, device=picture.device) + 0.5) * pixel - half_width
     y = (height / 2 - 0.5 - torch.arange(height, device=picture.device)) * pixel
-    points = torch.stack(torch.broadcast_tensors(x[None, :], y[:, None]), -1)
     for line in scene:
-        start, end = line.start.float()[:, None, None], line.end.float()[:, None, None]
-        along = end - start
-        share = ((points - start) * along).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True).clamp(min=1e-9)
-        distance = (points - start - share.clamp(0, 1) * along).square().sum(-1, keepdim=True).sqrt()
+        distance = _distance(line, x, y).unsqueeze(-1)
         cover = ((line.radius - distance) / pixel + 0.5).clamp(0, 1)  # an edge as wide as a pixel looks smooth
         picture = picture + cover * (torch.tensor(line.colour, dtype=torch.float32, device=picture.device) - picture)
     return picture.round().to(torch.uint8)
+
+
+def _distance(line: Line, x: Tensor, y: Tensor) -> Tensor:
+    """From points of columns ``x [W]`` and rows ``y [H]`` to the nearest of the lines, ``[N, H, W]``."""
+    count, discs = line.start.shape[0], line.start is line.end
+    starts, ends = (each.float().reshape(count, -1, 2).unbind(1) for each in (line.start, line.end))
+    nearest = torch.full((count, len(y), len(x)), torch.inf, device=x.device)
+    for start, end in zip(starts, ends, strict=True):
+        across, up = x - start[:, :1, None], y[:, None] - start[:, 1:, None]
+        if not discs:
+            along_x, along_y = (end - start)[:, :, None, None].unbind(1)
+            length = (along_x.square() + along_y.square()).clamp(min=1e-9)
+            share = ((across * along_x + up * along_y) / length).clamp(0, 1)
+            across, up = across - share * along_x, up - share * along_y
+        nearest = torch.fmin(nearest, across.square() + up.square())  # a line that does not exist is NaN
+    return nearest.sqrt()
+
+
+def cells(colours: Tensor, height: int, width: int) -> Tensor:
+    """Pictures ``[N, H, W, 3]`` uint8 of grids of squares in the middle.
+
+    Args:
+        colours: ``[N, h, w, 3]``, 0 to 255.
+        height: H.
+        width: W.
+    """
+    count, rows, columns, _ = colours.shape
+    picture = canvas(count, height, width, colours.device)
+    side = min(height / rows, width / columns)
+    top, left = (height - side * rows) / 2, (width - side * columns) / 2
+    row = ((torch.arange(height, device=colours.device) + 0.5 - top) / side).floor().long()
+    column = ((torch.arange(width, device=colours.device) + 0.5 - left) / side).floor().long()
+    inside = ((row >= 0) & (row < rows))[:, None] & ((column >= 0) & (column < columns))[None]
+    taken = colours[:, row.clamp(0, rows - 1)][:, :, column.clamp(0, columns - 1)].float()
+    return torch.where(inside[..., None], taken, picture).round().to(torch.uint8)
 
 
 def heights(values: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl_perf.functional.wide import widened
 
 Number = float | Tensor
+ADAPTIVE_FACTOR = 1.5
 
 
 def elapsed(step: Tensor, steps: Number) -> Tensor:
@@ -79,6 +80,27 @@ def exponential(step: Tensor, start: Number, end: Number, steps: Number) -> Tens
         ratio = torch.as_tensor(end / start, device=share.device)
         return torch.where(share >= 1.0, end, start * ratio**share)
     return torch.where(share >= 1.0, end, start * (end / start) ** share)
+
+
+def adaptive(rate: Tensor, divergence: Tensor, desired: Number, least: Number, greatest: Number) -> Tensor:
+    """A learning rate that follows the KL divergence of the updates, by the rule of rsl_rl (arXiv:2509.10771).
+
+    It is divided by 1.5 where the divergence is above ``2 desired``, multiplied by 1.5 where it is between 0 and
+    ``desired / 2``, and left alone otherwise, for a divergence that is not finite as well.
+
+    Args:
+        rate: 0-d.
+        divergence: 0-d, of the policy before the step from the one that collected.
+        desired: divergence that is aimed at.
+        least: bound that a division does not cross.
+        greatest: bound that a multiplication does not cross.
+
+    Returns:
+        0-d, of the rate's dtype.
+    """
+    lower, higher = (rate / ADAPTIVE_FACTOR).clamp_min(least), (rate * ADAPTIVE_FACTOR).clamp_max(greatest)
+    is_small = (divergence > 0.0) & (divergence < desired / 2.0)
+    return torch.where(divergence > 2.0 * desired, lower, torch.where(is_small, higher, rate))
 
 
 def _wide(number: Number) -> Number:

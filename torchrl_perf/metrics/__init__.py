@@ -11,6 +11,7 @@ from torchrl_perf.metrics.phases import PhaseTimer
 from torchrl_perf.metrics.plot import save_learning_curve
 from torchrl_perf.metrics.progress import ProgressLine, format_progress
 from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
+from torchrl_perf.metrics.wandb_settings import WandbSettings
 from torchrl_perf.moved import moved_from as _moved_from
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ProgressCSVLogger",
     "ProgressLine",
     "Reduce",
+    "WandbSettings",
     "format_progress",
     "log_row",
     "make_loggers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,18 @@ class LoggerGroup(Logger):
     def log_video(self, name: str, video: Tensor, step: int | None = None, **kwargs: Any) -> None:
         """Log a video in each member that can hold one."""
         self._call("log_video", name, _copied(video), step=step, **kwargs)
+
+    def log_file(self, name: str, path: str | os.PathLike[str], step: int | None = None) -> None:
+        """Show the file of a picture or a film: in W&B, and as far as it can in TensorBoard.
+
+        The file is read by the threads of the members: leave it where it is until the group is closed.
+
+        Args:
+            name: what it is called there.
+            path: a picture (PNG, JPEG), or a film (GIF, MP4, WebM).
+            step: environment steps so far.
+        """
+        self._call("log_file", name, os.fspath(path), step=step)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the rows so far are in the files of members that write files; W&B's service is not waited for.

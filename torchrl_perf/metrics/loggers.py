@@ -14,6 +14,7 @@ from torchrl_perf.metrics.log_row import log_row
 from torchrl_perf.metrics.logger_group import LoggerGroup
 from torchrl_perf.metrics.progress_csv import read_rows
 from torchrl_perf.metrics.sinks import CSVSink, Sink, TensorboardSink
+from torchrl_perf.metrics.wandb_settings import WandbSettings
 from torchrl_perf.run_layout import CHECKPOINTS, PROGRESS
 from torchrl_perf.runtime.machine import machine_card
 from torchrl_perf.runtime.redact import redact
@@ -34,6 +35,7 @@ def make_loggers(
     config: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
+    wandb: WandbSettings | None = None,
 ) -> LoggerGroup:
     """Make the loggers of a run, and store its configuration and the machine card in them, without credentials.
 
@@ -56,12 +58,13 @@ def make_loggers(
         run_name: name of the run.
         config: configuration to store with the run, JSON-like; None stores nothing.
         resume: whether the run continues the one in ``run_dir``.
+        wandb: what the W&B run is called and where it belongs.
 
     Returns:
         The group of loggers.
 
     Raises:
-        ValueError: for an unknown or repeated name, or ``"none"`` beside another.
+        ValueError: for an unknown or repeated name, ``"none"`` beside another, and a folder of code that is missing.
         ImportError: if the package behind a name is not installed.
     """
     names = [part.strip() for part in name.split(",") if part.strip()]
@@ -71,12 +74,7 @@ def make_loggers(
             f"make_loggers: expected {', '.join(LOGGER_NAMES)}, or several different ones of the first three "
             f"separated by commas, received {name!r}. Remedy: 'csv', or 'csv,tensorboard' for two."
         )
-    for part in names:
-        if part in ("wandb", "tensorboard") and importlib.util.find_spec(part) is None:
-            raise ImportError(
-                f"make_loggers: expected the package {part} for the logger {part!r}, received an environment without "
-                f"it. Remedy: `pip install {part}`, or choose the logger 'csv'."
-            )
+    _check_members(names, wandb)
     with suppress(OSError):  # the logger that cannot write there reports it
         Path(run_dir).mkdir(parents=True, exist_ok=True)
     if names == ["none"]:
@@ -90,18 +88,41 @@ def make_loggers(
         and (Path(run_dir) / CHECKPOINTS).is_dir()
     ):
         logger.warning("%s is missing: the rows before the resume are lost.", Path(run_dir) / PROGRESS)
-    group = LoggerGroup([_sink(part, folder, project, run_name, stored, resume) for part in names], run_name, folder)
+    sinks = [_sink(part, folder, (project, run_name), stored, resume, wandb) for part in names]
+    group = LoggerGroup(sinks, run_name, folder)
     if resume:
         group.last_step = max((step for step, _ in read_rows(Path(run_dir) / PROGRESS)), default=None)
     return group
 
 
-def _sink(name: str, run_dir: str, project: str, run_name: str, config: Mapping[str, Any] | None, resume: bool) -> Sink:
-    """Where the rows of one logger go."""
+def _check_members(names: list[str], wandb: WandbSettings | None) -> None:
+    """Refuse loggers whose package is not installed, and a folder of code that is missing."""
+    for part in names:
+        if part in ("wandb", "tensorboard") and importlib.util.find_spec(part) is None:
+            raise ImportError(
+                f"make_loggers: expected the package {part} for the logger {part!r}, received an environment without "
+                f"it. Remedy: `pip install {part}`, or choose the logger 'csv'."
+            )
+    if "wandb" in names and wandb is not None and wandb.code is not None and not Path(wandb.code).is_dir():
+        raise ValueError(
+            f"wandb_code: expected a folder whose Python files are stored, received {wandb.code!r}, which is none. "
+            "Remedy: '.', the present folder, or leave it out."
+        )
+
+
+def _sink(
+    name: str,
+    run_dir: str,
+    names: tuple[str, str],
+    config: Mapping[str, Any] | None,
+    resume: bool,
+    wandb: WandbSettings | None,
+) -> Sink:
+    """Where the rows of one logger go; ``names`` are those of project and run."""
     if name == "csv":
-        return CSVSink(run_dir, run_name, config)
+        return CSVSink(run_dir, names[1], config)
     if name == "tensorboard":
         return TensorboardSink(run_dir, config, resume=resume)
     from torchrl_perf.metrics.wandb_sink import WandbSink
 
-    return WandbSink(run_dir, project, run_name, config, resume=resume)
+    return WandbSink(run_dir, *names, config, resume=resume, settings=wandb)

@@ -11,6 +11,8 @@ from torchrl_perf.metrics.figure import new_figure, save_figure
 
 RETURN_COLUMN = "episode/mean_return"
 """Column that the learning curve shows by default."""
+EVALUATION_COLUMN = "eval/mean_return"
+"""Column that is drawn beside it, where there is one."""
 
 
 def read_progress(progress_csv: str | os.PathLike[str], column: str = RETURN_COLUMN) -> dict[str, list[float]]:
@@ -49,6 +51,8 @@ def save_learning_curve(
 ) -> Path:
     """Draw the return against environment steps and against wall time, side by side, and save the picture.
 
+    Beside returns of episodes, those of evaluations are drawn, where there are any.
+
     Args:
         progress_csv: file written by ``ProgressCSVLogger``.
         path: picture to write; the suffix gives the format, for example ``.png``.
@@ -65,15 +69,30 @@ def save_learning_curve(
 
     data = read_progress(progress_csv, column)
     figure = new_figure(9.0, 3.6)
+    curves = [("while learning, with exploration", data, data[column])]
+    if column == RETURN_COLUMN and (evaluated := _evaluations(progress_csv)):
+        curves.append(("evaluated, without exploration", evaluated, evaluated[EVALUATION_COLUMN]))
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    marker = "o" if len(data["step"]) < 2 else None  # a line of one point is invisible
     for axes, name, label in ((by_step, "step", "environment steps"), (by_time, "wall_time", "wall time (s)")):
-        axes.plot(data[name], data[column], marker=marker, linewidth=1.5)
+        for curve, rows, values in curves:
+            # a line of one point is invisible
+            axes.plot(rows[name], values, marker="o" if len(values) < 2 else None, linewidth=1.5, label=curve)
         axes.set_xlabel(label)
         axes.grid(visible=True, alpha=0.3)
     by_step.locator_params(axis="x", nbins=6)
     by_step.xaxis.set_major_formatter(EngFormatter())
     by_step.set_ylabel("mean return of finished episodes" if column == RETURN_COLUMN else column)
+    if len(curves) > 1:
+        by_step.legend(fontsize="small")
     if title is not None:
         figure.suptitle(title)
     return save_figure(figure, path)
+
+
+def _evaluations(progress_csv: str | os.PathLike[str]) -> dict[str, list[float]]:
+    """The rows with an evaluation; empty for a run without one."""
+    try:
+        found = read_progress(progress_csv, EVALUATION_COLUMN)
+    except KeyError:
+        return {}
+    return found if found["step"] else {}

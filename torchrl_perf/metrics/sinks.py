@@ -17,6 +17,9 @@ from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.run_layout import CONFIG, PROGRESS
 from torchrl_perf.runtime.upstream.loggers import without_tensors
 
+FILMS = (".gif", ".mp4", ".webm")
+"""Suffixes of files that hold a film; any other is a picture."""
+
 
 class Sink(Protocol):
     """A place for rows. Only the thread that owns it calls it, except for :meth:`abandon`.
@@ -83,7 +86,12 @@ class LoggerSink:
         log_row(logger, row, histograms, step)
 
     def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        """Call another method of the logger; one that it refuses on purpose is left out."""
+        """Call another method of the logger; one that it refuses on purpose is left out.
+
+        ``log_file`` is none of TorchRL's methods; sinks that show pictures have it in their own way.
+        """
+        if method == "log_file":
+            return
         try:
             getattr(logger, method)(*arguments, **options)
         except NotImplementedError:
@@ -157,9 +165,11 @@ class TensorboardSink(LoggerSink):
             logger.experiment.add_histogram_raw(name, **_tensorboard_bins(histogram), global_step=step)
 
     def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        """Call another method of the logger; a configuration becomes text."""
+        """Call another method of the logger; a configuration becomes text, and the file of a picture an image."""
         if method == "log_hparams":
             _write_text(logger, arguments[0], None)
+        elif method == "log_file":
+            _write_picture(logger, *arguments, options.get("step"))
         else:
             super().call(logger, method, arguments, options)
 
@@ -167,6 +177,17 @@ class TensorboardSink(LoggerSink):
 def _write_text(logger: Any, config: Mapping[str, Any], step: int | None) -> None:
     text = json.dumps(config, indent=2, sort_keys=True, default=str)
     logger.experiment.add_text("config", f"```json\n{text}\n```", step)
+
+
+def _write_picture(logger: Any, name: str, path: str, step: int | None) -> None:
+    """A PNG, JPEG or GIF as it is in the file; TensorBoard shows no other films."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    if not path.lower().endswith((".png", ".jpg", ".jpeg", ".gif")):
+        return
+    with open(path, "rb") as file:
+        image = Summary.Image(encoded_image_string=file.read())
+    logger.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
 
 def plain_numbers(metrics: Any, keys_sep: str = "/") -> dict[str, Any]:

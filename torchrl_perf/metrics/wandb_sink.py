@@ -16,8 +16,9 @@ from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics.histogram import Histogram
 from torchrl_perf.metrics.progress_csv import read_rows
-from torchrl_perf.metrics.sinks import LoggerSink
+from torchrl_perf.metrics.sinks import FILMS, LoggerSink
 from torchrl_perf.metrics.wandb_file import last_stored_step
+from torchrl_perf.metrics.wandb_settings import WandbSettings
 from torchrl_perf.run_layout import PROGRESS
 from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.redact import redact, redact_command
@@ -37,7 +38,8 @@ class WandbSink(LoggerSink):
     """A W&B run whose files lie in the folder of the run, with one history row per step; ``_step`` is the env step.
 
     It is offline when there is no key (neither ``WANDB_API_KEY`` nor a netrc entry) or the server cannot be reached at
-    the start; ``WANDB_MODE`` decides if set. A resumed run keeps its identifier and gets the rows that it does not have
+    the start; the settings, or ``WANDB_MODE``, decide if set. ``WANDB_RUN_ID``, which the agent of a sweep sets, is the
+    identifier of a new run. A resumed run keeps its identifier and gets the rows that it does not have
     yet: first those of ``progress.csv``, in case W&B died before the run did.
 
     Args:
@@ -46,6 +48,7 @@ class WandbSink(LoggerSink):
         run_name: name of the run.
         config: stored with the run; None stores nothing.
         resume: continue the run that ``wandb.json`` names.
+        settings: what the run is called and where it belongs.
     """
 
     retries = False
@@ -53,18 +56,27 @@ class WandbSink(LoggerSink):
     opens_with_first_row = True  # its step tells which rows of progress.csv are from before the resumed run
 
     def __init__(
-        self, run_dir: str, project: str, run_name: str, config: Mapping[str, Any] | None, *, resume: bool = False
+        self,
+        run_dir: str,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any] | None,
+        *,
+        resume: bool = False,
+        settings: WandbSettings | None = None,
     ) -> None:
         # Imported by the thread that trains, before it starts: an import takes seconds and holds the interpreter.
         import wandb  # noqa: F401
 
         self.name, self.retries = "W&B", False
         self.opens_with_first_row = resume
-        self._mode = wandb_mode()
+        self._settings = settings or WandbSettings()
+        self._mode = wandb_mode() if self._settings.mode == "auto" else self._settings.mode
         self.close_limit = _CLOSE_LIMITS.get(self._mode, _CLOSE_LIMITS["online"])
-        self._run_dir, self._project, self._run_name, self._config = run_dir, project, run_name, config
+        self._run_dir, self._project, self._config = run_dir, project, config
+        self._run_name = self._settings.name or run_name
         self._resume = resume
-        self._id = secrets.token_hex(4)
+        self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         self._stored: int | None = None
         self._state_age = Stopwatch("cpu").start()
 
@@ -86,6 +98,8 @@ class WandbSink(LoggerSink):
             self._stored = max(start - 1, -1 if self._stored is None else self._stored)
         if self._config is not None:
             logger.log_hparams(dict(self._config))
+        if self._settings.code is not None:
+            logger.experiment.log_code(self._settings.code)
         if self._resume and first_step is not None:
             for step, row in read_rows(Path(self._run_dir) / PROGRESS):
                 row.pop("wall_time", None)
@@ -115,11 +129,15 @@ class WandbSink(LoggerSink):
 
     def call(self, logger: Logger, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Call another method of TorchRL's W&B logger; a histogram or video joins the row of its step, or the next."""
-        if method in ("log_histogram", "log_video"):
+        if method in ("log_histogram", "log_video", "log_file"):
             step = options.get("step")
             late = step is not None and self._stored is not None and step <= self._stored
-            joins = {"step": None if late else step, "override_global_step": True, "commit": False}
-            options = {**options, **joins}
+            step = None if late else step
+            if method == "log_file":
+                name, path = arguments
+                cast("Any", logger).experiment.log({name: _media(path)}, step=step, commit=False)
+                return
+            options = {**options, "step": step, "override_global_step": True, "commit": False}
         super().call(logger, method, arguments, options)
 
     def close(self, logger: Logger) -> None:
@@ -165,10 +183,18 @@ class WandbSink(LoggerSink):
                 # without a server W&B does not look for an earlier run, and warns if asked to
                 resume="allow" if mode == "online" else None,
                 reinit="create_new",
+                **self._belongs_to,
                 settings=settings,
             )
         finally:
             forget_import_hooks(self._id)
+
+    @property
+    def _belongs_to(self) -> dict[str, Any]:
+        """What is set of entity, group, tags and notes; W&B looks at its environment variables for the others."""
+        settings = self._settings
+        named = {"entity": settings.entity, "group": settings.group, "notes": settings.notes}
+        return {**{k: v for k, v in named.items() if v}, **({"tags": list(settings.tags)} if settings.tags else {})}
 
     def _read_state(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -188,6 +214,14 @@ class WandbSink(LoggerSink):
 def wandb_mode() -> str:
     """``WANDB_MODE`` if set, else "online" if W&B could log in without asking, else "offline"."""
     return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
+
+
+def _media(path: str) -> Any:
+    """A picture, or a film for the suffixes of one."""
+    import wandb
+
+    suffix = Path(path).suffix.lower()
+    return wandb.Video(path, format=cast("Any", suffix[1:])) if suffix in FILMS else wandb.Image(path)
 
 
 def _bins(histograms: Mapping[str, Histogram]) -> dict[str, Any]:

@@ -18,6 +18,11 @@ from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.multi_categorical import IndependentCategoricals
 from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.modules.noisy import NoisyLinear
+from torchrl_perf.modules.normalization import (
+    DiscountedReturnNormalization,
+    EmpiricalNormalization,
+    NormalizedCritic,
+)
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned, OptionNormal, OptionPolicy
 from torchrl_perf.modules.option_set import OptionSet, TimeHazard
 from torchrl_perf.modules.options import OptionChoice, OptionController
@@ -41,7 +46,9 @@ __all__ = [
     "DeviceActor",
     "DeviceMaskedCategorical",
     "DiagonalNormal",
+    "DiscountedReturnNormalization",
     "DuelingMLP",
+    "EmpiricalNormalization",
     "EnsembleHybridQ",
     "EnsembleMLP",
     "EnsembleQ",
@@ -60,6 +67,7 @@ __all__ = [
     "MixedSequential",
     "NodeEncoder",
     "NoisyLinear",
+    "NormalizedCritic",
     "OUNoise",
     "OptionActor",
     "OptionChoice",

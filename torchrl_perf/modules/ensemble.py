@@ -14,7 +14,13 @@ from torchrl_perf.modules.aligned import aligned_affine
 from torchrl_perf.modules.mixed import check_precision
 from torchrl_perf.runtime.precision import autocast
 
-_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu, "silu": nn.functional.silu}
+_ACTIVATIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": nn.functional.elu,
+    "silu": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+}
 
 
 class EnsembleMLP(nn.Module):
@@ -29,10 +35,12 @@ class EnsembleMLP(nn.Module):
         in_features: size of the last dim of the input.
         out_features: size of the last dim of the output.
         hidden_sizes: widths of the hidden layers.
-        activation: ``"relu"``, ``"tanh"``, ``"elu"`` or ``"silu"``.
+        activation: ``"relu"``, ``"tanh"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
         precision: of the matrix products of the hidden layers: ``"bf16"`` and ``"fp16"`` round the operands, ``"tf32"``
             and ``"ieee"`` leave them alone. The last layer and the output are float32.
         device: of the parameters.
+        layer_norm: normalise the units of each hidden layer before its activation, with ``gains[i]`` and ``shifts[i]``,
+            ``[K, 1, OUT_i]``.
 
     Raises:
         ValueError: for sizes below 1, an unknown activation or precision.
@@ -48,6 +56,7 @@ class EnsembleMLP(nn.Module):
         activation: str = "relu",
         precision: str = "tf32",
         device: torch.device | str | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
@@ -70,11 +79,19 @@ class EnsembleMLP(nn.Module):
         self.biases = nn.ParameterList(
             [nn.Parameter(torch.empty(num_members, 1, columns, device=device)) for _, columns in pairs]
         )
+        self.layer_norm = layer_norm
+        if layer_norm:
+            ones = [torch.ones(num_members, 1, width, device=device) for width in hidden_sizes]
+            self.gains = nn.ParameterList([nn.Parameter(each) for each in ones])
+            self.shifts = nn.ParameterList([nn.Parameter(torch.zeros_like(each)) for each in ones])
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws all members anew."""
         with torch.no_grad():
+            for gain, shift in zip(self.gains, self.shifts, strict=True) if self.layer_norm else ():
+                gain.fill_(1.0)
+                shift.zero_()
             for weight, bias in zip(self.weights, self.biases, strict=True):
                 bound = 1 / math.sqrt(weight.shape[1])
                 weight.uniform_(-bound, bound)
@@ -103,14 +120,20 @@ class EnsembleMLP(nn.Module):
         product = _compiled_layer if torch.compiler.is_compiling() else _layer
         *layers, last = zip(self.weights, self.biases, strict=True)
         with autocast(self.precision, x.device):
-            for layer in layers:
-                hidden = _ACTIVATIONS[self.activation](product(hidden, *layer))
+            for number, layer in enumerate(layers):
+                units = product(hidden, *layer)
+                hidden = _ACTIVATIONS[self.activation](self._normalized(units, number) if self.layer_norm else units)
         if self.precision in ("bf16", "fp16"):
             with torch.autocast(x.device.type, enabled=False):
                 hidden = product(hidden.to(last[0].dtype), *last)
         else:
             hidden = product(hidden, *last)
         return hidden.view(self.num_members, *batch, hidden.shape[-1])
+
+    def _normalized(self, units: Tensor, number: int) -> Tensor:
+        """The units ``[K, B, H]`` of a layer after layer norm, each member's with its own gains and shifts."""
+        plain = nn.functional.layer_norm(units, units.shape[-1:])
+        return plain * self.gains[number] + self.shifts[number]
 
     def extra_repr(self) -> str:
         """Sizes and activation."""
@@ -149,6 +172,7 @@ class EnsembleQ(nn.Module):
         device: of the parameters.
         in_keys: what is read from a TensorDict, in this order; "observation" and "action" by default.
         out_keys: the key that is written; "state_action_value" by default.
+        layer_norm: as for :class:`EnsembleMLP`.
 
     Raises:
         ValueError: as :class:`EnsembleMLP`, and for another number of out_keys than one.
@@ -165,12 +189,14 @@ class EnsembleQ(nn.Module):
         device: torch.device | str | None = None,
         in_keys: Sequence[NestedKey] = ("observation", "action"),
         out_keys: Sequence[NestedKey] = ("state_action_value",),
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         if len(out_keys) != 1:
             raise ValueError(f"out_keys: expected one key, received {list(out_keys)}. Remedy: out_keys of one key.")
         self.in_keys, self.out_keys = list(in_keys), list(out_keys)
-        self._options = {"hidden_sizes": hidden_sizes, "activation": activation, "precision": precision}
+        options = {"hidden_sizes": hidden_sizes, "activation": activation, "precision": precision}
+        self._options: dict[str, Any] = {**options, "layer_norm": layer_norm}
         self.net = EnsembleMLP(num_members, in_features, 1, device=device, **self._options)
 
     def forward(self, *inputs: Tensor | TensorDictBase) -> Any:
@@ -189,13 +215,13 @@ class EnsembleQ(nn.Module):
     def critics(self) -> "list[EnsembleQ]":
         """K ensembles of one, with copies of the members' parameters: the ``qvalue_network`` of TorchRL's losses."""
         keys: dict[str, Any] = {"in_keys": self.in_keys, "out_keys": self.out_keys}
-        weights, biases = list(self.net.weights), list(self.net.biases)
+        weights, shared = list(self.net.weights), list(self.net.parameters())
         found = []
         for k in range(self.net.num_members):
             one = EnsembleQ(1, weights[0].shape[1], device=weights[0].device, **self._options, **keys)
             one.to(weights[0].dtype)
             with torch.no_grad():
-                for mine, theirs in zip([*one.net.weights, *one.net.biases], [*weights, *biases], strict=True):
+                for mine, theirs in zip(one.net.parameters(), shared, strict=True):
                     mine.copy_(theirs[k : k + 1])
             found.append(one)
         return found

@@ -1,4 +1,7 @@
-"""Multilayer perceptron whose layers run as one kernel where possible."""
+"""Multilayer perceptrons, whose layers run as one kernel where possible."""
+
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -6,26 +9,69 @@ from torch import Tensor, nn
 from torchrl_perf.functional.mlp import fusable, fused_mlp
 from torchrl_perf.modules.mixed import MixedSequential
 
-_ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+"""Layers by the names of activations."""
+FUSED = ("tanh", "relu")  # those of the kernel
+
+
+def hidden_layers(
+    sizes: Sequence[int],
+    activation: str,
+    *,
+    layer_norm: bool = False,
+    linear: Callable[..., nn.Module] = nn.Linear,
+    device: torch.device | str | None = None,
+) -> list[nn.Module]:
+    """Linear layers of these sizes, each with its activation, and with layer norm between the two where it is asked.
+
+    Args:
+        sizes: of the input and of each hidden layer.
+        activation: one of :data:`ACTIVATIONS`.
+        layer_norm: normalise the units of a layer before its activation.
+        linear: makes a layer.
+        device: of the parameters.
+
+    Raises:
+        ValueError: for an unknown activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation: expected one of {sorted(ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+        )
+    layers: list[nn.Module] = []
+    for rows, columns in itertools.pairwise(sizes):
+        layers.append(linear(rows, columns, device=device))
+        layers += [nn.LayerNorm(columns, device=device)] if layer_norm else []
+        layers.append(ACTIVATIONS[activation]())
+    return layers
 
 
 class FusedMLP(MixedSequential):
     """Linear, activation, linear, activation, linear: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
 
     The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the execution differs.
-    The fused path is taken for float32 CUDA inputs that need no gradient, ``hidden_size`` 32, 64 or 128, at
-    most 128 inputs and 64 outputs; anything else, and any CPU input, runs layer by layer.
+    The fused path is taken for float32 CUDA inputs that need no gradient, two hidden layers of one width, 32, 64 or
+    128, without layer norm, ``"tanh"`` or ``"relu"``, at most 128 inputs and 64 outputs; anything else, and any CPU
+    input, runs layer by layer.
 
     Args:
         in_features: O, size of the last dim of the input.
         out_features: size of the last dim of the output.
         hidden_size: width of both hidden layers.
-        activation: ``"tanh"`` or ``"relu"``.
+        activation: ``"tanh"``, ``"relu"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
         output_gain: gain of the orthogonal initialisation of the last layer (hidden layers: sqrt(2), biases 0), as PPO
             is usually initialised (arXiv:2005.12729).
         precision: of the matrix products: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is float32.
             Layer by layer it is that of :class:`MixedSequential`.
         device: of the parameters.
+        hidden_sizes: widths of any number of hidden layers, in place of two of ``hidden_size``; none for a linear map.
+        layer_norm: normalise the units of each hidden layer before its activation.
 
     Raises:
         ValueError: for an unknown activation or precision.
@@ -41,27 +87,23 @@ class FusedMLP(MixedSequential):
         output_gain: float = 1.0,
         precision: str = "tf32",
         device: torch.device | str | None = None,
+        hidden_sizes: Sequence[int] | None = None,
+        layer_norm: bool = False,
     ) -> None:
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
-            )
-        act = _ACTIVATIONS[activation]
-        super().__init__(
-            nn.Linear(in_features, hidden_size, device=device),
-            act(),
-            nn.Linear(hidden_size, hidden_size, device=device),
-            act(),
-            nn.Linear(hidden_size, out_features, device=device),
-            precision=precision,
-        )
-        for layer, gain in ((self[0], 2**0.5), (self[2], 2**0.5), (self[4], output_gain)):
+        sizes = [in_features, *((hidden_size, hidden_size) if hidden_sizes is None else hidden_sizes)]
+        hidden = hidden_layers(sizes, activation, layer_norm=layer_norm, device=device)
+        super().__init__(*hidden, nn.Linear(sizes[-1], out_features, device=device), precision=precision)
+        *linear, last = [layer for layer in self if isinstance(layer, nn.Linear)]
+        for layer, gain in (*((each, 2**0.5) for each in linear), (last, output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
         self.activation = activation
+        self._has_kernel = len(linear) == 2 and not layer_norm and activation in FUSED
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, out_features]``."""
+        if not self._has_kernel:
+            return super().forward(x)
         params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
         if not fusable(x, params):
             return super().forward(x)

@@ -75,6 +75,8 @@ class OptionController(TensorDictModuleBase):
 
     Attributes:
         temperature: 0-d buffer, the present one.
+        ends_by_chance: whether an option ends with the probability of its rule, or where that is above one half, which
+            needs no random number.
 
     Raises:
         ValueError: where the selector or a rule returns another shape or dtype, or probabilities outside [0, 1], and
@@ -113,6 +115,7 @@ class OptionController(TensorDictModuleBase):
         self.num_options = options.num_options
         self.network_keys = list(in_keys)
         self.valid_key = valid_key
+        self.ends_by_chance = True
         self.in_keys = [*in_keys, OPTION_KEY, AGE_KEY, *([] if valid_key is None else [valid_key])]  # pyright: ignore
         written = [ACTIVE_KEY, START_KEY, LOG_PROB_KEY, AVAILABLE_KEY, ("next", OPTION_KEY), ("next", AGE_KEY)]
         self.out_keys = written  # pyright: ignore
@@ -175,7 +178,10 @@ class OptionController(TensorDictModuleBase):
             explore: draw the next options, or take the most probable ones.
         """
         option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
-        ended = torch.rand(age.shape, dtype=torch.float32, device=age.device) < self.termination_prob(tensordict)
+        chance = 0.5
+        if self.ends_by_chance:
+            chance = torch.rand(age.shape, dtype=torch.float32, device=age.device)
+        ended = self.termination_prob(tensordict) > chance
         start = ended | (age <= 0)
         first = tensordict.get("is_init", None)
         if first is not None:

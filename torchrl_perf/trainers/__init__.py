@@ -2,11 +2,12 @@
 
 from torchrl_perf.moved import moved_from as _moved_from
 from torchrl_perf.trainers.ac_iqn import AC_IQN_PRESETS, ACIQNConfig, ACIQNTrainer
-from torchrl_perf.trainers.actor_critic import make_actor, make_critic
+from torchrl_perf.trainers.actor_critic import make_actor, make_critic, make_hybrid_actor
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.ddpg import DDPG_PRESETS, TD3_PRESETS, DDPGConfig, DDPGTrainer, TD3Config
 from torchrl_perf.trainers.dqn import DQN_PRESETS, DQNConfig, DQNTrainer, make_q_policy
-from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer, make_hybrid_actor
+from torchrl_perf.trainers.evaluation import Episodes, evaluate_episodes
+from torchrl_perf.trainers.hybrid_ppo import HYBRID_PPO_PRESETS, HybridPPOConfig, HybridPPOTrainer
 from torchrl_perf.trainers.iqn import (
     IQN_PRESETS,
     QR_DQN_PRESETS,
@@ -23,6 +24,7 @@ from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm
 from torchrl_perf.trainers.on_policy.minibatches import minibatches
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.policies import load_policy, save_policy
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.pqn import PQN_PRESETS, PQNConfig, PQNTrainer
 from torchrl_perf.trainers.rainbow import RAINBOW_PRESETS, RainbowConfig, RainbowTrainer, make_rainbow_policy
@@ -62,6 +64,7 @@ __all__ = [
     "DeviceLogHook",
     "DeviceParts",
     "DeviceReplayHook",
+    "Episodes",
     "GuardedAdam",
     "GuardedStepper",
     "HybridPPOConfig",
@@ -91,6 +94,8 @@ __all__ = [
     "TrainState",
     "TrainingDivergedError",
     "Update",
+    "evaluate_episodes",
+    "load_policy",
     "make_actor",
     "make_critic",
     "make_deterministic_actor",
@@ -101,6 +106,7 @@ __all__ = [
     "make_sac_actor",
     "make_sac_critic",
     "minibatches",
+    "save_policy",
     "train",
     "use_device_parts",
 ]

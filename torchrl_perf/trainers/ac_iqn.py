@@ -8,9 +8,11 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -20,6 +22,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,10 @@ class ACIQNConfig(DeterministicConfig):
 
     algorithm: ClassVar[str] = "ac-iqn"
     presets_in: ClassVar[str] = "trainers.ac_iqn:AC_IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:AC_IQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
+
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
 
     kappa: float = 1.0
     """Temporal difference up to which the quantile loss is quadratic; 0 is nowhere."""
@@ -65,22 +71,41 @@ class ACIQN(NoisyActor, ActorCritic):
 
     config: ACIQNConfig
     loss: ACIQNLoss
+    reads_vector = True
 
     def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
         """:func:`make_deterministic_actor`, squashed by the arc tangent."""
         return make_deterministic_actor(observation, action, self.config, "atan")
 
     def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """A network of quantiles of the value of observation and action."""
-        config = self.config
+        """A network of quantiles of the value of observation and action.
+
+        Where widths are given, the last is that of its own layers, and the others are those of a trunk of observations.
+
+        Raises:
+            ValueError: for no width.
+        """
+        config, device = self.config, cast("Any", action.device)
+        given = config.hidden_sizes is not None or config.critic_hidden_sizes is not None
+        widths = config.critic_widths if given else (config.hidden_size,)
+        if not widths:
+            raise ValueError(
+                "critic_hidden_sizes: expected one width at least for ac-iqn, received none. Remedy: "
+                f"critic_hidden_sizes=({config.hidden_size},)."
+            )
+        sizes = [observation.shape[-1], *widths[:-1]]
+        layer = make_normalization(inputs_of(observation), config, device)
+        layers = [*([] if layer is None else [layer]), *hidden_layers(sizes, config.activation, device=device)]
+        trunk = nn.Sequential(*layers) if layers else None
         return ImplicitQuantileCritic(
-            observation.shape[-1],
+            sizes[-1],
             action.shape[-1],
             num_cosines=config.num_cosines,
-            hidden_size=config.hidden_size,
+            hidden_size=widths[-1],
+            trunk=trunk,
             activation=config.activation,
             precision=config.precision,
-            device=cast("Any", action.device),
+            device=device,
         )
 
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> ACIQNLoss:

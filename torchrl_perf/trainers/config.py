@@ -1,5 +1,6 @@
 """Settings of a run that all algorithms share."""
 
+import copy
 import dataclasses
 import importlib
 import re
@@ -8,18 +9,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from torchrl_perf.metrics.loggers import LOGGER_NAMES
+from torchrl_perf.metrics.wandb_settings import WandbMode, WandbSettings
 from torchrl_perf.moved import moved_from
+from torchrl_perf.near_names import nearest_word, plain_word
 from torchrl_perf.registry import TASKS
 from torchrl_perf.trainers.config_checks import (
     Checks,
     ConfigError,
     UnknownSettingError,
+    as_tuple,
     is_count,
     is_share,
     settings_from,
     unknown_setting,
 )
-from torchrl_perf.trainers.setting_names import nearest_word, plain_word
+from torchrl_perf.trainers.env_arguments import env_arguments
+from torchrl_perf.trainers.known_envs import settings_for
 
 WORK_BEFORE_COMPILING = 400_000
 """Steps, of all envs at once, in which compiled kernels repay half a minute of compiling: they save some 75 us each."""
@@ -27,7 +32,8 @@ WORK_BEFORE_COMPILING = 400_000
 WORK_OF_UPDATE = 5
 """Steps that save as much as one update of small networks."""
 
-EnvName = Literal["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
+ENV_SETTINGS = ("env_args", "env_groups", "env_processes")
+"""What a run settles about envs that are named; a system's env has settings of its own in their place."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,10 @@ class RunConfig:
         env_class: name of the class behind the names of ``env``, where they are not names of classes themselves.
         presets_in: where the settings for each task are, as ``module:name`` below ``torchrl_perf``.
         work_of_step: kernels of one step of envs and policy, in those of CartPole's, about 60.
+        blueprint_in: where its :class:`~torchrl_perf.trainers.blueprints.Blueprint` is, in the same way.
+        evaluated_by: metric of an evaluation that says how good a policy is.
         fixed_by_checkpoint: fields that a resumed run cannot change, since a checkpoint holds state of their shapes.
+        not_taken: fields of a base class that have no meaning here, and have to keep their defaults.
 
     Raises:
         ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
@@ -55,10 +64,14 @@ class RunConfig:
     env_class: ClassVar[str] = ""
     presets_in: ClassVar[str] = ""
     work_of_step: ClassVar[int] = 1
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed")
+    blueprint_in: ClassVar[str] = ""
+    evaluated_by: ClassVar[str] = "eval/mean_return"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = ("env", "num_envs", "num_steps", "seed", "env_args")
+    not_taken: ClassVar[tuple[str, ...]] = ()
 
     env: str = "CartPole"
-    """Which of the package's classic-control tasks to learn."""
+    """Env to learn in: a task of the package, an id of Gymnasium's (HalfCheetah-v5, ALE/Pong-v5), vmas:SCENARIO,
+    module.path:Class or file.py:function; torchrl-perf envs lists them. Any name beside env=."""
     num_envs: int = 128
     """Number of envs that run at once (N)."""
     num_steps: int = 32
@@ -88,6 +101,23 @@ class RunConfig:
     """Iterations between two rows of metrics (one copy to the host each)."""
     logger: str = "csv"
     """Where metrics go: csv, wandb, tensorboard, none, or several with commas."""
+    wandb_project: str = "torchrl_perf"
+    """W&B project."""
+    wandb_entity: str | None = None
+    """User or team that a W&B run belongs to; None is that of the key."""
+    wandb_group: str | None = None
+    """Name of W&B runs that belong together, such as the seeds of one setting."""
+    wandb_name: str | None = None
+    """Name of the W&B run; None is that of the run's folder."""
+    wandb_tags: str = ""
+    """Words to find the W&B run by, separated by commas."""
+    wandb_notes: str = ""
+    """Description of the W&B run."""
+    wandb_mode: WandbMode = "auto"
+    """Whether W&B sends rows to its server; "auto" is WANDB_MODE where that is set, else "online" where there is a key
+    and "offline" where there is none."""
+    wandb_code: str | None = None
+    """Folder whose Python files are stored with the W&B run, such as "."; None stores none."""
     run_dir: str = "runs"
     """Folder under which the run gets a folder of its own."""
     checkpoint_interval: int = 0
@@ -95,7 +125,13 @@ class RunConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept; the best one is kept beside them."""
     best_metric: str = "episode/mean_return"
-    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none."""
+    """Metric whose highest value marks the best checkpoint; a leading "-" asks for the lowest, "" keeps none. Where
+    eval_interval is set, evaluations take the place of the default."""
+    eval_interval: int = 0
+    """Iterations between two evaluations of the policy: whole episodes without exploration, in envs of their own with
+    other seeds; 0 makes none. The last iteration is evaluated too."""
+    eval_episodes: int = 32
+    """Envs of an evaluation, each for one episode."""
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     """After a loss, gradient, observation or reward that is not finite: stop the run, go on without that update, or go
     back to the last state that was good, with other random numbers."""
@@ -114,6 +150,12 @@ class RunConfig:
     """Iterations between two runs of Python's garbage collector that the run asks for; 0 leaves it to Python."""
     stop_return: float | None = None
     """Stop once the mean return of the last 100 finished episodes reaches this; None runs total_steps."""
+    env_args: tuple[str, ...] = ()
+    """Arguments of the env, each name=value with a value in JSON, or a JSON object of several."""
+    env_groups: int = 1
+    """Groups of envs that step on the CPU: one steps while the policy acts for another."""
+    env_processes: bool = False
+    """Step each Gymnasium env in a process of its own; pays with as many cores as envs, or steps of milliseconds."""
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """An instance without its fields, after names that are no fields are refused with the nearest that are.
@@ -135,6 +177,8 @@ class RunConfig:
         for name, value in type(self).defaults(self.env).items():
             if name not in given:
                 object.__setattr__(self, name, value)
+            elif isinstance(chosen := getattr(self, name), list):
+                object.__setattr__(self, name, as_tuple(type(self), name, chosen))
         checks = Checks(self)
         self._check(checks)
         if problems := checks.problems():
@@ -144,7 +188,10 @@ class RunConfig:
         """Note what is wrong with the values of this class's fields."""
         checks.each(("num_envs", "num_steps", "total_steps", "log_interval"), is_count, "a positive integer")
         checks.each(("keep_checkpoints", "schedule_steps"), is_count, "a positive integer")
-        checks.each(("checkpoint_interval", "gc_interval"), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("eval_episodes",), is_count, "a positive integer")
+        checks.each(
+            ("checkpoint_interval", "gc_interval", "eval_interval"), lambda value: value >= 0, "0 or a positive integer"
+        )
         checks.each(("gamma",), is_share, "a number in [0, 1]")
         checks.each(("adam_beta1", "adam_beta2"), lambda value: 0 <= value < 1, "a number in [0, 1)")
         checks.each(("adam_eps", "weight_decay"), lambda value: value >= 0, "a number of at least 0")
@@ -157,6 +204,7 @@ class RunConfig:
         if checks.sound("env") and (problem := misspelt_task(self.env)):
             checks.add("env", problem)
         checks.each(("seed",), lambda value: value >= 0, "an integer from 0 to 2**63 - 1")
+        checks.each(("wandb_project",), lambda value: bool(value.strip()), "the name of a project")
         checks.each(("run_dir",), lambda value: bool(value.strip()), "the path of a folder")
         checks.each(("logger",), _names_loggers, f"one of {', '.join(LOGGER_NAMES)}, or several with commas")
         checks.each(("device",), _is_device, "'auto', 'cpu', 'cuda' or 'cuda:<index>'")
@@ -167,6 +215,34 @@ class RunConfig:
                 f"compile_after: expected None with mode='eager', which compiles nothing, received {self.compile_after}"
                 ". Remedy: leave it out, or mode='auto'.",
             )
+        checks.each(("env_groups",), is_count, "a positive integer")
+        self._check_env(checks)
+        self._check_not_taken(checks)
+
+    def _check_env(self, checks: Checks) -> None:
+        """What can be said of a named env without making it."""
+        if checks.sound("env_args"):
+            try:
+                env_arguments(self.env_args)
+            except ValueError as error:
+                checks.add("env_args", str(error))
+        if checks.sound("env_groups", "num_envs") and self.num_envs % self.env_groups:
+            checks.add(
+                "env_groups",
+                f"env_groups: expected a divisor of num_envs = {self.num_envs}, received {self.env_groups}. Remedy: "
+                f"env_groups={largest_divisor(self.num_envs, self.env_groups)}.",
+            )
+
+    def _check_not_taken(self, checks: Checks) -> None:
+        """Refuse what the class inherits and does not use."""
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in (*self.not_taken, *(ENV_SETTINGS if self.env_class else ())):
+            if name in usual and checks.sound(name) and getattr(self, name) != usual[name]:
+                checks.add(
+                    name,
+                    f"{name}: expected {usual[name]!r}, since {self.algorithm or type(self).__name__} has settings of "
+                    f"its own in its place, received {getattr(self, name)!r}. Remedy: leave it out.",
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -213,8 +289,10 @@ class RunConfig:
 
     @classmethod
     def task_settings(cls, env: str = "") -> dict[str, Any]:
-        """Plain values of the preset of a task, or of the first preset for a name that has none."""
-        return cls._preset_of(env).to_dict()
+        """Plain values of the settings that the command line has for an env; those of the first task for no name."""
+        if not env or (cls.env_class and env not in cls.presets()):
+            return cls._preset_of("").to_dict()
+        return {**cls.defaults(env), "env": env}
 
     @classmethod
     def _preset_of(cls, env: str) -> "RunConfig":
@@ -234,18 +312,21 @@ class RunConfig:
         A class of a user's below one of the package's keeps the defaults that it declares itself.
 
         Args:
-            env: name of the task; by default, and for what is no text, the first. That of an env of your own, which
-                the command line does not know, has the fields' own defaults.
+            env: name of the task; by default, and for what is no text, the first. Any other env has the fields' own
+                defaults, and what is known to work with it.
         """
         usual = {field.name: field.default for field in dataclasses.fields(cls)}
         presets = cls.presets()
-        if not presets or (isinstance(env, str) and env not in presets and env not in TASKS):
+        if not presets:
             return usual
         owner = next(parent for parent in cls.__mro__ if "presets_in" in vars(parent))
         declared = {field.name: field.default for field in dataclasses.fields(owner)}
-        preset = cls._preset_of(env if isinstance(env, str) else "")
-        kept = {name: getattr(preset, name) for name in declared if usual[name] is declared[name] and name != "env"}
-        return {**usual, **kept}
+        if isinstance(env, str) and env not in presets and env not in TASKS:
+            chosen = settings_for(env, owner.algorithm)
+        else:
+            chosen = cls._preset_of(env if isinstance(env, str) else "").to_dict()
+        kept = {name: chosen[name] for name in declared if usual[name] is declared[name] and name in chosen}
+        return {**usual, **kept, "env": usual["env"]}
 
     @classmethod
     def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
@@ -265,15 +346,60 @@ class RunConfig:
         cls._check(config, checks)
         return checks.problems()
 
+    def for_rows(self, num_envs: int) -> Self:
+        """These settings with another number of envs, to make an env of; what depends on the batch is not checked.
+
+        Args:
+            num_envs: N.
+        """
+        changed = copy.copy(self)
+        object.__setattr__(changed, "num_envs", num_envs)
+        return changed
+
+    @property
+    def wandb(self) -> WandbSettings:
+        """What a W&B run is called and where it belongs."""
+        tags = tuple(tag.strip() for tag in self.wandb_tags.split(",") if tag.strip())
+        return WandbSettings(
+            entity=self.wandb_entity,
+            group=self.wandb_group,
+            name=self.wandb_name,
+            tags=tags,
+            notes=self.wandb_notes or None,
+            mode=self.wandb_mode,
+            code=self.wandb_code,
+        )
+
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:
         """Fields that a run with these settings cannot change when it goes on."""
         return self.fixed_by_checkpoint
 
     @property
+    def best_by(self) -> str:
+        """The metric that marks the best checkpoint: ``best_metric``, or where that is the default, evaluations."""
+        default = next(field.default for field in dataclasses.fields(self) if field.name == "best_metric")
+        return self.evaluated_by if self.eval_interval and self.best_metric == default else self.best_metric
+
+    @property
     def batch_size(self) -> int:
         """Frames of one iteration, N * T."""
         return self.num_envs * self.num_steps
+
+    @property
+    def num_streams(self) -> int:
+        """Rows that one step of all envs gives (N of the batches): one for each env, or for each agent of each env."""
+        return self.num_envs
+
+    @property
+    def rows_in_words(self) -> str:
+        """What :attr:`rows_per_iteration` is the product of."""
+        return "num_envs * num_steps"
+
+    @property
+    def rows_per_iteration(self) -> int:
+        """Rows of one collected batch."""
+        return self.num_streams * self.num_steps
 
     @property
     def experiences_per_iteration(self) -> int:
@@ -335,16 +461,6 @@ def misspelt_task(name: str) -> str:
     if name.strip() and (near is None or plain_word(near) != plain_word(name)):
         return ""
     return f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: env={near or TASKS[0]!r}."
-
-
-def unknown_task(name: str) -> str:
-    """What is wrong with a name that is no task, with the nearest that is one."""
-    near = nearest_word(name, TASKS)
-    nearest = f"env={near!r}, the nearest" if near else "one of these"
-    return (
-        f"env: expected {_tasks_in_words()}, received {name!r}. Remedy: {nearest}, or a trainer made with env= or "
-        "collector=."
-    )
 
 
 def _tasks_in_words() -> str:

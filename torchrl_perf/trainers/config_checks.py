@@ -8,9 +8,19 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchrl_perf.trainers.setting_names import nearest_setting, nearest_word
+from torchrl_perf.near_names import nearest_word
+from torchrl_perf.trainers.setting_names import nearest_setting
 
-__all__ = ["Checks", "ConfigError", "UnknownSettingError", "is_count", "is_positive", "is_share", "settings_from"]
+__all__ = [
+    "Checks",
+    "ConfigError",
+    "UnknownSettingError",
+    "as_tuple",
+    "is_count",
+    "is_positive",
+    "is_share",
+    "settings_from",
+]
 
 LARGEST = 2**63 - 1  # of the integers that tensors hold
 LONGEST_VALUE = 120  # characters of a value that a sentence repeats
@@ -95,7 +105,7 @@ class Checks:
         for option in _options(self._hints[name]):
             meant = _meant(value, option)
             if meant is not None and _fits(meant, option) and is_met(meant):
-                return f"{name}={meant!r}"
+                return f"{name}={_shown(meant)}"
         if default is dataclasses.MISSING or not (default is None or is_met(default)):
             return ""
         return f"{name}={default!r}, the default"
@@ -153,10 +163,16 @@ def settings_from(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any]
             remedy = "" if defaults[name] is dataclasses.MISSING else f"{name}={defaults[name]!r}, the default"
             for option in _options(hints[name]):
                 if (meant := _meant(value, option)) is not None and _fits(meant, option):
-                    remedy = f"{name}={meant!r}"
+                    remedy = f"{name}={_shown(meant)}"
                     break
             problems[name] = _misfit(name, value, hints[name], remedy)
     return good, problems
+
+
+def as_tuple(kind: type, name: str, value: list[Any]) -> Any:
+    """A list, as JSON has a tuple, as the tuple that a field of a dataclass asks for; as it is for any other field."""
+    wants = any(typing.get_origin(option) is tuple for option in _options(_hints(kind)[name]))
+    return tuple(value) if wants else value
 
 
 def _defaults_of(kind: Any, env: Any) -> dict[str, Any]:
@@ -182,6 +198,8 @@ def _fits(value: Any, hint: Any) -> bool:
     for option in _options(hint):
         if typing.get_origin(option) is typing.Literal:
             fits = value in typing.get_args(option)
+        elif typing.get_origin(option) is tuple:  # of any length, of one type
+            fits = isinstance(value, tuple) and all(_fits(each, typing.get_args(option)[0]) for each in value)
         elif option is float:
             fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         elif option is int:
@@ -202,6 +220,8 @@ def _is_finite(value: float) -> bool:
 
 def _converted(value: Any, option: Any) -> Any:
     """``value`` as the type of a field where nothing is lost by it, or as it is."""
+    if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+        return tuple(_converted(each, typing.get_args(option)[0]) for each in value)
     try:
         if option is float and isinstance(value, int | str) and not isinstance(value, bool):
             return float(value)
@@ -214,6 +234,9 @@ def _converted(value: Any, option: Any) -> Any:
 
 def _meant(value: Any, option: Any) -> Any:
     """What a value of another type stands for, such as the 128 of "128"; None where that cannot be told."""
+    if typing.get_origin(option) is tuple and isinstance(value, int | str) and not isinstance(value, bool):
+        one = typing.get_args(option)[0]  # one number or text in place of several
+        return (_converted(value, one) if _fits(value, one) else _meant(value, one),)
     if option not in (int, float) or not isinstance(value, str):
         return None if value is None else _converted(value, option)
     try:
@@ -226,7 +249,8 @@ def _in_words(hint: Any, value: Any) -> str:
     whole = "an integer"
     if isinstance(value, int) and not isinstance(value, bool) and not -LARGEST <= value <= LARGEST:
         whole = f"an integer of 64 bits, at most {LARGEST}"
-    plain = {int: whole, float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+    plain: dict[Any, str] = {int: whole, float: "a finite number", bool: "True or False", str: "text"}
+    plain |= {type(None): "None", tuple[int, ...]: "a tuple of integers", tuple[str, ...]: "a tuple of texts"}
     options = sorted(_options(hint), key=lambda option: option is not type(None))
     return " or ".join(
         f"one of {typing.get_args(option)}" if typing.get_origin(option) is typing.Literal else plain[option]
@@ -236,7 +260,8 @@ def _in_words(hint: Any, value: Any) -> str:
 
 def _misfit(name: str, value: Any, hint: Any, remedy: str = "") -> str:
     """The problem of a value that has none of the types of its field."""
-    words = [word for option in _options(hint) for word in typing.get_args(option)]
+    literals = [option for option in _options(hint) if typing.get_origin(option) is typing.Literal]
+    words = [word for option in literals for word in typing.get_args(option)]
     if not words or not isinstance(value, str):
         return _expected_received(name, _in_words(hint, value), value, show_type=True, remedy=remedy)
     near = nearest_word(value, words)

@@ -34,6 +34,7 @@ class DDPGConfig(DeterministicConfig):
 
     algorithm: ClassVar[str] = "ddpg"
     presets_in: ClassVar[str] = "trainers.ddpg:DDPG_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:DDPG"
 
     loss_function: Literal["l2", "smooth_l1"] = "l2"
     """Loss of the critics: squared error, or the Huber loss that TorchRL takes by default."""
@@ -49,6 +50,7 @@ class TD3Config(DDPGConfig):
 
     algorithm: ClassVar[str] = "td3"
     presets_in: ClassVar[str] = "trainers.ddpg:TD3_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:DDPG"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DDPGConfig.fixed_by_checkpoint, "num_critics")
 
     num_critics: int = 2

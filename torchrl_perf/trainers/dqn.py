@@ -28,6 +28,7 @@ class DQNConfig(ValueConfig):
 
     algorithm: ClassVar[str] = "dqn"
     presets_in: ClassVar[str] = "trainers.dqn:DQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:DQN"
 
     loss: Literal["huber", "l2"] = "huber"
     """Loss of a temporal difference: quadratic up to 1 and linear beyond, or its square."""

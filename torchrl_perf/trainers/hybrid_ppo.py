@@ -1,17 +1,14 @@
 """PPO for actions with discrete and continuous parts, with every step of the loop on the device."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import nn
-from torchrl.data import MultiCategorical
 from torchrl.envs import EnvBase
 
-from torchrl_perf.modules.hybrid_actor import HybridActor, hybrid_features
-from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.trainers.actor_critic import make_hybrid_actor
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.ppo import PPO, PPOConfig
-from torchrl_perf.trainers.spaces import observation_inputs
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,10 @@ class HybridPPOConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "hybrid-ppo"
     presets_in: ClassVar[str] = "trainers.hybrid_ppo:HYBRID_PPO_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:HYBRID_PPO"
 
-    env: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
-        "HybridTarget", "CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"
-    ] = "HybridTarget"
-    """Which of the package's tasks to learn; an action of one part serves too."""
+    env: str = "HybridTarget"
+    """Env to learn in; an action of one part serves too. torchrl-perf envs lists those with a name."""
 
 
 HYBRID_PPO_PRESETS: dict[str, HybridPPOConfig] = {
@@ -52,53 +48,17 @@ class HybridPPO(PPO):
     """PPO on a :class:`HybridActor` (arXiv:1707.06347, arXiv:1903.01344): one ratio of all parts is clipped."""
 
     def make_actor(self, env: EnvBase) -> nn.Module:
-        """:func:`make_hybrid_actor`."""
+        """:func:`~torchrl_perf.trainers.actor_critic.make_hybrid_actor`."""
         return make_hybrid_actor(env, self.config)
 
 
 class HybridPPOTrainer(OnPolicyTrainer):
-    """PPO for actions with discrete and continuous parts; the actor is :func:`make_hybrid_actor`.
+    """PPO for actions with discrete and continuous parts.
 
-    Arguments, attributes and errors are those of :class:`~torchrl_perf.trainers.ppo.PPOTrainer`.
+    The actor is :func:`~torchrl_perf.trainers.actor_critic.make_hybrid_actor`.
+
+
+    It takes ``env=``, ``collector=``, ``actor=`` and ``critic=`` as :class:`~torchrl_perf.trainers.ppo.PPOTrainer`.
     """
 
     algorithm_class: ClassVar[type[PPO]] = HybridPPO  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(
-        self,
-        config: HybridPPOConfig,
-        *,
-        env: EnvBase | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, env=env, actor=actor, critic=critic)
-
-
-def make_hybrid_actor(env: EnvBase, config: PPOConfig) -> HybridActor:
-    """A policy for the env's action spec: writes each part of the action and log-probabilities.
-
-    It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`.
-
-    Raises:
-        ValueError: for a part that is neither Categorical (index) nor floating-point Bounded or Unbounded, and an env
-            without a vector to read.
-    """
-    spec = env.full_action_spec
-    for key, leaf in spec.items(True, True):
-        if isinstance(leaf, MultiCategorical):
-            raise ValueError(
-                f"action_spec: expected Categorical (index), Bounded or Unbounded parts, received MultiCategorical at "
-                f"{key!r}. Remedy: a Categorical for each choice, PPOTrainer for an action of choices alone, or actor=."
-            )
-    inputs = observation_inputs(env)
-    network = FusedMLP(
-        inputs.size,
-        hybrid_features(spec),
-        hidden_size=config.hidden_size,
-        activation=config.activation,
-        precision=config.precision,
-        output_gain=0.01,
-        device=env.device,
-    )
-    return HybridActor(inputs.network(network), spec=spec, in_keys=inputs.keys)

@@ -25,6 +25,8 @@ class QuantileConfig(ValueConfig):
         ConfigError: a ValueError that lists every problem: the field, what was expected and what was received.
     """
 
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
+
     double: bool = False
     """Let the online network choose the next action that the target network values (arXiv:1509.06461)."""
     greedy: Literal["mean", "per_quantile"] = "mean"
@@ -63,6 +65,7 @@ class IQNConfig(QuantileConfig):
 
     algorithm: ClassVar[str] = "iqn"
     presets_in: ClassVar[str] = "trainers.iqn:IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:QUANTILES"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_cosines")
 
     num_taus: int = 8
@@ -90,6 +93,7 @@ class QRDQNConfig(QuantileConfig):
 
     algorithm: ClassVar[str] = "qr-dqn"
     presets_in: ClassVar[str] = "trainers.iqn:QR_DQN_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:QUANTILES"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*QuantileConfig.fixed_by_checkpoint, "num_quantiles")
 
     num_quantiles: int = 32

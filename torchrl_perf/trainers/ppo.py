@@ -9,23 +9,26 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
 from torchrl_perf.functional.losses.ppo import normalized_advantage
-from torchrl_perf.functional.schedules import linear
+from torchrl_perf.functional.schedules import adaptive, linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic
-from torchrl_perf.trainers.config import EnvName, RunConfig, check_minibatches
+from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(RunConfig):
+class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -34,10 +37,14 @@ class PPOConfig(RunConfig):
 
     algorithm: ClassVar[str] = "ppo"
     presets_in: ClassVar[str] = "trainers.ppo:PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size", "activation")
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PPO"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *RunConfig.fixed_by_checkpoint,
+        *("hidden_size", "activation"),
+        *NETWORK_SETTINGS,
+        *NORMALIZATION_SETTINGS,
+    )
 
-    env: EnvName = "CartPole"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which of the package's classic-control tasks to learn; beside env= it has no meaning."""
     gamma: float = 0.98
     """Discount factor."""
     epochs: int = 8
@@ -77,9 +84,17 @@ class PPOConfig(RunConfig):
     kl_estimate: Literal["samples", "closed_form"] = "samples"
     """How that divergence is found: the mean of the log-ratios, or from the parameters of both policies, without noise
     and never negative."""
+    desired_kl: float | None = None
+    """KL divergence of a minibatch that the learning rate follows, in place of its annealing: divided by 1.5 above
+    twice this, multiplied by 1.5 below half of it (rsl_rl's adaptive schedule); None leaves it alone."""
+    min_learning_rate: float = 1e-5
+    """Least step size that desired_kl leads to."""
+    max_learning_rate: float = 1e-2
+    """Greatest step size that desired_kl leads to."""
     hidden_size: int = 64
-    """Width of the two hidden layers of actor and critic; 32, 64 and 128 run as fused kernels on CUDA."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    """Width of the two hidden layers of actor and critic, where hidden_sizes are not given; 32, 64 and 128 run as fused
+    kernels on CUDA."""
+    activation: Activation = "tanh"
     """Activation of the hidden layers."""
     loss: Literal["device", "torchrl"] = "device"
     """The package's DeviceClipPPOLoss, or TorchRL's own ClipPPOLoss."""
@@ -93,8 +108,22 @@ class PPOConfig(RunConfig):
         checks.each(("value_clip_epsilon", "entropy_floor_coeff"), is_positive, "a positive number")
         checks.each(("entropy_frames",), is_count, "a positive integer")
         checks.each(("target_kl",), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("desired_kl", "min_learning_rate", "max_learning_rate"), is_positive, "a positive number")
+        self._check_adaptive(checks)
         self._check_loss(checks)
         check_minibatches(self, checks)
+
+    def _check_adaptive(self, checks: Checks) -> None:
+        """Bounds that have a room between them, with the first step size in it."""
+        names = ("learning_rate", "min_learning_rate", "max_learning_rate")
+        if self.desired_kl is None or not checks.sound("desired_kl", *names):
+            return
+        if not self.min_learning_rate <= self.learning_rate <= self.max_learning_rate:
+            checks.add(
+                "learning_rate",
+                f"learning_rate: expected one from min_learning_rate = {self.min_learning_rate} to max_learning_rate = "
+                f"{self.max_learning_rate} with desired_kl, received {self.learning_rate}. Remedy: other bounds.",
+            )
 
     def _check_loss(self, checks: Checks) -> None:
         """What TorchRL's own loss does not have."""
@@ -274,9 +303,23 @@ class PPO(OnPolicyAlgorithm):
 
     def stop(self, statistics: Mapping[str, Tensor]) -> Tensor | None:
         """Whether the policy has gone as far from the old one as ``target_kl`` allows."""
-        if self.config.target_kl is None:
-            return None
-        return statistics["kl" if "kl" in statistics else "kl_approx"] > self.config.target_kl
+        return None if self.config.target_kl is None else self._divergence(statistics) > self.config.target_kl
+
+    @property
+    def adapts_learning_rate(self) -> bool:
+        """Whether ``desired_kl`` is set."""
+        return self.config.desired_kl is not None
+
+    def adapt(self, statistics: Mapping[str, Tensor], learning_rate: Tensor, due: Tensor) -> None:
+        """The learning rate that follows ``desired_kl``, see :func:`~torchrl_perf.functional.schedules.adaptive`."""
+        config = self.config
+        bounds = config.min_learning_rate, config.max_learning_rate
+        adapted = adaptive(learning_rate, self._divergence(statistics), config.desired_kl, *bounds)
+        learning_rate.copy_(torch.where(due, adapted, learning_rate))
+
+    def _divergence(self, statistics: Mapping[str, Tensor]) -> Tensor:
+        """The KL divergence of a minibatch, as ``kl_estimate`` has it."""
+        return statistics["kl" if "kl" in statistics else "kl_approx"]
 
     def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
         """Advantages that are normalised over the whole minibatch, and how many rows of a part count."""
@@ -312,7 +355,9 @@ class PPOTrainer(OnPolicyTrainer):
 
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        env: a TorchRL env with batch_size [num_envs], Gymnasium vector envs, or what makes an env, see
+            :class:`OnPolicyTrainer`; by default the one that the config names.
+        collector: collects ``[N, T]`` batches with ``actor``, such as a ``HostCollector``.
         actor: a probabilistic TensorDict module for the env's action; by default :func:`make_actor`.
         critic: a TensorDict module that writes ``state_value``; by default :func:`make_critic`.
 
@@ -333,8 +378,9 @@ class PPOTrainer(OnPolicyTrainer):
         self,
         config: PPOConfig,
         *,
-        env: EnvBase | None = None,
+        env: Any = None,
+        collector: BaseCollector | None = None,
         actor: nn.Module | None = None,
         critic: nn.Module | None = None,
     ) -> None:
-        super().__init__(config, env=env, actor=actor, critic=critic)
+        super().__init__(config, env=env, collector=collector, actor=actor, critic=critic)

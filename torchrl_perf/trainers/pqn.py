@@ -15,9 +15,12 @@ from torchrl_perf.functional.losses.dqn import action_value, q_loss
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mixed import MixedSequential
+from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings, normalized
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -28,7 +31,7 @@ TARGET = "value_target"
 
 
 @dataclass(frozen=True)
-class PQNConfig(RunConfig):
+class PQNConfig(NormalizationSettings, NetworkSettings, RunConfig):
     """Every choice of a PQN run (arXiv:2407.04811): Q-learning on parallel envs, without replay or target network.
 
     Raises:
@@ -37,7 +40,12 @@ class PQNConfig(RunConfig):
 
     algorithm: ClassVar[str] = "pqn"
     presets_in: ClassVar[str] = "trainers.pqn:PQN_PRESETS"
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*RunConfig.fixed_by_checkpoint, "hidden_size")
+    blueprint_in: ClassVar[str] = "trainers.blueprints:PQN"
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
+        *RunConfig.fixed_by_checkpoint,
+        *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
+        *NORMALIZATION_SETTINGS,
+    )
 
     epochs: int = 4
     """Passes over each batch."""
@@ -58,7 +66,11 @@ class PQNConfig(RunConfig):
     eps_frames: int = 60_000
     """Env steps in which that probability falls, linearly."""
     hidden_size: int = 64
-    """Width of the two hidden layers."""
+    """Width of the two hidden layers, where hidden_sizes are not given."""
+    layer_norm: bool = True
+    """Normalise the units of each hidden layer before its activation (arXiv:1607.06450), as the paper does."""
+    activation: Activation = "relu"
+    """Activation of the hidden layers."""
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
@@ -86,6 +98,7 @@ PQN_PRESETS = {"CartPole": _CARTPOLE, "Acrobot": replace(_CARTPOLE, env="Acrobot
 class PQN(OnPolicyAlgorithm):
     """Epsilon-greedy on one network, which regresses on the lambda returns of its own greatest values."""
 
+    acting: ClassVar[str] = "policy"
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     metric_names: ClassVar[tuple[str, ...]] = ("train/epsilon",)
 
@@ -137,16 +150,15 @@ class PQN(OnPolicyAlgorithm):
 
 def make_pqn_policy(env: EnvBase, config: PQNConfig) -> EpsilonGreedy:
     """Epsilon-greedy on a perceptron with layer norm before each activation: writes ``action``."""
-    spec, inputs, hidden = single_choice(env), observation_inputs(env), config.hidden_size
-    layers: list[nn.Module] = []
-    for size in (inputs.size, hidden):
-        layers += [nn.Linear(size, hidden), nn.LayerNorm(hidden), nn.ReLU()]
-    layers.append(nn.Linear(hidden, int(cast("Any", spec.space).n)))
-    network = MixedSequential(*layers, precision=config.precision).to(env.device)
+    spec, inputs = single_choice(env), observation_inputs(env)
+    sizes = [inputs.size, *config.widths]
+    layers = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm)
+    layers.append(nn.Linear(sizes[-1], int(cast("Any", spec.space).n)))
+    network: nn.Module = MixedSequential(*layers, precision=config.precision).to(env.device)
+    network = normalized(network, inputs, config, env.device)
+    network = inputs.network(network, precision=config.precision, device=env.device)
     schedule = {"eps_start": config.eps_start, "eps_end": config.eps_end, "decay_frames": config.eps_frames}
-    return EpsilonGreedy(
-        inputs.network(network), spec=spec, in_keys=inputs.keys, action_key="action", write_values=False, **schedule
-    )
+    return EpsilonGreedy(network, spec=spec, in_keys=inputs.keys, action_key="action", write_values=False, **schedule)
 
 
 class PQNTrainer(OnPolicyTrainer):

@@ -48,6 +48,7 @@ class RainbowConfig(ValueConfig):
 
     algorithm: ClassVar[str] = "rainbow"
     presets_in: ClassVar[str] = "trainers.rainbow:RAINBOW_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:RAINBOW"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ValueConfig.fixed_by_checkpoint,
         "noisy",
@@ -55,6 +56,8 @@ class RainbowConfig(ValueConfig):
         "v_min",
         "v_max",
     )
+
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
 
     dueling: bool = True
     """Learn the state's value and the actions' advantages apart (arXiv:1511.06581)."""

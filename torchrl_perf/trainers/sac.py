@@ -20,6 +20,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
@@ -32,6 +33,7 @@ from torchrl_perf.trainers.off_policy.algorithm import Setup
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class SACConfig(ActorCriticConfig):
 
     algorithm: ClassVar[str] = "sac"
     presets_in: ClassVar[str] = "trainers.sac:SAC_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:SAC"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *ActorCriticConfig.fixed_by_checkpoint,
         "num_critics",
@@ -305,10 +308,10 @@ def draws_squashed_normal(actor: nn.Module) -> bool:
 
 
 def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfig) -> DeviceActor:
-    """A squashed normal policy: reads ``observation``, writes ``action`` within the spec's bounds.
+    """A squashed normal policy: reads observations, writes ``action`` within the spec's bounds.
 
     Args:
-        observation: spec ``[*, O]``.
+        observation: spec ``[*, O]`` of ``"observation"``, or a Composite of all observations.
         action: spec ``[*, D]``, continuous with finite bounds.
         config: gives width, activation and precision.
 
@@ -322,11 +325,19 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
             "unbounded ones."
         )
     head = SquashedNormalHead(*action_bounds(action))
-    layers = actor_layers(observation.shape[-1], 2 * action.shape[-1], config)
-    net = MixedSequential(*layers, head, precision=config.precision).to(action.device)
-    return DeviceActor(net, distribution_class=SquashedNormal, param_keys=SquashedNormalHead.param_keys, spec=action)
+    inputs = inputs_of(observation)
+    layers = actor_layers(inputs.size, 2 * action.shape[-1], config)
+    net: nn.Module = MixedSequential(*layers, head, precision=config.precision).to(action.device)
+    net = normalized(net, inputs, config, action.device)
+    return DeviceActor(
+        inputs.network(net, precision=config.precision, device=action.device),
+        distribution_class=SquashedNormal,
+        param_keys=SquashedNormalHead.param_keys,
+        in_keys=inputs.keys,
+        spec=action,
+    )
 
 
 def make_sac_critic(observation: TensorSpec, action: TensorSpec, config: SACConfig) -> TensorDictModule:
-    """``num_critics`` action values in one batched network: reads ``observation`` and ``action``, writes ``[*, K]``."""
+    """``num_critics`` action values in one batched network: reads observations and ``action``, writes ``[*, K]``."""
     return make_ensemble_critic(observation, action, config, config.num_critics)

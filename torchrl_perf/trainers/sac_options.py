@@ -31,6 +31,8 @@ from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import OptionReplay
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Pass, Passes, actor_layers
 from torchrl_perf.trainers.off_policy.algorithm import Setup, Update
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
@@ -61,7 +63,10 @@ class SACOptionsConfig(SACConfig):
 
     algorithm: ClassVar[str] = "sac-options"
     presets_in: ClassVar[str] = "trainers.sac_options:SAC_OPTIONS_PRESETS"
+    blueprint_in: ClassVar[str] = "trainers.blueprints:SAC_OPTIONS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
+    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_normalized: ClassVar[tuple[str, ...]] = NORMALIZATION_SETTINGS  # choices are drawn from a memory of their own
 
     env: str = "Ferry"
     """The package's task that has options, Ferry; any name beside env= and options=."""
@@ -230,6 +235,7 @@ class SACOptions(ActorCritic):
 
     config: SACOptionsConfig
     loss: DeviceSACLoss
+    reads_vector = True
     actor_losses = ("loss_actor", "loss_alpha", "loss_option")
     actor_means = ("alpha", "entropy", "option_entropy", "option_value", "option_kl")
     metric_names = ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate")

@@ -1,10 +1,10 @@
-"""The name that was meant where an unknown one was given: of a setting, a task, a metric."""
+"""The setting that was meant where an unknown one was given."""
 
-import difflib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-__all__ = ["nearest_setting", "nearest_word", "plain_word"]
+from torchrl_perf.near_names import nearest_word
+
+__all__ = ["nearest_setting"]
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate", "actor_learning_rate", "critic_learning_rate"),
@@ -61,6 +61,10 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "beta1": ("adam_beta1",),
     "beta2": ("adam_beta2",),
     "wd": ("weight_decay",),
+    "norm_obs": ("normalize_observations",),
+    "empirical_normalization": ("normalize_observations",),
+    "norm_reward": ("normalize_rewards",),
+    "clip_reward": ("reward_clip",),
     "width": ("hidden_size",),
     "num_cells": ("hidden_size",),
     "hidden_sizes": ("hidden_size",),
@@ -96,21 +100,3 @@ def nearest_setting(name: str, known: Sequence[str]) -> list[str]:
         return found if tuple(found) == TOGETHER else found[:1]
     near = nearest_word(plain, known)
     return [near] if near else []
-
-
-def nearest_word(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like a given one, whatever its case and punctuation; None where none is like it.
-
-    The number of a version, as in ``CartPole-v1``, and a library's name before a slash are left out.
-    """
-    plain = {plain_word(other): other for other in known if isinstance(other, str)}
-    if not (meant := plain_word(word)):
-        return None
-    near = difflib.get_close_matches(meant, plain, n=1, cutoff=0.5)
-    return plain[near[0]] if near else None
-
-
-def plain_word(word: str) -> str:
-    """A word without case, punctuation and version."""
-    without = re.sub(r"[-_]v\d+$", "", word.strip())
-    return re.sub(r"[^a-z0-9]", "", without.lower())

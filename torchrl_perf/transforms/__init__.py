@@ -6,6 +6,7 @@ from torchrl_perf.transforms.n_step import NStepTransform
 from torchrl_perf.transforms.option_segments import OptionSegments
 from torchrl_perf.transforms.option_state import OptionState
 from torchrl_perf.transforms.reward_components import ComponentAdvantage, RewardComponents
+from torchrl_perf.transforms.running_norm import RunningNorm, RunningRewardNorm
 
 __all__ = [
     "ComponentAdvantage",
@@ -15,4 +16,6 @@ __all__ = [
     "OptionState",
     "PolicyState",
     "RewardComponents",
+    "RunningNorm",
+    "RunningRewardNorm",
 ]

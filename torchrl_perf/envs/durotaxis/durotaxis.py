@@ -12,6 +12,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from torchrl_perf.envs.drawing import GREEN, PALE, RED, Line
 from torchrl_perf.envs.durotaxis.dynamics import Colony, divide, fresh_colony, living, select_deleted, stiffness
 from torchrl_perf.envs.durotaxis.features import (
     GRAPH_FEATURES,
@@ -111,6 +112,7 @@ class Durotaxis(StructuredEnv):
         RuntimeError: CUDA asked for where there is none.
     """
 
+    scene_half_width = 0.8
     component_names: ClassVar[tuple[str, ...]] = COMPONENT_NAMES
     """Names of the K columns of "reward_components"."""
     outcomes: ClassVar[tuple[str, ...]] = OUTCOMES
@@ -231,6 +233,23 @@ class Durotaxis(StructuredEnv):
             "steps": zero,
             "stage": stage,
         }
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the substrate, the goal on its right, and the nodes."""
+        width, height = self.settings.size
+        unit = max(width, height)
+        there = living(state["count"], self.settings.slots)
+        place = torch.stack((state["x"] - width / 2, state["y"] - height / 2), -1) / unit
+        nodes = torch.where(there.unsqueeze(-1), place, torch.nan)
+        corner = place.new_tensor([[-width, -height], [-width, height], [width, height], [width, -height]]) / 2 / unit
+        corners = corner.expand(self.num_envs, 4, 2)
+        goal = (self._stage_goal[state["stage"]].to(place.dtype) - width / 2) / unit
+        ends = [torch.stack((goal, torch.full_like(goal, side * height / 2 / unit)), -1) for side in (-1, 1)]
+        return [
+            Line(corners, corners.roll(-1, 1), 0.003, PALE),
+            Line(*ends, 0.004, GREEN),
+            Line(nodes, nodes, 0.012, RED),
+        ]
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Delete, divide, and see whether the episode is over."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 from typing_extensions import Unpack
 
+from torchrl_perf.envs.drawing import GREEN, INK, PALE, cells
 from torchrl_perf.envs.fuel_breaks.assess import Assessment, assess
 from torchrl_perf.envs.fuel_breaks.fire import burn, default_sweeps, thresholds
 from torchrl_perf.envs.fuel_breaks.landscape import PLANES, Landscape, sides
@@ -172,6 +173,13 @@ class FuelBreaks(StructuredEnv):
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
         """Return landscapes without breaks; the fires of other rows than ``ended`` are not simulated on a CPU."""
         return self._draw(ended.squeeze(-1))
+
+    def picture(self, state: dict[str, Tensor], height: int, width: int) -> Tensor:
+        """Draw the ground as a grid: fuel green, bare ground pale, breaks dark."""
+        fuel = self.burnable(state["landscape_id"]).unsqueeze(-1)
+        green, pale, ink = (torch.tensor(colour, device=self.device) for colour in (GREEN, PALE, INK))
+        ground = torch.where(state["breaks"].unsqueeze(-1), ink, torch.where(fuel, green, pale))
+        return cells(ground, height, width)
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Place breaks, and simulate fires in the rows whose reward needs them."""

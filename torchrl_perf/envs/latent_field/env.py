@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torchrl_perf.envs.arguments import check_count
+from torchrl_perf.envs.drawing import BLUE, INK, RED, Line
 from torchrl_perf.envs.latent_field.fields import INTEGRATORS, VectorField, flow, make_field
 from torchrl_perf.envs.latent_field.observation import NOISES, ObservationMap, draw_observation
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
@@ -38,6 +39,9 @@ class LatentOptions(TypedDict, total=False):
     action_encoder: Callable[[Tensor, Tensor], Tensor] | None
     world_seed: int
     dtype: torch.dtype
+
+
+ARROWS = 9  # of the drawn field, in a row
 
 
 class LatentField(StructuredEnv):
@@ -97,6 +101,7 @@ class LatentField(StructuredEnv):
     """
 
     resets_nonfinite = True
+    scene_half_width = 1.05
 
     def __init__(
         self,
@@ -169,6 +174,17 @@ class LatentField(StructuredEnv):
         """Return points of a square around the origin, and their observations."""
         uniform = torch.rand(self.num_envs, 2, dtype=self.dtype, device=self.device)
         return self._seen((2.0 * uniform - 1.0) * self.initial_range)
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the field as short lines on a grid, and the point."""
+        side = torch.linspace(-1.0, 1.0, ARROWS, dtype=self.dtype, device=self.device) * self.initial_range * 1.4
+        grid = torch.cartesian_prod(side, side)
+        flow_ = self.field(grid)
+        tips = grid + flow_ / flow_.norm(dim=-1, keepdim=True).clamp_min(1e-6) * self.initial_range * 0.1
+        unit = 1 / (2.2 * self.initial_range)
+        starts, ends = ((each * unit).expand(self.num_envs, -1, 2) for each in (grid, tips))
+        point = state["latent"] * unit
+        return [Line(starts, ends, 0.005, BLUE), Line(starts, starts, 0.007, INK), Line(point, point, 0.025, RED)]
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Follow the field for a time dt, add noise, observe."""

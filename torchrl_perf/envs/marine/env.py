@@ -14,11 +14,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torchrl_perf.envs.arguments import check_count
+from torchrl_perf.envs.drawing import GREEN, INK, PALE, RED, Line
 from torchrl_perf.envs.marine import sensing
 from torchrl_perf.envs.marine.colregs import turn_angle
 from torchrl_perf.envs.marine.currents import current
 from torchrl_perf.envs.marine.curriculum import Curriculum
-from torchrl_perf.envs.marine.layouts import CANDIDATES, Contents, Layout, draw_layout
+from torchrl_perf.envs.marine.layouts import CANDIDATES, OBSTACLE_RADIUS, WORLD, Contents, Layout, draw_layout
 from torchrl_perf.envs.marine.outcomes import events, reward
 from torchrl_perf.envs.marine.scenarios import check_room, fit_layout
 from torchrl_perf.envs.marine.vehicle import SUBSTEPS, THRUST_HIGH, THRUST_LOW, THRUST_RATE, TIME_STEP, drive
@@ -101,6 +102,8 @@ class MarineNavigation(StructuredEnv):
         >>> env.rollout(100, break_when_any_done=False)["next", "agents", "reward"].shape
         torch.Size([4096, 100, 5, 1])
     """
+
+    scene_half_width = 45.0
 
     split_observation = staticmethod(sensing.split_observation)
 
@@ -218,6 +221,32 @@ class MarineNavigation(StructuredEnv):
         fresh = self._draw(self.fresh_layouts)
         index = (ended.squeeze(-1).cumsum(0) - 1).remainder(self.fresh_layouts)
         return {name: value.index_select(0, index) for name, value in fresh.items()}
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the obstacles, the vortices, each goal, and the vessels with their way to it; gone ones are pale."""
+
+        def seen(place: Tensor, there: Tensor) -> Tensor:
+            return torch.where(there.unsqueeze(-1), place.flip(-1) - WORLD / 2, torch.nan)  # x is north, drawn up
+
+        def numbered(name: str) -> Tensor:
+            places = state[name]
+            return torch.arange(places.shape[1], device=places.device) < state[f"num_{name}"].unsqueeze(-1)
+
+        active, everyone = state["active"], torch.ones_like(state["active"])
+        forward = torch.stack((state["heading"].cos(), state["heading"].sin()), -1)
+        hulls = [seen(state["position"] + side * forward, everyone) for side in (-2.0, 2.0)]
+        bows = [torch.where(active.unsqueeze(-1), hull, torch.nan) for hull in hulls]
+        goal, position = seen(state["goal"], active), seen(state["position"], active)
+        blocks = seen(state["obstacles"][..., :2], numbered("obstacles"))
+        vortices = seen(state["cores"][..., :2], numbered("cores"))
+        return [
+            *([Line(vortices, vortices, 2.0, PALE)] if vortices.shape[1] else []),
+            *([Line(blocks, blocks, OBSTACLE_RADIUS, INK)] if blocks.shape[1] else []),
+            Line(position, goal, 0.1, PALE),
+            Line(goal, goal, 0.7, GREEN),
+            Line(*hulls, 0.7, PALE),
+            Line(*bows, 0.7, RED),
+        ]
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Move all robots by half a second; see :meth:`StructuredEnv.advance`."""

@@ -12,7 +12,9 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import TensorSpec
 
+from torchrl_perf.envs.drawing import BLUE, INK, PALE, RED, Line
 from torchrl_perf.envs.market.columns import PARTS, flatten, market_parts
+from torchrl_perf.envs.market.indicators import FEATURES
 from torchrl_perf.envs.market.portfolio import Fill, Portfolio, execute, marked, rule_trade, target_trade
 from torchrl_perf.envs.market.recorded import RecordedMarket
 from torchrl_perf.envs.market.regime import RegimeMarket
@@ -79,6 +81,8 @@ class OptionMarket(StructuredEnv):
         RuntimeError: CUDA asked for where there is none.
     """
 
+    scene_half_width = 1.5
+
     settings: MarketSettings
     market: RegimeMarket | RecordedMarket
 
@@ -139,6 +143,30 @@ class OptionMarket(StructuredEnv):
     def redraw_state(self, ended: Tensor) -> dict[str, Tensor]:
         """Return the capital in cash at the price, and a new place in given prices; a synthetic market goes on."""
         return self._begun(*self.market.redraw())
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the price over the last bars, the position as a bar above or below 0, and the equity as a mark."""
+        window = self.market.window(self._market(state))
+        path = window[..., FEATURES.index("return_1")].float().cumsum(-1)
+        low, high = path.amin(-1, keepdim=True), path.amax(-1, keepdim=True)
+        level = 1.0 * ((path - low) / (high - low).clamp_min(1e-6) - 0.5)
+        bars = torch.linspace(-1.3, 0.6, path.shape[-1], device=path.device).expand_as(level)
+        places = torch.stack((bars, level), -1)
+        portfolio, price = _portfolio(state), state["price"]
+        equity = portfolio.cash + portfolio.shares * price
+        size = (portfolio.shares * price / equity).float().clamp(-1.5, 1.5) * 0.5
+        zero, right = torch.zeros_like(size), torch.ones_like(size)
+        worth = ((equity.float() - 1.0) * 5).clamp(-0.9, 0.9)
+
+        def between(*ends: tuple[Tensor, Tensor]) -> list[Tensor]:
+            return [torch.stack(end, -1) for end in ends]
+
+        return [
+            Line(*between((-1.35 * right, zero), (1.35 * right, zero)), 0.003, PALE),
+            Line(places[:, :-1], places[:, 1:], 0.008, INK),
+            Line(*between((0.85 * right, zero), (0.85 * right, size)), 0.06, BLUE),
+            Line(*between((1.15 * right, worth), (1.25 * right, worth)), 0.03, RED),
+        ]
 
     def advance(self, state: dict[str, Tensor], action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Trade at the close, and go to the next one."""

@@ -100,7 +100,9 @@ class TradingInitiation(nn.Module):
         size = now.size.abs()
         may_buy, may_short = now.sentiment >= rules.bearish, now.sentiment < rules.bullish
         weak = (now.above_sma10 < 0) | (now.divergence < 0) | (now.rsi > rules.overbought)
-        with_trend = torch.where(now.divergence > 0, may_buy, now.sentiment <= rules.bullish)
+        # no torch.where of flags, which ONNX's runtime lacks
+        rising = now.divergence > 0
+        with_trend = (rising & may_buy) | (~rising & (now.sentiment <= rules.bullish))
         allowed = {
             "open_long": (size < rules.empty) & may_buy,
             "open_short": (size < rules.empty) & weak & may_short,

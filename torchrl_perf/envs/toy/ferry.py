@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import BLUE, GREEN, INK, RED, Line
 
 __all__ = ["Ferry"]
 
@@ -37,6 +38,7 @@ class Ferry(DeviceEnv):
     water, right bank. Keys, arguments and the rest of the behaviour are those of :class:`DeviceEnv`.
     """
 
+    scene_half_width = 1.5
     num_state = 2
     num_reset_noise = 1
     default_episode_steps = 50
@@ -65,6 +67,22 @@ class Ferry(DeviceEnv):
         arrived = torch.where(bound > 0, moved >= 1.0 - _LANDING, moved <= _LANDING)
         next_bound = torch.where(arrived, -bound, bound)
         return torch.stack((moved, next_bound), -1), reward, torch.zeros_like(arrived)
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the two banks, the water, and the ferry with the side that it is bound for."""
+        position, bound = state["state"].unbind(-1)
+        zero = torch.zeros_like(position)
+
+        def at(x: Tensor, y: float) -> Tensor:
+            return torch.stack((x, zero + y), -1)
+
+        ferry, side = 2 * position - 1, zero + 1.15
+        return [
+            Line(at(zero - 1.0, -0.1), at(zero + 1.0, -0.1), 0.03, BLUE),
+            *(Line(at(sign * side, -0.1), at(sign * (side + 0.2), -0.1), 0.06, GREEN) for sign in (-1, 1)),
+            Line(at(ferry - 0.08, 0.0), at(ferry + 0.08, 0.0), 0.06, INK),
+            Line(at(ferry, 0.12), at(ferry + 0.12 * bound, 0.12), 0.02, RED),
+        ]
 
     def observe(self, state: Tensor) -> Tensor:
         """Map ``state`` [N, 2] to left bank, water, right bank [N, 3]."""

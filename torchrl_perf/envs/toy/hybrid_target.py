@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec
 
 from torchrl_perf.envs.device_env import DeviceEnv
+from torchrl_perf.envs.drawing import GREEN, PALE, RED, Line
 
 __all__ = ["HybridTarget"]
 
@@ -35,6 +36,7 @@ class HybridTarget(DeviceEnv):
     Other keys, arguments and the rest of the behaviour are those of :class:`DeviceEnv`.
     """
 
+    scene_half_width = 1.6
     num_state = _AXES
     num_reset_noise = _AXES
     default_episode_steps = 8
@@ -70,6 +72,14 @@ class HybridTarget(DeviceEnv):
                 )
             columns.append(part.to(self.dtype).reshape(self.num_envs, -1))
         return torch.cat(columns, -1)
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return the square's axes, its centre and the point."""
+        point = state["state"]
+        zero = torch.zeros_like(point)
+        across, up = (zero + zero.new_tensor(end) for end in ((1.0, 0.0), (0.0, 1.0)))
+        axes = [Line(-end, end, 0.005, PALE) for end in (across, up)]
+        return [*axes, Line(zero, zero, 0.06, GREEN), Line(point, point, 0.05, RED)]
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """Map ``uniform`` [N, 2] in [0, 1) to positions in [-1, 1); returns [N, 2]."""

@@ -1,5 +1,7 @@
 """Networks of action values."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +19,11 @@ class DuelingMLP(nn.Module):
         in_features: O, size of the last dim of the input.
         num_actions: D.
         hidden_size: width of both hidden layers.
-        activation: ``"tanh"`` or ``"relu"``.
+        activation: as for :class:`FusedMLP`.
         precision: as for :class:`FusedMLP`.
         device: of the parameters.
+        hidden_sizes: widths of the hidden layers, in place of two of ``hidden_size``.
+        layer_norm: as for :class:`FusedMLP`.
 
     Raises:
         ValueError: for an unknown activation or precision.
@@ -34,6 +38,8 @@ class DuelingMLP(nn.Module):
         activation: str = "relu",
         precision: str = "tf32",
         device: torch.device | str | None = None,
+        hidden_sizes: Sequence[int] | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.streams = FusedMLP(
@@ -43,6 +49,8 @@ class DuelingMLP(nn.Module):
             activation=activation,
             precision=precision,
             device=device,
+            hidden_sizes=hidden_sizes,
+            layer_norm=layer_norm,
         )
 
     def forward(self, x: Tensor) -> Tensor:

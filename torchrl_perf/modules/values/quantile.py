@@ -5,6 +5,8 @@ import math
 from typing import Literal, Unpack
 
 import torch
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
 from torchrl_perf.functional.atoms import duel
@@ -181,8 +183,9 @@ class ImplicitQuantileMLP(nn.Module):
     """Quantiles of the action values at any level (IQN, arXiv:1806.06923); called, it gives means over fresh levels.
 
     ``Z_tau(s) = f(psi(s) * phi(tau))`` with a cosine embedding ``phi``. Levels are drawn on the device at each call and
-    each replay of a graph. To act, all rows share ``num_action_taus`` of them, so that they are embedded once; a loss
-    draws separate ones for each row, see :meth:`sample`.
+    each replay of a graph. To act, all rows share ``num_action_taus`` of them, so that they are embedded once; under
+    ``set_exploration_type(DETERMINISTIC)`` and ``torch.no_grad()``, or in eval mode, they are midpoints in their place.
+    A loss draws separate ones for each row, see :meth:`sample`.
 
     Args:
         in_features: size of the input's last dim, or of the trunk's output.
@@ -226,6 +229,12 @@ class ImplicitQuantileMLP(nn.Module):
         self.num_actions, self.num_action_taus = num_actions, num_action_taus
         self.risk = make_risk(risk, next(self.implicit.parameters()).device)
 
+    @property
+    def draws_levels(self) -> bool:
+        """Whether levels to act on are drawn; a policy that does not explore acts on the midpoints, always the same."""
+        kind = interaction_type()
+        return kind is InteractionType.RANDOM or (self.training and (kind is None or torch.is_grad_enabled()))
+
     def _per_action(self, outputs: Tensor) -> Tensor:
         return duel(outputs, self.num_actions).squeeze(-1) if self.dueling else outputs
 
@@ -252,8 +261,10 @@ class ImplicitQuantileMLP(nn.Module):
 
         Args:
             *inputs: of the trunk.
-            taus: ``[K]`` or ``[*, K]`` levels instead of fresh ones.
+            taus: ``[K]`` or ``[*, K]`` levels instead of fresh ones, or of the midpoints where none are drawn.
         """
+        if taus is None and not self.draws_levels:
+            taus = midpoints(self.num_action_taus, self.implicit.embedding.frequencies.device)
         if self.risk is not None:
             taus = self.implicit.draw((), self.num_action_taus) if taus is None else taus
             taus = self.risk.levels(taus)

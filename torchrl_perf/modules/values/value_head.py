@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torchrl_perf.functional.atoms import duel
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.mixed import MixedSequential, check_precision
-from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.mlp import ACTIVATIONS, FusedMLP
 from torchrl_perf.modules.noisy import NoisyLinear
 
-_ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _NOISES = (None, "shared", "per_row")
 
 
@@ -24,7 +23,7 @@ class HeadOptions(TypedDict, total=False):
 
     Attributes:
         hidden_size: width of the hidden layers; 64.
-        activation: ``"relu"`` (the default) or ``"tanh"``.
+        activation: ``"relu"`` (the default), ``"tanh"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
         dueling: a value and an advantage of each action instead of plain values (arXiv:1511.06581); False.
         noisy: explore by noise in the layers (arXiv:1706.10295), ``"shared"`` by all rows or drawn ``"per_row"``; None,
             the default, for plain layers.
@@ -56,9 +55,9 @@ class HeadSettings:
     device: torch.device | str | None = None
 
     def __post_init__(self) -> None:
-        if self.activation not in _ACTIVATIONS:
+        if self.activation not in ACTIVATIONS:
             raise ValueError(
-                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {self.activation!r}. Remedy: one of "
+                f"activation: expected one of {sorted(ACTIVATIONS)}, received {self.activation!r}. Remedy: one of "
                 "these."
             )
         if self.noisy not in _NOISES:
@@ -88,7 +87,7 @@ def complete(options: HeadOptions) -> HeadSettings:
 
 def activation(options: HeadSettings) -> nn.Module:
     """A layer of the activation that the options name."""
-    return _ACTIVATIONS[options.activation]()
+    return ACTIVATIONS[options.activation]()
 
 
 def linear(in_features: int, out_features: int, options: HeadSettings) -> nn.Module:

@@ -28,6 +28,8 @@ class ActiveDynamicsConfig(RunConfig):
 
     algorithm: ClassVar[str] = "active-dynamics"
     presets_in: ClassVar[str] = "systems.active_dynamics.config:ACTIVE_DYNAMICS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.active_dynamics.blueprint:ACTIVE_DYNAMICS"
+    evaluated_by: ClassVar[str] = "eval/r2"
     env_class: ClassVar[str] = "LatentField"
     work_of_step: ClassVar[int] = 18
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (

@@ -12,11 +12,11 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
-from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.replay import RecentWindow
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.systems.active_dynamics.blueprint import make_filtered_policy, make_reward
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.evaluation import (
@@ -30,7 +30,7 @@ from torchrl_perf.systems.active_dynamics.information_reward import InformationR
 from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
-from torchrl_perf.systems.active_dynamics.seq_vae import BeliefFilter, FilteredPolicy, SeqVAE, UniformInputs
+from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 from torchrl_perf.trainers.device import (
     accelerated,
     acceleration_of,
@@ -104,8 +104,8 @@ class ActiveDynamicsTrainer(Checkpointed):
                 "Remedy: make both the same."
             )
         self.model = make_seq_vae(config, self.field_env) if model is None else model
-        self.reward = self._make_reward()
-        self.policy = FilteredPolicy(BeliefFilter(self.model.encoder), self._make_inputs())
+        self.reward = make_reward(config, self.model)
+        self.policy = make_filtered_policy(config, self.model, self.reward, self.field_env.action_spec)
         state = self.policy.make_state()
         self.env = TransformedEnv(self.field_env, state) if state.shapes else self.field_env
         self.collector = self._make_collector(list(state.shapes))
@@ -134,6 +134,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
         self.train_state = TrainState(
             made_by=config.algorithm,
+            settings=config.card(),
             made_of=describe(self.field_env, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=counters,
@@ -144,27 +145,6 @@ class ActiveDynamicsTrainer(Checkpointed):
         self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
 
     # -- construction -------------------------------------------------------------------------------------------------
-
-    def _make_reward(self) -> InformationReward | None:
-        config = self.config
-        if config.inputs == "random":
-            return None
-        # by the diagonal an input's effect would be known best from one that never changes
-        whole = config.inputs == "embedding"
-        return InformationReward(self.model.dynamics, config.inputs, discount=config.gamma, inputs=whole)
-
-    def _make_inputs(self) -> ICEMPlanner | UniformInputs:
-        config, spec = self.config, self.field_env.action_spec
-        if self.reward is None:
-            return UniformInputs(spec)
-        settings = ICEMSettings(
-            horizon=config.plan_horizon,
-            candidates=config.candidates,
-            iterations=config.plan_rounds,
-            elites=config.elites,
-            discount=config.gamma,
-        )
-        return ICEMPlanner(self.model.dynamics, self.reward, spec=spec, settings=settings, state_key="belief")
 
     def _make_collector(self, carried: list[str]) -> DeviceCollector:
         """A collector that stores no plans, and of the filter's state only what a window starts from."""
@@ -348,15 +328,18 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     # -- what was learnt ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, horizon: int | None = None, *, seed: int = EVALUATION_SEED) -> PredictionFigures:
+    def evaluate(
+        self, horizon: int | None = None, *, seed: int = EVALUATION_SEED, envs: int = EVALUATION_ENVS
+    ) -> PredictionFigures:
         """Predict on fresh data of probing inputs all over the square, the same at each call; reads the device.
 
         Args:
             horizon: steps ahead; by default the config's.
             seed: names the data.
+            envs: number of points; half of them are predicted.
         """
         horizon = self.config.prediction_horizon if horizon is None else horizon
-        env = self._fresh_env(EVALUATION_ENVS)
+        env = self._fresh_env(envs)
         return evaluate(self.model, env, horizon=horizon, steps=EVALUATION_STEPS + horizon, seed=seed)
 
     def portrait(self, title: str = "") -> PhasePortrait:

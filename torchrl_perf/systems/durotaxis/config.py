@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.ppo import PPOConfig
 
 
@@ -21,8 +23,11 @@ class DurotaxisConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "durotaxis"
     presets_in: ClassVar[str] = "systems.durotaxis.config:DUROTAXIS_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.durotaxis.blueprint:COLONY"
     env_class: ClassVar[str] = "Durotaxis"
     work_of_step: ClassVar[int] = 12
+    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_normalized: ClassVar[tuple[str, ...]] = (*NORMALIZATION_SETTINGS, "reward_clip")  # it learns from components
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,
         *("critical_nodes", "actions", "reward_mode", "value_heads"),

@@ -66,7 +66,7 @@ class PartsNetwork(nn.Module):
         return tuple(F.pad(head(beside), rest) if on_nodes else head(whole) for head, on_nodes in parts)
 
 
-def make_node_encoder(env: Durotaxis, config: DurotaxisConfig) -> NodeEncoder:
+def make_node_encoder(env: Any, config: DurotaxisConfig) -> NodeEncoder:
     """An encoder for the env's nodes and graph, with the sizes that the config has."""
     spec = env.observation_spec
     return NodeEncoder(
@@ -82,13 +82,18 @@ def make_node_encoder(env: Durotaxis, config: DurotaxisConfig) -> NodeEncoder:
     )
 
 
-def make_colony_actor(env: Durotaxis, config: DurotaxisConfig) -> HybridActor:
+def make_colony_actor(env: Any, config: DurotaxisConfig, *, slots: int | None = None) -> HybridActor:
     """A policy for the env's action spec: reads ``COLONY_KEYS``, writes the action and its log-probabilities.
 
     Parts with a dim of nodes between the batch and their own are chosen for each node, by a head on its embedding, and
     nodes that do not exist count nothing; the others for the colony as a whole.
+
+    Args:
+        env: a :class:`Durotaxis`; or with ``slots`` what has the specs of one.
+        config: gives the sizes.
+        slots: how many nodes are read; by default as many as the env's settings allow.
     """
-    spec, slots = env.full_action_spec, env.settings.critical_nodes
+    spec, slots = env.full_action_spec, env.settings.critical_nodes if slots is None else slots
     encoder = make_node_encoder(env, config)
     leaves = action_leaves(spec)
     per_node = [_is_per_node(leaf, env) for leaf in leaves.values()]
@@ -145,7 +150,7 @@ def _head(size: int, features: int, config: DurotaxisConfig, device: Any) -> Fus
     )
 
 
-def _is_per_node(leaf: TensorSpec, env: Durotaxis) -> bool:
+def _is_per_node(leaf: TensorSpec, env: Any) -> bool:
     """Whether a part has an action for each node."""
     own = 0 if hasattr(leaf.space, "n") else 1  # a choice is a scalar, a displacement a vector
     between = leaf.shape[env.batch_dims : len(leaf.shape) - own]

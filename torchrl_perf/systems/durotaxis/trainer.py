@@ -12,6 +12,7 @@ from torchrl_perf.envs.durotaxis import GRAPH_FEATURES, ColonyCurriculum, Durota
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.modules import HybridActor
 from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.systems.durotaxis.blueprint import make_colony
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
@@ -168,24 +169,10 @@ class DurotaxisTrainer(OnPolicyTrainer):
 
     def make_env(self) -> EnvBase:
         """The colony as the config describes it."""
-        config = self.config
         stages = ColonyCurriculum()
-        if config.stage_one_frames:
-            stages = ColonyCurriculum(frames=(0, config.stage_one_frames), delete_only=(True, False))
-        return Durotaxis(
-            config.num_envs,
-            reward_mode=config.reward_mode,
-            max_episode_steps=config.max_episode_steps,
-            actions=config.actions,
-            curriculum=stages,
-            device=self.device,
-            size=(config.width, config.height),
-            critical_nodes=config.critical_nodes,
-            slope=config.slope,
-            intercept=config.intercept,
-            field=config.field,
-            delete_max=config.delete_max,
-        )
+        if self.config.stage_one_frames:
+            stages = ColonyCurriculum(frames=(0, self.config.stage_one_frames), delete_only=(True, False))
+        return make_colony(self.config, self.device, curriculum=stages)
 
 
 def _durotaxis(env: EnvBase) -> Durotaxis:

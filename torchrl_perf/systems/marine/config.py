@@ -9,6 +9,7 @@ from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.ddpg import DDPGConfig
 from torchrl_perf.trainers.dqn import DQNConfig
 from torchrl_perf.trainers.iqn import IQNConfig
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.rainbow import RainbowConfig
 from torchrl_perf.trainers.sac import SACConfig
@@ -32,6 +33,8 @@ class MarineSettings:
 
     env_class: ClassVar[str] = "MarineNavigation"
     work_of_step: ClassVar[int] = 20
+    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 
     agent: Agent = "iqn"
@@ -169,6 +172,7 @@ class MarineDQNConfig(MarineSettings, DQNConfig):
 
     algorithm: ClassVar[str] = "marine-dqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "dqn"
 
 
@@ -182,6 +186,7 @@ class MarineIQNConfig(MarineSettings, IQNConfig):
 
     algorithm: ClassVar[str] = "marine-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_IQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "iqn"
 
 
@@ -195,6 +200,7 @@ class MarineRainbowConfig(MarineSettings, RainbowConfig):
 
     algorithm: ClassVar[str] = "marine-rainbow"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_RAINBOW_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:VALUES"
     agent: Agent = "rainbow"
 
 
@@ -208,6 +214,7 @@ class MarineDDPGConfig(MarineSettings, DDPGConfig):
 
     algorithm: ClassVar[str] = "marine-ddpg"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_DDPG_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:DDPG"
     agent: Agent = "ddpg"
 
 
@@ -221,6 +228,7 @@ class MarineACIQNConfig(MarineSettings, ACIQNConfig):
 
     algorithm: ClassVar[str] = "marine-ac-iqn"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_ACIQN_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:AC_IQN"
     agent: Agent = "ac-iqn"
 
 
@@ -234,6 +242,7 @@ class MarineSACConfig(MarineSettings, SACConfig):
 
     algorithm: ClassVar[str] = "marine-sac"
     presets_in: ClassVar[str] = "systems.marine.presets:MARINE_SAC_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.marine.blueprint:SAC"
     agent: Agent = "sac"
 
 

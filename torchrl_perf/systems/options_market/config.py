@@ -26,6 +26,7 @@ class OptionsMarketConfig(SACOptionsConfig):
 
     algorithm: ClassVar[str] = "options-market"
     presets_in: ClassVar[str] = "systems.options_market.config:OPTIONS_MARKET_PRESETS"
+    blueprint_in: ClassVar[str] = "systems.options_market.blueprint:MARKET"
     env_class: ClassVar[str] = "OptionMarket"
     work_of_step: ClassVar[int] = 13
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (

@@ -1,10 +1,9 @@
 """What off-policy algorithms with an actor and a critic share: one update of both, compiled whole or in stages."""
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -15,24 +14,29 @@ from torch.utils._pytree import tree_leaves
 from torchrl.data import TensorSpec
 
 from torchrl_perf.modules.aligned import AlignedLinear
+from torchrl_perf.modules.encoders.observations import EncodedCritic, ObservationEncoder
 from torchrl_perf.modules.ensemble import EnsembleQ
+from torchrl_perf.modules.mlp import hidden_layers
+from torchrl_perf.modules.normalization import NormalizedCritic
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
+from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import continuous_action, vector_observation
+from torchrl_perf.trainers.spaces import continuous_action, inputs_of, readable_observation, vector_observation
 
 MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
 """Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig(OffPolicyConfig):
+class ActorCriticConfig(CriticNetworkSettings, OffPolicyConfig):
     """A run that learns a policy of bounded continuous actions from a critic.
 
     Raises:
@@ -41,12 +45,13 @@ class ActorCriticConfig(OffPolicyConfig):
 
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *OffPolicyConfig.fixed_by_checkpoint,
-        "hidden_size",
-        "activation",
+        *("hidden_size", "activation"),
+        *NETWORK_SETTINGS,
     )
 
     env: str = "Pendulum"
-    """Which of the package's tasks with bounded continuous actions to learn."""
+    """Env with bounded continuous actions to learn in: a task of the package, an id of Gymnasium's (HalfCheetah-v5),
+    vmas:SCENARIO, module.path:Class or file.py:function; torchrl-perf envs lists them. Any name beside env=."""
     num_envs: int = 16
     """Number of envs that run at once (N)."""
     num_steps: int = 1
@@ -70,8 +75,8 @@ class ActorCriticConfig(OffPolicyConfig):
     max_grad_norm: float | None = None
     """Largest norm of the gradient of the critics, and of the actor; None is no limit."""
     hidden_size: int = 256
-    """Width of the hidden layers of actor and critics."""
-    activation: Literal["relu", "tanh"] = "relu"
+    """Width of the two hidden layers of actor and critics, where hidden_sizes are not given."""
+    activation: Activation = "relu"
     """Activation of the hidden layers."""
 
     def _check(self, checks: Checks) -> None:
@@ -168,12 +173,14 @@ class ActorCritic(Algorithm):
         passes: the equations.
         critic_optimizer: Adam of the critics, whose targets follow its steps.
         actor_optimizer: Adam of the actor and of what learns with it.
+        reads_vector: whether default networks read one vector alone.
         actor_interval: updates from one step of the actor, and of the targets, to the next.
     """
 
     actor_losses: ClassVar[tuple[str, ...]] = ("loss_actor",)
     actor_means: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[NestedKey, ...]] = ()
+    reads_vector: ClassVar[bool] = False
     actor_interval: int = 1
 
     def __init__(
@@ -196,11 +203,11 @@ class ActorCritic(Algorithm):
 
     @abstractmethod
     def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """The actor for specs ``[*, O]`` and ``[*, D]``."""
+        """The actor for specs ``[*, O]``, or a Composite of all observations, and ``[*, D]``."""
 
     @abstractmethod
     def make_critic(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """The critic for specs ``[*, O]`` and ``[*, D]``."""
+        """The critic for specs ``[*, O]``, or a Composite of all observations, and ``[*, D]``."""
 
     @abstractmethod
     def make_loss(self, actor: nn.Module, critic: nn.Module) -> Any:
@@ -288,11 +295,14 @@ class ActorCritic(Algorithm):
                 "actor, critic: expected both where only a collector without specs is given, received "
                 f"{[type(module).__name__ for module in (actor, critic)]}. Remedy: pass actor= and critic=."
             )
+        # networks that an application makes read one vector
         if actor is None:
-            of = vector_observation(specs), continuous_action(specs)
+            read = vector_observation if self.reads_vector or self._make_actor is not None else readable_observation
+            of = read(specs), continuous_action(specs)
             actor = self.make_actor(*of) if self._make_actor is None else self._make_actor(*of, config)
         if critic is None:
-            of = vector_observation(specs), continuous_action(specs)
+            read = vector_observation if self.reads_vector or self._make_critic is not None else readable_observation
+            of = read(specs), continuous_action(specs)
             critic = self.make_critic(*of) if self._make_critic is None else self._make_critic(*of, config)
         return actor, critic
 
@@ -459,24 +469,35 @@ class ActorCritic(Algorithm):
 
 
 def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:
-    """The layers of an actor: two hidden ones and a linear one."""
-    layers: list[nn.Module] = []
-    sizes = [in_features, config.hidden_size, config.hidden_size]
-    for rows, columns in itertools.pairwise(sizes):
-        layers += [AlignedLinear(rows, columns), nn.ReLU() if config.activation == "relu" else nn.Tanh()]
-    return [*layers, AlignedLinear(config.hidden_size, out_features)]
+    """The layers of an actor: hidden ones and a linear one."""
+    sizes = [in_features, *config.widths]
+    hidden = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm, linear=AlignedLinear)
+    return [*hidden, AlignedLinear(sizes[-1], out_features)]
 
 
 def make_ensemble_critic(
     observation: TensorSpec, action: TensorSpec, config: ActorCriticConfig, num_critics: int
 ) -> TensorDictModule:
-    """K action values in one batched network: reads ``observation`` and ``action``, writes ``[*, K]``."""
-    net = EnsembleQ(
+    """K action values in one batched network: reads observations and ``action``, writes ``[*, K]``.
+
+    Args:
+        observation: spec ``[*, O]`` of ``"observation"``, or a Composite of all observations.
+        action: spec ``[*, D]``.
+        config: gives widths, activation and precision.
+        num_critics: K.
+    """
+    inputs = inputs_of(observation)
+    net: nn.Module = EnsembleQ(
         num_critics,
-        observation.shape[-1] + action.shape[-1],
-        hidden_sizes=(config.hidden_size, config.hidden_size),
+        inputs.size + action.shape[-1],
         activation=config.activation,
         precision=config.precision,
         device=action.device,
+        **config.critic_layers,
     )
-    return TensorDictModule(net, in_keys=["observation", "action"], out_keys=[VALUE_KEY])
+    if inputs.parts:
+        encoder = ObservationEncoder(inputs.parts, precision=config.precision, device=action.device)
+        net = EncodedCritic(encoder, net)
+    elif (layer := make_normalization(inputs, config, action.device)) is not None:
+        net = NormalizedCritic(layer, net)
+    return TensorDictModule(net, in_keys=[*inputs.keys, "action"], out_keys=[VALUE_KEY])

@@ -5,13 +5,14 @@ from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
+from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 
 LARGEST_DRAW = 65_536
 """Rows that are drawn at once: beyond, memory is spent and nothing is gained."""
 
 
 @dataclass(frozen=True)
-class OffPolicyConfig(RunConfig):
+class OffPolicyConfig(NormalizationSettings, RunConfig):
     """A run that learns from a replay buffer: each iteration collects N * T frames and makes a fixed number of updates.
 
     Attributes:
@@ -27,6 +28,7 @@ class OffPolicyConfig(RunConfig):
         "sampler",
         "n_step",
         "compact",
+        *NORMALIZATION_SETTINGS,
     )
 
     sizes: ClassVar[tuple[str, ...]] = (
@@ -34,8 +36,6 @@ class OffPolicyConfig(RunConfig):
         *("capacity", "minibatch_size", "learning_starts"),
     )
 
-    env: str = "CartPole"
-    """Task to learn: CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous; any name beside env=."""
     capacity: int = 100_000
     """Rows of the replay buffer; rounded down to a multiple of num_envs."""
     minibatch_size: int = 256
@@ -70,6 +70,17 @@ class OffPolicyConfig(RunConfig):
                 f"beta_final: expected None unless sampler is 'prioritized', received {self.beta_final!r}. Remedy: "
                 "sampler='prioritized', or leave it out.",
             )
+        if (
+            checks.sound("reward_clip", "n_step", "normalize_rewards")
+            and self.reward_clip is not None
+            and self.normalize_rewards
+            and self.n_step > 1
+        ):
+            checks.add(
+                "reward_clip",
+                f"reward_clip: expected None with normalize_rewards and n_step={self.n_step}, where sums of rewards "
+                f"are normalised, received {self.reward_clip}. Remedy: n_step=1, or one of the two.",
+            )
         if checks.sound(*self.sizes):
             self._check_rows(checks)
 
@@ -96,21 +107,6 @@ class OffPolicyConfig(RunConfig):
                 f"minibatch_size: expected at most {rows}, the rows that are filled at the first update, received "
                 f"{self.minibatch_size}. Remedy: learning_starts={self.minibatch_size} or more, within the capacity.",
             )
-
-    @property
-    def num_streams(self) -> int:
-        """Rows that one step of all envs gives (N of the batches): one for each env, or for each agent of each env."""
-        return self.num_envs
-
-    @property
-    def rows_in_words(self) -> str:
-        """What :attr:`rows_per_iteration` is the product of."""
-        return "num_envs * num_steps"
-
-    @property
-    def rows_per_iteration(self) -> int:
-        """Rows of one collected batch."""
-        return self.num_streams * self.num_steps
 
     @property
     def fill_iterations(self) -> int:

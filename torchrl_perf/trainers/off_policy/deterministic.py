@@ -17,9 +17,11 @@ from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.objectives.sac import frozen
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCriticConfig, Pass, Passes, actor_layers
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.run.state import Stateful
+from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,10 @@ class NoisyActor:
 def make_deterministic_actor(
     observation: TensorSpec, action: TensorSpec, config: DeterministicConfig, squash: Squash = "tanh"
 ) -> DeterministicActor:
-    """A deterministic policy: reads ``observation``, writes ``action`` within the spec's bounds.
+    """A deterministic policy: reads observations, writes ``action`` within the spec's bounds.
 
     Args:
-        observation: spec ``[*, O]``.
+        observation: spec ``[*, O]`` of ``"observation"``, or a Composite of all observations.
         action: spec ``[*, D]``, continuous with finite bounds.
         config: gives width, activation and precision.
         squash: of the network's output into the bounds.
@@ -162,9 +164,12 @@ def make_deterministic_actor(
     Raises:
         ValueError: for another kind of action, or infinite bounds.
     """
-    layers = actor_layers(observation.shape[-1], action.shape[-1] if action.shape else 1, config)
+    inputs = inputs_of(observation)
+    layers = actor_layers(inputs.size, action.shape[-1] if action.shape else 1, config)
     with torch.no_grad():
         # far from the bounds at the start, where the squash has a gradient
         layers[-1].weight.mul_(0.1)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-    net = MixedSequential(*layers, precision=config.precision).to(action.device)
-    return DeterministicActor(net, spec=action, squash=squash)
+    net: nn.Module = MixedSequential(*layers, precision=config.precision).to(action.device)
+    net = normalized(net, inputs, config, action.device)
+    net = inputs.network(net, precision=config.precision, device=action.device)
+    return DeterministicActor(net, spec=action, squash=squash, in_keys=inputs.keys)

@@ -1,7 +1,7 @@
 """What an off-policy run acts in: where its env comes from, what of it is stored, what is measured."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -11,6 +11,9 @@ from torchrl.envs import EnvBase
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.tasks import make_env
 
+if TYPE_CHECKING:
+    from torchrl_perf.envs.from_callable import Made
+
 __all__ = ["NOT_STORED", "Task", "both"]
 
 # no loss reads them: a root state is never done, and the start of an episode follows from the end of the last
@@ -18,7 +21,7 @@ NOT_STORED = ("collector", "done", "terminated", "truncated", "is_init", ("next"
 
 
 class Task:
-    """One of the package's tasks, by the name that the config has. Systems have tasks of their own.
+    """The env that the config names. Systems have tasks of their own.
 
     Attributes:
         not_stored: entries of a batch that are not stored.
@@ -28,11 +31,11 @@ class Task:
     not_stored: ClassVar[tuple[NestedKey, ...]] = NOT_STORED
     metric_names: ClassVar[tuple[str, ...]] = ()
 
-    def make_env(self, config: RunConfig, device: torch.device) -> EnvBase:
-        """The env of a run.
+    def make_env(self, config: RunConfig, device: torch.device) -> "EnvBase | Made":
+        """The env of a run, in tensors or what makes Gymnasium envs.
 
         Raises:
-            ValueError: for a name that is none of the package's tasks.
+            ValueError: for a name that is no env's.
         """
         return make_env(config, device)
 

@@ -2,30 +2,25 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
-from torchrl_perf.runtime import Captured, capture
+from torchrl_perf.replay.stacked_frames import StackedFrames
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import (
-    accelerated,
-    acceleration_of,
-    as_in_mode,
-    kernels_of,
-    resolve_device,
-    resolve_mode,
-)
+from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
+from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.task import Task
@@ -34,6 +29,7 @@ from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.sources import Source, check_parts, device_of, find_source, host_collector
 from torchrl_perf.transforms.missing import end_where_missing
 
 VALID = "valid"  # bool [N, 1], the rows of an env that count: see AgentStreams
@@ -61,7 +57,9 @@ class OffPolicyTrainer(Checkpointed):
     Args:
         config: every choice of the run.
         algorithm: what is learnt.
-        env: a TorchRL env with batch_size [num_envs]; by default the task's.
+        env: a TorchRL env with batch_size [num_envs]; Gymnasium vector envs, one or a list of them (groups), of
+            ``num_envs`` envs in all; or a class or function that makes an env of any kind, such as a ``gymnasium.Env``.
+            By default the task's.
         collector: collects ``[N, T]`` batches with the algorithm's policy, such as a ``HostCollector``; by default a
             :class:`DeviceCollector` of the env.
         task: makes the env and measures what happens there; by default the package's task that the config names.
@@ -71,6 +69,7 @@ class OffPolicyTrainer(Checkpointed):
         own_env: whether env or collector were given, and the env not made as the config says.
         valid_key: ``"valid"``, or None where all rows count.
         buffer: the replay buffer.
+        stacks: makes stacks of the frames that are stored once, or None where observations are stored whole.
         update_number: number of the present update within its iteration (host integer), the same in each iteration.
         updates: updates applied so far, int64 0-d on the device.
         frames: frames collected so far, int64 0-d on the device.
@@ -88,46 +87,48 @@ class OffPolicyTrainer(Checkpointed):
         config: Any,
         algorithm: Algorithm,
         *,
-        env: EnvBase | None = None,
+        env: Any = None,
         collector: BaseCollector | None = None,
         task: Task | None = None,
     ) -> None:
         self.config: OffPolicyConfig = config
         self.algorithm, self.task = algorithm, task or Task()
-        self.own_env = collector is not None or env is not None
-        given = cast("Any", collector if collector is not None else env)
-        self.device = resolve_device(config.device if given is None else str(given.device))
+        self.device = device_of(config, env, collector)
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = self._find_env(env, collector)
-        self._lacks_final_observations = self.env is not None and is_native(self.env)
-        self._make_state()
-        policy = algorithm.build(self._setup(collector))
-        self._make_guard()
-        self.collector = cast("Any", collector if collector is not None else self._make_collector(policy))
-        self._check_parts(policy)
-        algorithm.connect(self.collector)
-        self.buffer = self._make_buffer()
-        self.train_state = self._make_train_state()
-        # a graph holds the whole iteration where the envs are tensors, and all but the collection where they are not
-        graph = self.mode == "graph"
-        self.collects_on_device = isinstance(self.collector, DeviceCollector) and not self.collector.waits_for_host
-        # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-        whole = graph and self.collects_on_device
-        self._iterate = capture(self.iteration, device=self.device, audit=False) if whole else self.iteration
-        part = graph and not self.collects_on_device
-        self._digest = capture(self.digest, device=self.device, audit=False) if part else self.digest
-        modules = [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
+        self.source = self._find_source(env, collector)
+        self.env, self.own_env = self.source.env, self.source.own
+        with self.source.closed_on_error():
+            self._make_parts()
         self.memory_estimate = announce_memory(
             self,
-            modules,
+            self.networks(),
             minibatch_size=config.minibatch_size,
             capacity=config.capacity,
-            not_stored=self.task.not_stored,
+            stored=lambda batch: self.kept(batch.exclude(*self.task.not_stored)).clone(),
         )
+
+    def _make_parts(self) -> None:
+        """Networks, collector and buffer, and what surrounds them."""
+        algorithm, given = self.algorithm, self.source.collector
+        self._lacks_final_observations = self.env is not None and is_native(self.env)
+        self._make_state()
+        policy = algorithm.build(self._setup())
+        self._make_guard()
+        modules, valid = [policy, *self.networks()], self.valid_key
+        self.normalization = RunNormalization(self.config, self.config.num_streams, modules, self.device, valid)
+        self.collector = cast("Any", given if given is not None else self._make_collector(policy))
+        check_parts(self.source, self.collector, policy, self.config)
+        algorithm.connect(self.collector)
+        self.buffer = self._make_buffer()
+        frames = self.source.frames
+        self.stacks = StackedFrames(self.buffer, frames) if frames > 1 else None
+        self.train_state = self._make_train_state()
+        self.collects_on_device = collects_on_device(self.collector)
+        self._captures = capture_iteration(self)
 
     # -- the algorithm ------------------------------------------------------------------------------------------------
 
@@ -143,6 +144,10 @@ class OffPolicyTrainer(Checkpointed):
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds of the algorithm, by name: networks, target networks, optimisers."""
         return self.algorithm.parts()
+
+    def networks(self) -> list[torch.nn.Module]:
+        """The modules among :meth:`parts`."""
+        return [module for module in self.parts().values() if isinstance(module, torch.nn.Module)]
 
     def update(self, sample: TensorDictBase) -> Update:
         """One update from ``sample [B]``: the algorithm's, the priorities of its rows, what the guard notes."""
@@ -180,13 +185,13 @@ class OffPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run, the filling ones first."""
-        self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate, self._digest)
+        self.kernels.settle(self.iterations_done, self.train_state.notes, *self._captures)
         with as_in_mode(self.mode):
             if self._fill_left:
                 self._fill_left -= 1
                 self.fill()
             else:
-                self.kernels.call(self.micro.call, self._iterate)
+                self.kernels.call(self.micro.call, self._captures.iterate)
 
     def fill(self) -> None:
         """An iteration without updates."""
@@ -199,7 +204,7 @@ class OffPolicyTrainer(Checkpointed):
         """Collect a batch and learn from what is stored: no host read on the device path, static shapes."""
         with self.phases.phase("collect"):
             batch = self.collect()
-        self.kernels.call(self.micro.call, self._digest, batch)
+        self.kernels.call(self.micro.call, self._captures.digest, batch)
 
     def digest(self, batch: TensorDictBase) -> None:
         """Everything of an iteration that follows the collection."""
@@ -226,13 +231,19 @@ class OffPolicyTrainer(Checkpointed):
 
     def store(self, batch: TensorDictBase) -> None:
         """Writes the transitions to the buffer, and counts them."""
-        batch = self.algorithm.keep(self.task.stored(batch))
+        self.normalization.observe(batch)
+        self.normalization.observe_rewards(batch)
+        batch = self.algorithm.keep(self.task.stored(self.normalization.stored(batch)))
         self._iteration += 1
         self.guard.check(batch)
         self.frames += self.config.batch_size
-        self.buffer.extend(batch.exclude(*self.task.not_stored))
+        self.buffer.extend(self.kept(batch.exclude(*self.task.not_stored)))
         if self._anneals_beta:
             cast("DevicePrioritizedSampler", self.buffer.sampler).step()
+
+    def kept(self, batch: TensorDictBase) -> TensorDictBase:
+        """What is stored of a batch ``[N, T]``: of observations that are stacks of frames the newest frame."""
+        return batch if self.stacks is None else self.stacks.newest(batch)
 
     def _complete(self, batch: TensorDictBase) -> TensorDictBase:
         """The batch without missing final observations, which only envs that reset themselves leave."""
@@ -265,7 +276,8 @@ class OffPolicyTrainer(Checkpointed):
 
     def _draw(self, rows: int) -> TensorDictBase:
         """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
-        drawn = cast("TensorDictBase", self.buffer.sample(rows))
+        drawn = self.normalization.drawn(cast("TensorDictBase", self.buffer.sample(rows)))
+        drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
         if not self.guard.repairs:
             return drawn
         good, order = self.guard.repair(drawn)
@@ -317,16 +329,17 @@ class OffPolicyTrainer(Checkpointed):
 
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _find_env(self, env: EnvBase | None, collector: BaseCollector | None) -> EnvBase | None:
+    def _find_source(self, env: Any, collector: BaseCollector | None) -> Source:
         """The env that was given, that of the collector, or the task's."""
-        if env is None and collector is None:
-            env = self.algorithm.fitted(self.task.make_env(self.config, self.device))
-        elif env is None:
-            env = getattr(collector, "env", None)
-        self.task.check(env)
-        return env
+        config = self.config
+        source = find_source(config, self.device, env=env, collector=collector, make_env=self.task.make_env)
+        if source.env is not None and not source.own:
+            fitted = self.algorithm.fitted(source.env)
+            source = replace(source, env=fitted, specs=fitted)
+        self.task.check(source.env)
+        return source
 
-    def _setup(self, collector: BaseCollector | None) -> Setup:
+    def _setup(self) -> Setup:
         """What the algorithm is lent."""
         return Setup(
             owner=type(self).__name__,
@@ -335,9 +348,9 @@ class OffPolicyTrainer(Checkpointed):
             acceleration=self.acceleration,
             kernels=self.kernels,
             env=self.env,
-            specs=self.env if self.env is not None else getattr(collector, "specs", None),
+            specs=self.source.specs,
             own_env=self.own_env,
-            collecting=getattr(collector, "policy", None),
+            collecting=getattr(self.source.collector, "policy", None),
             micro=self.micro,
             updates=self.updates,
             progress=lambda: self.progress,
@@ -376,14 +389,19 @@ class OffPolicyTrainer(Checkpointed):
         self.guard.watch(self.env)
         self._first_bad = self.guard.first_bad
 
-    def _make_collector(self, policy: torch.nn.Module) -> DeviceCollector:
+    def _make_collector(self, policy: torch.nn.Module) -> Any:
         config = self.config
+        frames = config.rows_per_iteration
+        at_random = config.fill_iterations * frames * self.algorithm.fills_at_random
+        if self.env is None:
+            options = {"frames_per_batch": frames, "init_random_frames": at_random, "seed": config.seed}
+            return host_collector(self.source, policy, device=self.device, mode=self.mode, **options)
         made = DeviceCollector(
-            cast("EnvBase", self.env),
+            self.env,
             policy,
-            frames_per_batch=config.rows_per_iteration,
-            init_random_frames=config.fill_iterations * config.rows_per_iteration * self.algorithm.fills_at_random,
-            mode="eager" if self.mode == "eager" else "compile",
+            frames_per_batch=frames,
+            init_random_frames=at_random,
+            mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=self.algorithm.excluded_keys,
@@ -412,27 +430,6 @@ class OffPolicyTrainer(Checkpointed):
             **options,
         )
 
-    def _check_parts(self, policy: torch.nn.Module) -> None:
-        """Refuse an env or a collector that does not fit the config or the policy."""
-        config, collector = self.config, self.collector
-        streams, rows, words = config.num_streams, config.rows_per_iteration, config.rows_in_words
-        if self.env is not None and self.env.batch_size != (streams,):
-            raise ValueError(
-                f"env: expected batch_size [{streams}], the config's {words.removesuffix(' * num_steps')}, received "
-                f"{list(self.env.batch_size)}. Remedy: make both the same."
-            )
-        frames = collector.requested_frames_per_batch
-        if frames != rows or getattr(collector, "num_envs", streams) != streams:
-            raise ValueError(
-                f"collector: expected {streams} envs and frames_per_batch={rows}, the config's {words}, received "
-                f"{getattr(collector, 'num_envs', 'other')} envs and {frames}. Remedy: make both the same."
-            )
-        if collector.policy is not policy:
-            raise ValueError(
-                f"collector: expected it to act with the trainer's policy, received {type(collector.policy).__name__}. "
-                "Remedy: pass the same object to the collector and to the trainer."
-            )
-
     # -- state --------------------------------------------------------------------------------------------------------
 
     def _make_train_state(self) -> TrainState:
@@ -440,6 +437,7 @@ class OffPolicyTrainer(Checkpointed):
         counters = ("iterations_done", "_fill_left", "_iteration", "frames", "updates", "_first_bad")
         return TrainState(
             made_by=self.config.algorithm,
+            settings=self.config.card(),
             made_of=describe(self.env or self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=Attributes(self, counters),
@@ -449,6 +447,7 @@ class OffPolicyTrainer(Checkpointed):
             micro_batches=self.micro,
             replay=self.buffer,
             **self.parts(),
+            **self.normalization.parts(),
             **self.algorithm.experience(),
         )
 
@@ -472,7 +471,5 @@ class OffPolicyTrainer(Checkpointed):
 
     def close(self) -> None:
         """Releases the graph and the envs."""
-        for fn in (self._iterate, self._digest):
-            if isinstance(fn, Captured):
-                fn.release()
+        self._captures.release()
         self.collector.shutdown()

@@ -4,7 +4,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -13,21 +13,24 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.modules.exploration import EpsilonGreedy
-from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.mixed import MixedSequential
+from torchrl_perf.modules.mlp import FusedMLP, hidden_layers
 from torchrl_perf.modules.values.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.normalization import make_normalization, normalized
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import observation_inputs, single_choice
+from torchrl_perf.trainers.spaces import Inputs, observation_inputs, single_choice
 
 
 @dataclass(frozen=True)
-class ValueConfig(OffPolicyConfig):
+class ValueConfig(NetworkSettings, OffPolicyConfig):
     """A run that learns a value for each discrete action and acts on the greatest, or at random now and then.
 
     Raises:
@@ -36,8 +39,7 @@ class ValueConfig(OffPolicyConfig):
 
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *OffPolicyConfig.fixed_by_checkpoint,
-        "hidden_size",
-        "activation",
+        *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
         "dueling",
     )
 
@@ -62,8 +64,8 @@ class ValueConfig(OffPolicyConfig):
     eps_frames: int = 50_000
     """Frames in which that probability falls, linearly; those before learning_starts count."""
     hidden_size: int = 64
-    """Width of the network's hidden layers."""
-    activation: Literal["tanh", "relu"] = "relu"
+    """Width of the network's hidden layers, where hidden_sizes are not given."""
+    activation: Activation = "relu"
     """Activation of the hidden layers."""
 
     def _check(self, checks: Checks) -> None:
@@ -145,7 +147,7 @@ class ValueAlgorithm(Algorithm):
         """The online network, its target, the optimiser; the policy is epsilon-greedy on the online network."""
         given = self._given_policy if self._given_policy is not None else setup.collecting
         refuse_recurrent(setup.owner, {"policy": given}, env=setup.env)
-        policy = given or self._default_policy(cast("EnvBase", setup.env))
+        policy = given or self._default_policy(cast("EnvBase", setup.specs))
         if not isinstance(policy, EpsilonGreedy):
             raise ValueError(
                 f"policy: expected an EpsilonGreedy, whose network is trained, received {type(policy).__name__}. "
@@ -259,30 +261,35 @@ class _Step(NamedTuple):
 def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[..., nn.Module]) -> EpsilonGreedy:
     """Epsilon-greedy on a network: writes ``action``.
 
-    It reads ``observation``, or the vectors of :func:`~torchrl_perf.trainers.spaces.observation_inputs`; several of
-    them for a network whose values are all that is asked of it, :class:`FusedMLP` and :class:`DuelingMLP`.
+    It reads what :func:`~torchrl_perf.trainers.spaces.observation_inputs` finds. A network of distributions reads
+    features of a trunk where that is more than one vector, or where ``hidden_sizes`` are given; the last of these is
+    the width of its own layers.
 
     Args:
         env: gives sizes and device.
         config: gives width, activation, precision and the schedule.
-        make_network: called with the observation's size, the number of actions, and ``hidden_size``, ``activation``,
-            ``precision`` and ``device``.
+        make_network: :class:`FusedMLP`, :class:`DuelingMLP`, or what is called with the number of features, the number
+            of actions, ``hidden_size``, ``activation``, ``precision``, ``device`` and, where there is one, ``trunk``.
 
     Raises:
-        ValueError: for continuous actions, several of them at once, and an env without a vector to read.
+        ValueError: for continuous actions, several of them at once, and an env without an observation to read.
     """
-    spec = single_choice(env)
-    inputs = observation_inputs(env, several=make_network in (FusedMLP, DuelingMLP))
-    network = make_network(
-        inputs.size,
-        int(cast("Any", spec.space).n),
-        hidden_size=config.hidden_size,
-        activation=config.activation,
-        precision=config.precision,
-        device=env.device,
-    )
+    spec, inputs = single_choice(env), observation_inputs(env)
+    place: dict[str, Any] = {"precision": config.precision, "device": env.device}
+    options = {"activation": config.activation, **place}
+    choices = int(cast("Any", spec.space).n)
+    if make_network in (FusedMLP, DuelingMLP):
+        network = make_network(inputs.size, choices, **options, **config.layers)
+        network = inputs.network(normalized(network, inputs, config, env.device), **place)
+    elif len(inputs.keys) == 1 and not inputs.parts and config.hidden_sizes is None:
+        network = make_network(inputs.size, choices, hidden_size=config.hidden_size, **options)
+        if (layer := make_normalization(inputs, config, env.device)) is not None:
+            network.trunk = layer  # the network is called by several methods, which all begin there
+    else:
+        trunk, features, width = _trunk(inputs, config, place)
+        network = make_network(features, choices, hidden_size=width, trunk=trunk, **options)
     return EpsilonGreedy(
-        inputs.network(network),
+        network,
         spec=spec,
         in_keys=inputs.keys,
         eps_start=config.eps_start,
@@ -290,3 +297,21 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
         decay_frames=config.eps_frames,
         write_values=False,
     )
+
+
+def _trunk(inputs: Inputs, config: ValueConfig, place: dict[str, Any]) -> tuple[nn.Module, int, int]:
+    """A trunk of all hidden layers but the last, its number of features, and the width of the last.
+
+    Raises:
+        ValueError: for no hidden layer, which a network of distributions needs.
+    """
+    if not (config.hidden_sizes is None or config.hidden_sizes):
+        raise ValueError(
+            f"hidden_sizes: expected one width at least for {config.algorithm}, received none. Remedy: hidden_sizes="
+            f"({config.hidden_size},)."
+        )
+    *hidden, width = (config.hidden_size,) if config.hidden_sizes is None else config.hidden_sizes
+    layers = hidden_layers([inputs.size, *hidden], config.activation, device=place["device"])
+    body = MixedSequential(*layers, precision=config.precision) if layers else nn.Identity()
+    body = normalized(body, inputs, config, place["device"])
+    return inputs.network(body, **place), [inputs.size, *hidden][-1], width

@@ -70,7 +70,7 @@ class OnPolicyAlgorithm(abc.ABC):
 
     Args:
         config: settings of the run.
-        env: the env ``[N]`` that the run is on.
+        env: the env ``[N]`` that the run is on, or what has its specs where the envs step on the CPU.
         acceleration: wraps a network for the run's precision: ``acceleration.policy(network)``.
         **networks: networks of the user's in place of the default ones, by the names in ``networks``; None for those.
 
@@ -78,6 +78,7 @@ class OnPolicyAlgorithm(abc.ABC):
         policy: acts in the env; also explores, where the algorithm does.
         networks: what is learnt, by name; their order is that in the checkpoint.
         loss: module whose parameters the optimiser steps.
+        acting: name of the network in the policy of a collector.
         losses: names of the statistics that the total loss is the sum of; these are what ``on_nan`` reports.
         statistics: names of all that :meth:`minibatch_loss` says, ``losses`` first; their means over the applied
             updates are the metrics ``train/...``.
@@ -88,6 +89,7 @@ class OnPolicyAlgorithm(abc.ABC):
         metric_names: columns that :meth:`measure` adds, so that a misspelt one is found before a run.
     """
 
+    acting: ClassVar[str] = "actor"
     losses: ClassVar[tuple[str, ...]]
 
     policy: nn.Module
@@ -125,6 +127,20 @@ class OnPolicyAlgorithm(abc.ABC):
     def stop(self, statistics: Mapping[str, Tensor]) -> Tensor | None:
         """Whether this update and the rest of the iteration's are skipped, bool 0-d; None for never."""
         return None
+
+    @property
+    def adapts_learning_rate(self) -> bool:
+        """Whether :meth:`adapt` sets the learning rate, which is not annealed then."""
+        return False
+
+    def adapt(self, statistics: Mapping[str, Tensor], learning_rate: Tensor, due: Tensor) -> None:  # noqa: B027
+        """Changes the learning rate in place, before the step that it is used for.
+
+        Args:
+            statistics: of the step's minibatch, 0-d each.
+            learning_rate: 0-d.
+            due: bool 0-d; False where the iteration's updates were stopped before this one.
+        """
 
     def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
         """What parts of the minibatch of the rows at ``index [B]`` have to know of all of it."""

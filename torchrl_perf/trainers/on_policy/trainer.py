@@ -2,29 +2,24 @@
 
 from collections import ChainMap
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.rows.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
-from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
-from torchrl_perf.trainers.device import (
-    accelerated,
-    acceleration_of,
-    as_in_mode,
-    kernels_of,
-    resolve_device,
-    resolve_mode,
-)
+from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
+from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -34,8 +29,12 @@ from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.sources import check_parts, device_of, find_source, host_collector
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms.missing import fill_missing
+
+if TYPE_CHECKING:
+    from torchrl_perf.envs.from_callable import Made
 
 
 class OnPolicyTrainer(Checkpointed):
@@ -43,21 +42,30 @@ class OnPolicyTrainer(Checkpointed):
 
     On CUDA the whole iteration is captured into one CUDA graph, after two ordinary iterations; a replay costs the host
     one launch. In mode ``"auto"`` its kernels are eager ones at first, so that a run starts at once, and compiled after
-    ``config.compiles_at`` iterations. On a CPU the same code runs eagerly, or compiled. The loop is :meth:`iteration`;
-    :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a clean stop around it. A trainer of an
-    algorithm only names the algorithm and its networks; it changes nothing of the loop. What is no attribute of the
-    trainer is read from its algorithm, by :meth:`__getattr__`: ``actor``, ``critic``, ``gae``, ...
+    ``config.compiles_at`` iterations. Where envs step on the CPU, everything after the collection is captured
+    (:meth:`digest`), and the policy acts in a graph of its own. On a CPU the same code runs eagerly, or compiled.
+
+    The loop itself is :meth:`iteration`; :func:`~torchrl_perf.trainers.run.run.train` adds logging, checkpoints and a
+    clean stop around it. A trainer of an algorithm only names the algorithm and its networks; it changes nothing of the
+    loop. What is no attribute of the trainer is read from its algorithm, by :meth:`__getattr__`: ``actor``, ``critic``,
+    ``gae``, ...
 
     Args:
         config: every choice of the run.
-        env: a TorchRL env with batch_size [num_envs]; by default the package's task that the config names.
+        env: a TorchRL env with batch_size [num_envs]; Gymnasium vector envs, one or a list of them (groups), of
+            ``num_envs`` envs in all; or a class or function that makes an env of any kind, such as a ``gymnasium.Env``.
+            By default the one that the config names.
+        collector: collects ``[N, T]`` batches with the policy, such as a ``HostCollector``; by default one of the env.
         **networks: in place of the algorithm's default ones, by name.
 
     Attributes:
         algorithm: what is learnt, and how.
         policy: acts in the env.
         loss: the module whose parameters are learnt.
-        own_env: whether the env was given, and not made as the config says.
+        own_env: whether env or collector were given, and the env not made as the config says.
+        env: in tensors; None where the envs step on the CPU.
+        source: where transitions come from; its ``specs`` say what they are.
+        collects_on_device: whether the collection is a part of the captured iteration.
         kernels: decides by ``iterations_done`` whether functions are compiled.
         iterations_done: iterations run so far (host integer).
         episodes: returns and lengths of finished episodes, on the device.
@@ -73,22 +81,45 @@ class OnPolicyTrainer(Checkpointed):
 
     algorithm_class: ClassVar[type[OnPolicyAlgorithm]]
 
-    def __init__(self, config: Any, *, env: EnvBase | None = None, **networks: nn.Module | None) -> None:
-        self.config, self.own_env = config, env is not None
-        self.device = resolve_device(config.device) if env is None else env.device
+    def __init__(
+        self, config: Any, *, env: Any = None, collector: BaseCollector | None = None, **networks: nn.Module | None
+    ) -> None:
+        self.config = config
+        self.device = device_of(config, env, collector)
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
         self.acceleration = acceleration_of(config)
         torch.manual_seed(config.seed)
-        self.env = env or self.make_env()
-        self.algorithm = self.algorithm_class(config, self.env, self.acceleration, **networks)
+        made = {"make_env": lambda config, device: self.make_env()}
+        self.source = find_source(config, self.device, env=env, collector=collector, **made)
+        self.env, self.own_env = self.source.env, self.source.own
+        with self.source.closed_on_error():
+            self._make_parts(networks)
+        rows = config.batch_size // config.minibatches
+        self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+
+    def _make_parts(self, networks: dict[str, nn.Module | None]) -> None:
+        """Algorithm, collector and optimiser, and what surrounds them."""
+        config, specs, given = self.config, self.source.specs, self.source.collector
+        if specs is None:
+            raise ValueError(
+                f"collector: expected one that tells its specs, received {type(given).__name__}. Remedy: env= beside "
+                "it, or a HostCollector or DeviceCollector."
+            )
+        acting = self.algorithm_class.acting
+        if given is not None and networks.get(acting) is None:
+            networks[acting] = cast("Any", given).policy
+        self.algorithm = self.algorithm_class(config, specs, self.acceleration, **networks)
         self.policy = self.algorithm.policy
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
-        check_networks(type(self).__name__, self.algorithm.networks, self.env, config)
-        self._lacks_final_observations = is_native(self.env)
-        self.collector = self._make_collector()
+        learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
+        self.normalization = RunNormalization(config, config.num_envs, learnt, self.device, self.valid_key)
+        check_networks(type(self).__name__, self.algorithm.networks, specs, config)
+        self._lacks_final_observations = is_native(specs)
+        self.collector = cast("Any", given if given is not None else self._make_collector())
+        check_parts(self.source, self.collector, self.policy, config)
         self.optimizer = GuardedAdam(
             self.loss.parameters(),
             learning_rate=config.learning_rate,
@@ -97,21 +128,23 @@ class OnPolicyTrainer(Checkpointed):
             **adam_options(config),
         )
         self.metrics = DeviceMetrics(self.device)
-        self.episodes = EpisodeStatistics(self.env.batch_size[0], self.device)
+        self.episodes = EpisodeStatistics(specs.batch_size[0], self.device)
         self.phases = PhaseTimer(self.device)
         self.iterations_done = 0
         self._make_state()
         self.train_state = self._make_train_state()
+        self._make_functions()
+
+    def _make_functions(self) -> None:
+        """What is compiled or captured: the whole iteration, or all but the steps of envs that wait for the host."""
         compile_ = self.kernels.function
         self._losses_fn = compile_(self._losses)
         self._guard_fn = compile_(self._guard)
+        self._adapt_fn = compile_(self._adapt)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
         self._part_losses_fn = compile_(self._part_losses)
-        # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-        graph = self.mode == "graph"
-        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
-        rows = config.batch_size // config.minibatches
-        self.memory_estimate = announce_memory(self, [self.loss], minibatch_size=rows)
+        self.collects_on_device = collects_on_device(self.collector)
+        self._captures = capture_iteration(self)
 
     def __getattr__(self, name: str) -> Any:
         """Public attributes of the algorithm, those that it documents."""
@@ -122,28 +155,26 @@ class OnPolicyTrainer(Checkpointed):
         """Columns that rows of metrics have beside those of every run and ``statistics``."""
         return ("train/learning_rate", "train/grad_norm", *self.algorithm.metric_names)
 
-    def make_env(self) -> EnvBase:
-        """The default env: the package's task that the config names."""
+    def make_env(self) -> "EnvBase | Made":
+        """The default env: the one that the config names."""
         return make_env(self.config, self.device)
 
-    def _make_collector(self) -> DeviceCollector:
+    def _make_collector(self) -> Any:
         config = self.config
-        collector = DeviceCollector(
+        if self.env is None:
+            options = {"frames_per_batch": config.batch_size, "device": self.device, "seed": config.seed}
+            return host_collector(self.source, self.algorithm.policy, mode=self.mode, **options)
+        made = DeviceCollector(
             self.env,
             cast("Any", self.algorithm.policy),
             frames_per_batch=config.batch_size,
-            mode="eager" if self.mode == "eager" else "compile",
+            mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=tuple(self.algorithm.unused_keys),
         )
-        self.kernels.follow(collector.compile_steps)
-        if self.mode == "graph" and collector.waits_for_host:
-            raise ValueError(
-                f"env: expected one whose _reset honours its mask without a host read under mode 'graph', received "
-                f"{type(self.env).__name__}. Remedy: a DeviceEnv, or mode='compile'."
-            )
-        return collector
+        self.kernels.follow(made.compile_steps)
+        return made
 
     def _make_state(self) -> None:
         """What changes from one iteration to the next on the device, beside parameters, moments and envs."""
@@ -174,17 +205,21 @@ class OnPolicyTrainer(Checkpointed):
 
     def step(self) -> None:
         """One more iteration of the run."""
-        self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
+        self.kernels.settle(self.iterations_done, self.train_state.notes, *self._captures)
         with as_in_mode(self.mode):
-            self.kernels.call(self.micro.call, self._iterate)
+            self.kernels.call(self.micro.call, self._captures.iterate)
 
     def iteration(self) -> None:
         """Collect a batch, compute advantages, update on shuffled minibatches, measure: no host read, static shapes."""
         self.schedule()
         with self.phases.phase("collect"):
             batch = self.collect()
-            self.guard.check(self.watched(batch))
+        self.kernels.call(self.micro.call, self._captures.digest, batch)
+
+    def digest(self, batch: TensorDictBase) -> None:
+        """Everything of an iteration that follows the collection."""
         with self.phases.phase("advantage"):
+            self.guard.check(self.watched(batch))
             batch = self.advantage(batch)
         with self.phases.phase("update"):
             self.update(batch)
@@ -197,7 +232,7 @@ class OnPolicyTrainer(Checkpointed):
         done = self._iteration / config.schedule_iterations
         if config.schedule_steps is not None:
             done = done.clamp_max(1.0)  # where the run is longer than its schedules
-        if config.anneal_learning_rate:
+        if config.anneal_learning_rate and not self.algorithm.adapts_learning_rate:
             self.optimizer.learning_rate.copy_(config.learning_rate * (1.0 - done))
         self.algorithm.schedule(self._iteration)
         self._iteration += 1
@@ -206,7 +241,10 @@ class OnPolicyTrainer(Checkpointed):
     def collect(self) -> TensorDictBase:
         """A batch ``[N, T]`` of fresh transitions; its tensors are overwritten by the next one."""
         with refused("collect", "fewer num_envs or num_steps, or a smaller network"):
-            return self.collector.collect().copy()
+            batch = self.collector.collect().copy()
+        unused = self.algorithm.unused_keys
+        # a collector of envs in tensors leaves them out of its memory
+        return batch if self.env is not None else batch.exclude(*unused)
 
     def watched(self, batch: TensorDictBase) -> TensorDictBase:
         """The part of a batch in which the guard looks for what is not finite: all that the algorithm names.
@@ -223,7 +261,11 @@ class OnPolicyTrainer(Checkpointed):
     @accelerated
     def advantage(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds to the batch what the updates learn from: the algorithm's ``estimate``."""
-        return self.algorithm.estimate(batch)
+        self.normalization.observe_rewards(batch)
+        if not self.normalization.changes_rewards:
+            return self.algorithm.estimate(batch)
+        estimated = self.algorithm.estimate(self.normalization.learnt(batch))
+        return estimated.set(("next", "reward"), batch.get(("next", "reward")))  # what episodes are measured by
 
     @accelerated
     def update(self, batch: TensorDictBase) -> None:
@@ -243,6 +285,8 @@ class OnPolicyTrainer(Checkpointed):
             index = shuffled if order is None else order[shuffled]
             attempt = partial(self._gradients, rows, index)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            if self.algorithm.adapts_learning_rate:
+                self._adapt_fn(statistics, self.optimizer.learning_rate)
             grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
             self.optimizer.step(grad_scale, skip)
             self.guard.note(statistics[: len(self.algorithm.losses)], self.optimizer.grad_norms, fault)
@@ -250,6 +294,7 @@ class OnPolicyTrainer(Checkpointed):
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
         self.guard.report()
+        self.normalization.observe(batch)  # after the updates: the batch was collected with the statistics before
         valid = None if self.valid_key is None else batch.get(self.valid_key).view(*batch.shape, 1)
         self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         means = (self._sums / self._applied).unbind()
@@ -301,6 +346,11 @@ class OnPolicyTrainer(Checkpointed):
         total, statistics = self.algorithm.minibatch_loss(minibatch)
         return total, torch.stack([statistics[name].detach() for name in self.statistics])
 
+    def _adapt(self, statistics: Tensor, learning_rate: Tensor) -> None:
+        """The learning rate of this step; an argument, since Dynamo cannot look into this optimiser."""
+        named = dict(zip(self.statistics, statistics.unbind(), strict=True))
+        self.algorithm.adapt(named, learning_rate, ~self._stopped)
+
     def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
 
@@ -334,7 +384,8 @@ class OnPolicyTrainer(Checkpointed):
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad"))
         return TrainState(
             made_by=self.config.algorithm,
-            made_of=describe(self.env, self.parts(), own_env=self.own_env),
+            settings=self.config.card(),
+            made_of=describe(self.env if self.env is not None else self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=ChainMap(counters, self.algorithm.schedules),
             **self.parts(),
@@ -349,11 +400,11 @@ class OnPolicyTrainer(Checkpointed):
             "episodes": self.episodes,
             "metrics": self.metrics,
             "micro_batches": self.micro,
+            **self.normalization.parts(),
             **self.algorithm.parts(),
         }
 
     def close(self) -> None:
-        """Releases the graph and the env."""
-        if isinstance(self._iterate, Captured):
-            self._iterate.release()
+        """Releases the graph and the envs."""
+        self._captures.release()
         self.collector.shutdown()

@@ -24,17 +24,18 @@ class RunFolderError(OSError):
     """The folder of a run cannot be used: read-only, a full disk, or another process writes to it."""
 
 
-def make_run_dir(config: RunConfig, env: str = "") -> Path:
+def make_run_dir(config: RunConfig, env: str = "", label: str = "") -> Path:
     """A new folder ``<run_dir>/<algorithm>-<env>-<seed>[-k]`` with the resolved configuration in ``config.json``.
 
     Args:
         config: settings of the run.
         env: true name of its env; by default the config's.
+        label: name of the env in that of the folder, such as its class; by default the same.
 
     Raises:
         RunFolderError: if it cannot be made or written to.
     """
-    base = Path(config.run_dir) / run_name(config, env)
+    base = Path(config.run_dir) / run_name(config, label or env)
     path, count = base, 1
     while True:
         try:
@@ -242,11 +243,21 @@ def is_finished(run_dir: Path) -> bool:
 
 
 def _folders_of(config: RunConfig) -> Iterator[Path]:
+    """Folders whose name is that of such a run, and others whose settings are, named after the class of the env."""
     name = run_name(config)
-    for path in sorted(Path(config.run_dir).glob(f"{name}*")):
+    for path in sorted(Path(config.run_dir).glob(f"{config.algorithm}-*")):
         number = path.name.removeprefix(name)
-        if path.is_dir() and (not number or (number[1:].isdecimal() and number[0] == "-")):
+        is_named = path.name.startswith(name) and (not number or (number[1:].isdecimal() and number[0] == "-"))
+        if path.is_dir() and (is_named or _is_of(path, config)):
             yield path
+
+
+def _is_of(run_dir: Path, config: RunConfig) -> bool:
+    """Whether the settings in a folder are of an algorithm, env and seed."""
+    stored = read_json(run_dir / CONFIG)
+    return all(
+        stored.get(name) == value for name, value in config.card().items() if name in ("algorithm", "env", "seed")
+    )
 
 
 def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
@@ -254,7 +265,7 @@ def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
     stored = read_json(run_dir / CONFIG)
     if any(stored.get(name) != getattr(config, name) for name in ("env", "seed")):
         return "its config.json is missing or of another run"
-    fixed = [name for name in config.fixed_on_resume if name in given and stored.get(name) != given[name]]
+    fixed = [name for name in config.fixed_on_resume if name in given and stored.get(name) != _plain(given[name])]
     if fixed:
         return f"it has another {', '.join(fixed)}"
     files = CheckpointFolder(run_dir / CHECKPOINTS).files()
@@ -266,6 +277,11 @@ def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
     if is_finished(run_dir) and (taken >= total or total == stored.get("total_steps")):
         return "it is complete"
     return _why_locked(run_dir)
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _why_locked(run_dir: Path) -> str:

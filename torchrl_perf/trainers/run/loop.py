@@ -70,12 +70,20 @@ class RunLoop:
         folder: of the run.
         row_logger: where rows go.
         line: shows the progress, or None.
+        evaluation: evaluates the policy, or None; see :func:`~torchrl_perf.trainers.evaluation.evaluation_of`.
 
     Attributes:
         problem: why the last checkpoint that was due is missing, or an empty text.
     """
 
-    def __init__(self, trainer: Trainer, folder: RunFolder, row_logger: Logger, line: ProgressLine | None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: RunFolder,
+        row_logger: Logger,
+        line: ProgressLine | None,
+        evaluation: Any = None,
+    ) -> None:
         config = trainer.config
         self.trainer, self.folder, self.line = trainer, folder, line
         self.problem = ""
@@ -92,6 +100,9 @@ class RunLoop:
         self._saved: int | None = None
         self._skips = 0
         self._told = False
+        self._evaluation = evaluation
+        self._evaluating = 0.0  # seconds
+        self._earlier = float(self._notes.get("seconds", 0.0))  # before the resume
         self._watch = Stopwatch("cpu").start()
 
     def start(self) -> None:
@@ -119,6 +130,11 @@ class RunLoop:
         if math.isfinite(self._mean_return):
             return self._mean_return
         return self._notes["row"].get("mean_return", math.nan)
+
+    @property
+    def evaluated(self) -> float:
+        """The newest evaluation, by the metric that says how good a policy is; NaN without one."""
+        return self._notes.get("evaluated", {}).get("value", math.nan)
 
     @property
     def solved(self) -> bool:
@@ -161,6 +177,8 @@ class RunLoop:
             trainer.guard.snapshot()
         if config.checkpoint_interval and done % config.checkpoint_interval == 0:
             self._take_snapshot()
+        if self._evaluation is not None and (done % config.eval_interval == 0 or done == config.iterations):
+            self._evaluate()
 
     def settle(self) -> None:
         """Read, judge and log the pending row, and write the pending checkpoint.
@@ -213,7 +231,7 @@ class RunLoop:
     def _start_row(self) -> None:
         self.trainer.metrics.start_flush(self.steps)
         self.trainer.phases.start_flush()
-        self._row = (self.trainer.iterations_done, self.seconds)
+        self._row = (self.trainer.iterations_done, self.seconds - self._evaluating)
 
     def _finish_row(self, *, lasting: bool = True) -> None:
         """Log the pending row and act on it; a resumed run writes a row again if it is not lasting."""
@@ -226,8 +244,10 @@ class RunLoop:
         seconds = max(now - then, 1e-9)
         speed = (done - before) * config.batch_size / seconds
         extra = {
+            **self._notes.pop("evaluation", {}),
             "time/steps_per_second": speed,
             "time/experiences_per_second": self._experiences(before, done) / seconds,
+            "time/total_seconds": self._earlier + now,
             **{f"time/{name}": value for name, value in (trainer.phases.finish_flush() or {}).items()},
             **self._memory.row(),
             **(self._gpu.latest() if self._gpu is not None else {}),
@@ -235,8 +255,8 @@ class RunLoop:
         row = trainer.metrics.finish_flush(extra, summarise=trainer.summarise) or {}
         self._mean_return = row.get("episode/mean_return", math.nan)
         if lasting:
-            value = row.get(config.best_metric.removeprefix("-"), math.nan)
-            best = {"metric": config.best_metric, "value": value}
+            value = row.get(config.best_by.removeprefix("-"), math.nan)
+            best = {"metric": config.best_by, "value": value}
             self._notes["row"] = {"iteration": done, "mean_return": self._mean_return, **best}
         if self.line is not None:
             self.line.update(done * config.batch_size, mean_return=self._mean_return, steps_per_second=speed)
@@ -266,10 +286,28 @@ class RunLoop:
         logger.warning("%s", verdict.message)
         guard.rollback()
 
+    def _evaluate(self) -> None:
+        """Evaluate the present policy. The next row has the figures, and the best one so far gets a checkpoint."""
+        before, done = self.seconds, self.trainer.iterations_done
+        figures = self._evaluation.row()
+        self._evaluating += self.seconds - before
+        config = self.trainer.config
+        self._notes["evaluation"] = figures
+        value = figures.get(config.best_by.removeprefix("-"), math.nan)
+        self._notes["evaluated"] = {
+            "iteration": done,
+            "metric": config.best_by,
+            "best": value,
+            "value": figures[config.evaluated_by],
+        }
+        if config.best_by.removeprefix("-") in figures and self._snapshot is None and self._improves(value):
+            self._take_snapshot()
+
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _take_snapshot(self) -> None:
         if self.trainer.guard.may_save():
+            self._notes["seconds"] = self._earlier + self.seconds
             self._snapshot = (self.trainer.iterations_done, self.trainer.train_state.snapshot())
 
     def _write_snapshot(self) -> None:
@@ -302,16 +340,23 @@ class RunLoop:
 
     def _best_of(self, iteration: int) -> dict[str, Any]:
         """The note that makes a checkpoint the best one, if its last row says so."""
-        metric, row, before = self.trainer.config.best_metric, self._notes["row"], self._notes.get("best", {})
+        metric, row, evaluated = self.trainer.config.best_by, self._notes["row"], self._notes.get("evaluated", {})
+        if self._evaluation is not None and metric.removeprefix("-").startswith("eval/"):
+            if evaluated.get("iteration") != iteration or evaluated.get("metric") != metric:
+                return {}  # a checkpoint between two evaluations
+            row = {"metric": metric, "value": evaluated["best"]}
         value = row.get("value", math.nan)
         if not metric or row.get("metric") != metric or not math.isfinite(value):
             self._tell_unknown(metric)
             return {}
+        return {"best": {"metric": metric, "value": value, "iteration": iteration}} if self._improves(value) else {}
+
+    def _improves(self, value: float) -> bool:
+        """Whether a value of the metric that marks the best checkpoint is better than the best so far."""
+        metric, before = self.trainer.config.best_by, self._notes.get("best", {})
         sign = -1.0 if metric.startswith("-") else 1.0
         # with another metric than before the resume, the comparison starts over
-        if before.get("metric") == metric and sign * value <= sign * before["value"]:
-            return {}
-        return {"best": {"metric": metric, "value": value, "iteration": iteration}}
+        return math.isfinite(value) and (before.get("metric") != metric or sign * value > sign * before["value"])
 
     def _tell_unknown(self, metric: str) -> None:
         """Say once that no row has the metric that marks the best checkpoint, if that is so."""

@@ -16,6 +16,7 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.run.saved_specs import plain_specs
 
 __all__ = ["check_made_of", "describe", "describe_env", "describe_networks", "env_name", "same_specs"]
 
@@ -49,7 +50,8 @@ def describe(env: Any, parts: Mapping[str, Any], *, own_env: bool) -> dict[str, 
 def describe_env(env: Any, *, given: bool) -> dict[str, Any]:
     """Class, transforms, specs and arguments of an env; empty for None.
 
-    Arguments are those of the constructor that the env keeps under their names, with or without an underscore.
+    The specs are there as text, which is compared, and as the plain values that networks can be made from. Arguments
+    are those of the constructor that the env keeps under their names, with or without an underscore.
 
     Args:
         env: a TorchRL env or a collector.
@@ -65,6 +67,7 @@ def describe_env(env: Any, *, given: bool) -> dict[str, Any]:
         "transforms": [_transform(each) for each in _transforms(env)],
         "specs": _specs(env),
         "arguments": dict(sorted(_arguments(inner).items())),
+        "plain_specs": plain_specs(env if isinstance(env, EnvBase) else getattr(env, "specs", None)),
     }
 
 
@@ -140,7 +143,10 @@ def _innermost(env: Any) -> Any:
     while isinstance(inner := getattr(env, "base_env", None), EnvBase):
         env = inner
     if not isinstance(env, EnvBase) and (groups := getattr(env, "groups", None)):
-        return getattr(groups[0], "envs", env)
+        vector_env = getattr(groups[0], "envs", env)
+        singles = getattr(vector_env, "envs", None)  # of one that steps them here
+        has_name = getattr(vector_env, "spec", None) is not None or not singles
+        return vector_env if has_name else singles[0].unwrapped
     return env
 
 

@@ -92,7 +92,7 @@ def announce_memory(
     *,
     minibatch_size: int,
     capacity: int = 0,
-    not_stored: tuple[Any, ...] = (),
+    stored: Callable[[TensorDictBase], TensorDictBase] = lambda batch: batch,
 ) -> MemoryEstimate | None:
     """Estimates the memory of a run, says it in one line (logger "torchrl_perf", level info), refuses what cannot fit.
 
@@ -105,7 +105,7 @@ def announce_memory(
         modules: networks and target networks.
         minibatch_size: rows of an update.
         capacity: rows of the replay buffer.
-        not_stored: keys of the collector's batch that are not stored.
+        stored: makes of the collector's batch what the replay buffer stores.
 
     Returns:
         The estimate; None if the collector does not describe its batch.
@@ -119,7 +119,7 @@ def announce_memory(
     params = _bytes(tensor for module in modules for tensor in module.parameters() if tensor.requires_grad)
     held = {tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
     config, cuda = trainer.config, trainer.device.type == "cuda"
-    row_bytes = bytes_of(batch.exclude(*not_stored)) / batch.numel()
+    row_bytes = bytes_of(stored(batch)) / batch.numel()
     if getattr(config, "compact", False):
         row_bytes /= 2  # each observation once; about the largest part
     share = GRAPH_SHARE if trainer.mode == "graph" else 1

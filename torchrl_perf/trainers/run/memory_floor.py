@@ -5,6 +5,7 @@ a billion units, or the states of a billion envs, must not be allocated for that
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
@@ -108,7 +109,9 @@ def _weights(config: RunConfig) -> int:
     width = _of(config, "hidden_size")
     critics = max(1, _of(config, "num_critics"))
     nets = 1 if hasattr(config, "eps_start") else 2 if hasattr(config, "lmbda") else 1 + critics
-    found = nets * width * width if not hasattr(config, "encoder_width") else 0
+    widths = getattr(config, "hidden_sizes", None)
+    weights = width * width if widths is None else sum(one * other for one, other in itertools.pairwise(widths))
+    found = nets * weights if not hasattr(config, "encoder_width") else 0
     if hasattr(config, "blocks"):
         found = 18 * _of(config, "blocks") * width * width  # two convolutions of 3 x 3 each
     # two actions at least

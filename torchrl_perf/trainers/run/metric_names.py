@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torchrl_perf.trainers.setting_names import nearest_word
+from torchrl_perf.near_names import nearest_word
 
 __all__ = ["known_metrics", "unknown_metric"]
 
 EPISODES = ("episode/mean_return", "episode/mean_length", "episode/count")
 EVERY = (*EPISODES, "train/first_bad_iteration", "train/micro_batches", "train/updates_applied")
-LOOP = ("time/steps_per_second", "time/experiences_per_second")
+EVALUATION = ("eval/mean_return", "eval/return_deviation", "eval/mean_length")
+LOOP = ("time/steps_per_second", "time/experiences_per_second", "time/total_seconds")
 FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_")
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 
@@ -22,6 +23,8 @@ def known_metrics(trainer: Any) -> list[str]:
     names = [*getattr(trainer.metrics, "names", ()), *EVERY, *LOOP]
     names += [f"train/{name}" for name in getattr(trainer, "statistics", ())]
     names += getattr(trainer, "metric_names", ())
+    config = getattr(trainer, "config", None)
+    names += [config.evaluated_by, *EVALUATION] if getattr(config, "eval_interval", 0) else []
     names += [f"episode/{outcome}" for outcome in getattr(trainer.env, "outcomes", ())[1:]]
     return list(dict.fromkeys(names))
 

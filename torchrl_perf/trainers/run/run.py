@@ -12,6 +12,7 @@ from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.evaluation import evaluation_of
 from torchrl_perf.trainers.run.files import RunFolder, RunFolderError, card, make_run_dir
 from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run.made_of import env_name
@@ -42,16 +43,22 @@ class RunResult:
     """0; 128 + the number of the signal that stopped the run; 1 if its last state could not be saved."""
     problem: str = ""
     """Why the last state could not be saved."""
+    evaluated: float = math.nan
+    """The last evaluation, by default the mean return of its episodes; NaN without one."""
 
     def __str__(self) -> str:
+        evaluated = f", evaluated {self.evaluated:.1f}" if math.isfinite(self.evaluated) else ""
         return (
             f"{self.steps} steps in {self.seconds:.1f} s ({self.steps_per_second:,.0f} steps/s), mean return of the "
-            f"last 100 episodes {self.mean_return:.1f}, saved in {self.run_dir}"
+            f"last 100 episodes {self.mean_return:.1f}{evaluated}, saved in {self.run_dir}"
         )
 
 
 def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> RunResult:
     """Runs ``trainer`` to the end of its configuration, its stop return, a signal, or a number that is not finite.
+
+    With ``eval_interval`` the policy is evaluated in envs of its own; see
+    :class:`~torchrl_perf.trainers.evaluation.Evaluation`.
 
     Metrics cross to the host in one copy every ``log_interval`` iterations, read while the next iteration runs. Ctrl-C
     and SIGTERM finish the iteration, write a checkpoint and close the loggers; the result's ``exit_code`` says so. A
@@ -65,25 +72,40 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
 
     Raises:
         RunFolderError: an OSError, before anything is run, if the folder cannot be used.
+        ValueError: before anything is written, if evaluations are wanted and there is no env for them.
         TrainingDivergedError: naming the number that was not finite, after the loggers are closed.
         Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
     """
-    config = trainer.config
-    env = env_name(config, _env_of(trainer))
+    names = _names_of(trainer)
+    evaluation = evaluation_of(trainer)
+    with nullcontext() if evaluation is None else closing(evaluation):
+        return _train(trainer, run_dir, names, evaluation, progress)
+
+
+def _train(
+    trainer: Trainer, run_dir: str | os.PathLike[str] | None, names: tuple[str, str], evaluation: Any, progress: bool
+) -> RunResult:
+    """The run, in its folder."""
+    config, (env, label) = trainer.config, names
     resumes = run_dir is not None
-    path = Path(run_dir) if resumes else make_run_dir(config, env)
+    path = Path(run_dir) if resumes else make_run_dir(config, env, label)
     if resumes:
         go_on(trainer, path)  # compares the settings with those in the folder, which are overwritten below
     with RunFolder(path, config, env) as folder:
-        rows = make_loggers(config.logger, path, "torchrl_perf", path.name, card(config, env), resume=resumes)
+        stored = card(config, env)
+        project = config.wandb_project
+        rows = make_loggers(config.logger, path, project, path.name, stored, resume=resumes, wandb=config.wandb)
         with closing(rows), _progress_line(config, progress) as line:
             if resumes:
                 rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
             trainer.metrics.logger = rows
-            loop = RunLoop(trainer, folder, rows, line)
+            loop = RunLoop(trainer, folder, rows, line, evaluation)
             loop.start()
             result = _run(loop)
-        _draw(path, f"{config.algorithm.upper()} on {env}", result.mean_return)
+            rows.flush()
+            picture = _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
+            if picture is not None:
+                rows.log_file("learning_curve", picture, result.steps)
     return result
 
 
@@ -117,6 +139,7 @@ def _run(loop: RunLoop) -> RunResult:
         solved=loop.solved,
         exit_code=1 if loop.problem else exit_code,
         problem=loop.problem,
+        evaluated=loop.evaluated,
     )
 
 
@@ -137,6 +160,17 @@ def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
     return True
 
 
+def _names_of(trainer: Trainer) -> tuple[str, str]:
+    """What the settings of a run call its env, by which it can be made again where it has a name; and its class."""
+    source = getattr(trainer, "source", None)
+    label = "" if source is None else source.label
+    if getattr(trainer, "own_env", False):
+        name = label or env_name(trainer.config, _env_of(trainer))
+        return name, name
+    name = env_name(trainer.config, None)
+    return name, label or name
+
+
 def _env_of(trainer: Trainer) -> Any:
     """The env that a trainer was given, or its collector where it has none; None for one that its config names."""
     if not getattr(trainer, "own_env", False):
@@ -155,10 +189,14 @@ def _last_step(trainer: Trainer) -> int:
     return row * trainer.config.batch_size
 
 
-def _draw(run_dir: Path, title: str, mean_return: float) -> None:
+def _draw(run_dir: Path, title: str, mean_return: float) -> Path | None:
+    """Writes the picture of the run, where there is a curve; its path, or None."""
     if not (run_dir / PROGRESS).is_file() or not math.isfinite(mean_return):
-        return
+        return None
+    picture = run_dir / "learning_curve.png"
     try:
-        save_learning_curve(run_dir / PROGRESS, run_dir / "learning_curve.png", title=title)
+        save_learning_curve(run_dir / PROGRESS, picture, title=title)
     except OSError as error:
         logger.warning("learning_curve.png cannot be written: %s.", error)
+        return None
+    return picture

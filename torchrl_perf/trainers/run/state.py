@@ -93,6 +93,8 @@ class TrainState:
         made_by: name of the algorithm; a checkpoint of another one is refused.
         made_of: env and networks, as :func:`~torchrl_perf.trainers.run.made_of.describe` gives them; a checkpoint of
             others is refused.
+        settings: of the run, as plain values. A file has them beside the state, so that it tells how its networks are
+            made; they are no part of the state, and another run may load it with others.
         parts: whatever has ``state_dict`` and ``load_state_dict``, by name. Their states have to consist of tensors and
             plain values.
 
@@ -111,6 +113,7 @@ class TrainState:
         device: torch.device | str | None = None,
         made_by: str = "",
         made_of: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
         **parts: Stateful,
     ) -> None:
         for name, part in parts.items():
@@ -127,7 +130,7 @@ class TrainState:
         self._parts: dict[str, Stateful] = dict(parts)
         self.counters: MutableMapping[str, Any] = {} if counters is None else counters
         self.notes: dict[str, Any] = {}
-        self.made_by, self.made_of = made_by, dict(made_of or {})
+        self.made_by, self.made_of, self.settings = made_by, dict(made_of or {}), dict(settings or {})
         self._device = None if device is None else torch.device(device)
 
     def state_dict(self, *, skip: Collection[str] = ()) -> dict[str, Any]:
@@ -142,8 +145,8 @@ class TrainState:
         return self._gather(Tensor.clone, skip)
 
     def snapshot(self) -> dict[str, Any]:
-        """The same on the host, ready to be written while training goes on; waits for the device's copies only."""
-        return self._gather(_to_host, ())
+        """The same on the host with the settings, to be written while training goes on; waits for the copies only."""
+        return {**self._gather(_to_host, ()), "settings": dict(self.settings)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, skip: Collection[str] = ()) -> None:
         """Restores :meth:`state_dict` in place, so that captured graphs stay valid; what is refused changes nothing.
@@ -253,9 +256,13 @@ class Checkpointed:
 
     Attributes:
         train_state: everything that changes between two iterations.
+        evaluation_env: an env ``[E]`` for the evaluations during a run, or a vector env of Gymnasium. The settings give
+            one where they gave the env itself, and so does the id of Gymnasium's envs without wrappers; set it before
+            :func:`~torchrl_perf.trainers.run.run.train` for others that came from Python.
     """
 
     train_state: TrainState
+    evaluation_env: Any = None
 
     def summarise(self, row: dict[str, float]) -> dict[str, float]:
         """A row of metrics before it is logged; unchanged here, a trainer may add summaries.

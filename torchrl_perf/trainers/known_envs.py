@@ -1,0 +1,126 @@
+"""Settings that are known to work with envs that are no tasks of the package: Gymnasium's, Atari games, VMAS."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torchrl_perf.envs.registry import registered
+
+__all__ = ["KNOWN", "settings_for"]
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+_PPO_CPU: dict[str, Any] = {
+    "num_envs": 8,
+    "num_steps": 256,
+    "total_steps": 1_000_000,
+    "minibatches": 32,
+    "epochs": 10,
+    "learning_rate": 3e-4,
+    "gamma": 0.99,
+    "entropy_coeff": 0.0,
+    "log_interval": 5,
+}
+_DQN_CPU: dict[str, Any] = {
+    "num_envs": 8,
+    "num_steps": 1,
+    "total_steps": 500_000,
+    "learning_rate": 5e-4,
+    "updates_per_iteration": 4,
+    "minibatch_size": 128,
+    "hidden_size": 256,
+    "target_interval": 250,
+    "log_interval": 500,
+}
+_ACTOR_CRITIC_CPU: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "learning_starts": 10_000,
+    "critic_learning_rate": 3e-4,
+    "log_interval": 500,
+}
+_CPU: Settings = {
+    "ppo": _PPO_CPU,
+    "hybrid-ppo": _PPO_CPU,
+    "pqn": {"num_envs": 8, "num_steps": 128, "total_steps": 1_000_000, "learning_rate": 5e-4, "eps_frames": 200_000},
+    **dict.fromkeys(("dqn", "iqn", "qr-dqn", "rainbow"), _DQN_CPU),
+    **dict.fromkeys(("sac", "td3", "ddpg", "ac-iqn"), _ACTOR_CRITIC_CPU),
+}
+"""Of envs that step on the CPU, in the absence of better ones: few envs, whose steps are what takes the time."""
+
+
+_ATARI_DQN: dict[str, Any] = {
+    "num_envs": 16,
+    "num_steps": 1,
+    "total_steps": 10_000_000,
+    "capacity": 100_000,
+    "compact": True,
+    "minibatch_size": 32,
+    "updates_per_iteration": 4,
+    "learning_starts": 20_000,
+    "learning_rate": 1e-4,
+    "target_interval": 1_000,
+    "eps_end": 0.01,
+    "eps_frames": 100_000,
+    "hidden_sizes": (),  # the features of the image, then a linear layer, as in the DQN of 2015
+    "log_interval": 500,
+}
+_ATARI_PPO: dict[str, Any] = {
+    "num_envs": 8,
+    "num_steps": 128,
+    "total_steps": 10_000_000,
+    "epochs": 4,
+    "minibatches": 4,
+    "learning_rate": 2.5e-4,
+    "gamma": 0.99,
+    "clip_epsilon": 0.1,
+    "hidden_sizes": (),
+    "log_interval": 10,
+}
+_DISTRIBUTIONAL: dict[str, Any] = {**_ATARI_DQN, "hidden_sizes": None, "hidden_size": 512}
+_ATARI: Settings = {
+    "ppo": _ATARI_PPO,
+    "dqn": _ATARI_DQN,
+    **dict.fromkeys(("iqn", "qr-dqn"), _DISTRIBUTIONAL),
+    "rainbow": {**_DISTRIBUTIONAL, "v_min": -10.0, "v_max": 10.0},
+}
+
+KNOWN: dict[str, Settings] = {
+    "ALE/*": _ATARI,
+    "vmas:*": {
+        "ppo": {
+            "num_envs": 192,  # a multiple of 2, 3, 4 and 6 agents
+            "num_steps": 50,
+            "total_steps": 400_000,
+            "epochs": 6,
+            "minibatches": 6,
+            "learning_rate": 1e-3,
+            "gamma": 0.95,
+            "lmbda": 0.9,
+            "entropy_coeff": 1e-3,
+            "log_interval": 4,
+        },
+        **{name: {"num_envs": 48} for name in ("sac", "td3", "ddpg", "ac-iqn")},
+    },
+    "HalfCheetah-*": {
+        **_CPU,
+        "ppo": {**_PPO_CPU, "num_envs": 16, "num_steps": 128},
+    },
+    "*-v[0-9]*": _CPU,
+}
+"""Settings of algorithms by patterns of names; the first that fits counts."""
+
+
+def settings_for(env: str, algorithm: str) -> dict[str, Any]:
+    """Settings of an algorithm that are known to work with an env; none for one that nothing is known of.
+
+    Args:
+        env: its name. What it was registered with comes first, then :data:`KNOWN`; a class or function of a user's is
+            known by its registration alone.
+        algorithm: such as ``"ppo"``.
+    """
+    if entry := registered().get(env):
+        return dict(entry.settings.get(algorithm, {}))
+    name = re.sub(r"^gym:", "", env)
+    settings = next((found for pattern, found in KNOWN.items() if fnmatchcase(name, pattern)), {})
+    return dict(settings.get(algorithm, {}))

@@ -16,6 +16,7 @@ from torchrl_perf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if "```" in page.read_text(encoding="utf-8"))
+SLOW = ("gymnasium",)
 FENCE = re.compile(r'^```(python|bash)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FIRST_LOOK = re.compile(r"<!-- first-look -->\n```python\n(.*?)^```\n<!-- /first-look -->", re.MULTILINE | re.DOTALL)
 
@@ -48,7 +49,12 @@ def run_fences(page: Path, folder: Path) -> dict[str, object]:
     return scope
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def marked(page):
+    """A page as an argument of a test; slow where it trains, evaluates and exports."""
+    return pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_a_tutorial_runs(page, folder, capsys):
     if "torchrl-perf export" in page.read_text(encoding="utf-8"):
         pytest.importorskip("onnxruntime", reason="of the extra export")

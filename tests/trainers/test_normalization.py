@@ -143,3 +143,17 @@ def test_a_policy_carries_its_statistics(name):
     assert torch.equal(expected["action"], received["action"])
     trainer.close()
     fresh.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("ppo", {"desired_kl": 0.01}), ("iqn", {}), pytest.param("sac", {}, marks=pytest.mark.slow)]
+)
+def test_compiled_it_is_the_same(name, options, traced_only):
+    eager, compiled = (run(make(name, {**NORMALIZED, **options, "mode": mode}), 5) for mode in ("eager", "compile"))
+    for mine, theirs in zip(eager.normalization.layers, compiled.normalization.layers, strict=True):
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
+        assert theirs.count > 0
+    for mine, theirs in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    eager.close()
+    compiled.close()

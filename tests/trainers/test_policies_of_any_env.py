@@ -30,6 +30,14 @@ CASES = {
     "ppo, several choices": ("ppo", {"env": "named_envs:MixedChoices"}),
     **{f"{name}, layers": (name, NETWORK) for name in KINDS if "hidden_sizes" not in KINDS[name].not_taken},
     **{f"{name}, layer norm": (name, {"layer_norm": True}) for name in NORMED},
+    **{
+        f"{name}, normalised": (name, {"normalize_observations": True})
+        for name in KINDS
+        if "normalize_observations" not in KINDS[name].not_normalized
+    },
+    "iqn, layers, normalised": ("iqn", {"normalize_observations": True, **NETWORK}),
+    "ac-iqn, layers, normalised": ("ac-iqn", {"normalize_observations": True, **NETWORK}),
+    "sac, normalised on the CPU": ("sac", {"env": "named_envs:Reacher", "normalize_observations": True}),
     "dqn, layers on images": ("dqn", {"env": "named_envs:Mixed", **NETWORK}),
     "dqn, duelling, layers": ("dqn", {"dueling": True, **NETWORK}),
     "iqn, layers on images": ("iqn", {"env": "named_envs:Mixed", **NETWORK}),
@@ -39,6 +47,7 @@ EXPORTED = (  # one of each kind of network; those of hidden_size alone are test
     *("ppo, discrete", "ppo, bounded", "dqn, several observations", "iqn, several observations"),
     *("rainbow, several observations", "sac, several observations, bounded", "ppo, several choices"),
     *("iqn, layers", "rainbow, layers", "ac-iqn, layers", "sac, layer norm", "dqn, duelling, layers", "ppo, linear"),
+    *("ppo, normalised", "sac, normalised", "iqn, layers, normalised"),
 )
 cases = pytest.mark.parametrize(("name", "options"), CASES.values(), ids=CASES.keys())
 

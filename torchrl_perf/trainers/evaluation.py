@@ -15,7 +15,6 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.collectors.host_policy import policy_device
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.metrics.aggregates import bootstrap_interval
 from torchrl_perf.runtime.precision import Acceleration
@@ -238,7 +237,8 @@ def evaluate_episodes(
     Returns:
         Returns and lengths of the E episodes.
     """
-    source = given_source(env, policy_device(policy, None))
+    device = next((each.device for each in (*policy.parameters(), *policy.buffers())), torch.device("cpu"))
+    source = given_source(env, device)
     evaluation = Evaluation(source, policy, seed=seed, max_steps=max_steps, mode=mode)
     try:
         return evaluation.run()

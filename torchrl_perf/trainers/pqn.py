@@ -23,6 +23,7 @@ from torchrl_perf.trainers.networks import Activation, NetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings, normalized
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
+from torchrl_perf.trainers.ppo import PPOConfig
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.spaces import observation_inputs, single_choice
 from torchrl_perf.transforms.missing import fill_missing
@@ -79,15 +80,9 @@ class PQNConfig(NormalizationSettings, NetworkSettings, RunConfig):
         checks.each(("learning_rate", "max_grad_norm"), is_positive, "a positive number")
         check_minibatches(self, checks)
 
-    @property
-    def updates_each_iteration(self) -> int:
-        """Updates of one iteration."""
-        return self.epochs * self.minibatches
-
-    @property
-    def experiences_per_iteration(self) -> int:
-        """Rows that the updates of one iteration learn from, repeats counted."""
-        return self.epochs * self.batch_size
+    # the same passes over minibatches
+    updates_each_iteration = PPOConfig.updates_each_iteration
+    experiences_per_iteration = PPOConfig.experiences_per_iteration
 
 
 _CARTPOLE = PQNConfig(num_envs=32, minibatches=8)

@@ -16,6 +16,7 @@ from torchrl_perf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if "```" in page.read_text(encoding="utf-8"))
+SLOW = ("gymnasium",)
 FENCE = re.compile(r'^```(python|bash)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FIRST_LOOK = re.compile(r"<!-- first-look -->\n```python\n(.*?)^```\n<!-- /first-look -->", re.MULTILINE | re.DOTALL)
 
@@ -48,8 +49,15 @@ def run_fences(page: Path, folder: Path) -> dict[str, object]:
     return scope
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def marked(page):
+    """A page as an argument of a test; slow where it trains, evaluates and exports."""
+    return pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_a_tutorial_runs(page, folder, capsys):
+    if "torchrl-perf export" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("onnxruntime", reason="of the extra export")
     scope = run_fences(page, folder)
     said = capsys.readouterr()
     check = CHECKS.get(page.stem)
@@ -60,7 +68,8 @@ def test_a_tutorial_runs(page, folder, capsys):
 def learnt(scope, folder, said):
     """The corridor is learnt within the run of the page."""
     assert scope["result"].mean_return > -2.0
-    assert scope["result"].run_dir == Path("runs/ppo-Corridor-0")
+    assert scope["result"].run_dir == Path("runs/ppo-Corridor-0-2")  # the command made the first one
+    assert "mean return" in said
 
 
 def logged(scope, folder, said):
@@ -89,7 +98,24 @@ def counted(scope, folder, said):
     assert "slow.py:12" in said
 
 
+def exported(scope, folder, said):
+    """A new user's four commands: the policy is trained, evaluated and exported."""
+    run = folder / "runs" / "sac-Thermostat-0"
+    assert (run / "policy.onnx").stat().st_size > 0
+    assert "mean return" in said
+
+
+def used(scope, folder, said):
+    run = folder / "runs" / "ppo-CartPole-0"
+    assert (run / "play.gif").is_file()
+    assert (run / "policy.onnx").is_file()
+    assert (folder / "comparison.png").is_file()
+    assert scope["rows"]["action"].shape == (5,)
+
+
 CHECKS = {
+    "gymnasium": exported,
+    "use_policy": used,
     "own_env": learnt,
     "logging": logged,
     "resume": resumed,

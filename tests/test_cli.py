@@ -45,7 +45,7 @@ class TestCommands:
         assert "train ppo" in text
         assert "ppo, gae, collector, replay, offpolicy, host" in text
 
-    @pytest.mark.parametrize("command", ["evaluate", "play", "export", "compare", "plot"])
+    @pytest.mark.parametrize("command", ["evaluate", "play", "export", "compare", "plot", "zoo"])
     def test_help_of_a_command_for_a_run_does_not_wait_for_torch(self, command):
         code = (
             "import sys\nfrom torchrl_perf.cli import main\ntry:\n"
@@ -65,7 +65,7 @@ class TestCommands:
         [
             (
                 ["tain"],
-                "command: expected one of train, bench, evaluate, play, export, compare, plot, envs, syncs, doctor",
+                "command: expected one of train, bench, evaluate, play, export, compare, plot, zoo, envs, syncs",
             ),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),

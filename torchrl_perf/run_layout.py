@@ -1,4 +1,4 @@
-"""Names of the files in the folder of a run. Loads no torch: whoever watches a run need not wait for it."""
+"""Names of the files in the folder of a run, and what commands for one share. Loads no torch, which takes seconds."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,9 @@ PROGRESS, CONFIG, MACHINE, STATUS, CHECKPOINTS = (
     "status.json",
     "checkpoints",
 )
+
+FRESH_SEEDS = 20_000
+"""Added to a run's seed: neither its own envs nor those of the evaluations during the run have such a seed."""
 
 RunState = Literal["running", "finished", "stopped", "failed"]
 """What ``status.json`` says of a run."""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchrl_perf.bench.curves_studies import STUDIES, Study
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
@@ -19,6 +19,7 @@ from torchrl_perf.runtime import Stopwatch
 FOLDER = RESULTS / "curves"
 PICTURES = RESULTS.parents[2] / "docs" / "pictures"
 MOST_POINTS = 100
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class BenchCurves:
     """Folder of the pictures; docs/pictures of the checkout by default."""
 
 
-def thinned(values: Sequence[float]) -> list[float]:
+def thinned(values: Sequence[Value]) -> list[Value]:
     """At most ``MOST_POINTS`` of the values at equal distances, the last one among them."""
     stride = max(1, math.ceil(len(values) / MOST_POINTS))
     return list(values)[::-1][::stride][::-1]

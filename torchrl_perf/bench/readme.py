@@ -10,6 +10,7 @@ from typing import Any
 from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
+from torchrl_perf.bench.zoo import zoo_table
 
 ROOT = RESULTS.parents[2]
 VARIANTS = {
@@ -259,6 +260,7 @@ def pages() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "algorithms" / "index.md": {"agents": agents_table},
         docs / "tasks.md": {"tasks": tasks_table, "systems": systems_table},
         docs / "drop_in.md": {"steps": steps_block, "off-policy": readme_dropin.off_policy_table},
+        docs / "zoo.md": {"zoo": zoo_table},
     }
 
 

@@ -29,9 +29,10 @@ BENCHMARKS = (
     "curves",
     "systems",
     "dropin",
+    "zoo",
 )
 OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
-TOOLS = (*OF_A_RUN, "envs", "syncs", "doctor", "monitor")
+TOOLS = (*OF_A_RUN, "zoo", "envs", "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
@@ -44,6 +45,7 @@ commands:
   export RUN          write it as ONNX and for torch.export, checked against the policy
   compare RUN RUN...  curves and final returns over seeds: one picture, one table
   plot RUN            draw the learning curve again
+  zoo                 list the trained policies of the package; each is a RUN by the name zoo:NAME
   envs [WORD]         list the envs that have a name, and what each needs
   syncs SCRIPT        run a script and list the lines that make the host wait for the device
   doctor              check the machine before a run, or a run after it with --after RUN

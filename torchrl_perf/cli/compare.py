@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "seed alone are one group, of which the interquartile mean and its 95% bootstrap interval over the seeds are "
         "shown (arXiv:2108.13264).",
     )
-    made.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    made.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or zoo:NAME")
     made.add_argument(
         "--metric",
         help="column of progress.csv (default: eval/mean_return if all have it, or episode/mean_return)",

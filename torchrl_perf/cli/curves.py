@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torchrl_perf.metrics.comparison import Curve
 from torchrl_perf.metrics.plot import EVALUATION_COLUMN, RETURN_COLUMN, read_progress
 from torchrl_perf.run_layout import CONFIG, PROGRESS, read_json
+from torchrl_perf.zoo import run_path
 
 __all__ = ["LoggedRun", "curve_of", "groups_of", "logged_run", "metric_of"]
 
@@ -32,9 +33,13 @@ class LoggedRun(NamedTuple):
 def logged_run(path: Path) -> LoggedRun:
     """A run with rows.
 
+    Args:
+        path: its folder, or ``zoo:NAME``.
+
     Raises:
-        FileNotFoundError: for a folder that is not there, is none of a run, or has no rows.
+        FileNotFoundError: for a folder that is not there, is none of a run, or has no rows, and an unknown name.
     """
+    path = run_path(path)
     settings = read_json(path / CONFIG)
     if not settings or not (path / PROGRESS).is_file():
         beside = sorted(each.name for each in path.iterdir()) if path.is_dir() else "no such folder"

@@ -57,9 +57,8 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate the task and its variants, and print a table."""
     from torchrl_perf.runtime.streams import say
-    from torchrl_perf.trainers.evaluation import Evaluation
     from torchrl_perf.trainers.policies import policy_of, read_run
-    from torchrl_perf.trainers.variants import source_for
+    from torchrl_perf.trainers.variants import evaluate_run
 
     for name in ("episodes", "max_steps"):
         value = getattr(options, name)
@@ -69,14 +68,8 @@ def evaluate(options: argparse.Namespace) -> int:
     policy = policy_of(run)
     found: list[tuple[dict[str, Any], Episodes]] = []
     for changes in ({}, *options.variant):
-        seed = seed_of(options, run.config)
-        source = source_for(run, options.episodes, seed=seed, changes=changes)
-        limits: dict[str, Any] = {"max_steps": options.max_steps, "acceleration": policy.acceleration}
-        evaluation = Evaluation(source, policy, seed=seed, **limits)
-        try:
-            found.append((changes, evaluation.run()))
-        finally:
-            evaluation.close()
+        limits: dict[str, Any] = {"seed": seed_of(options, run.config), "max_steps": options.max_steps}
+        found.append((changes, evaluate_run(run, policy, options.episodes, changes=changes, **limits)))
     if options.json:
         say(json.dumps(as_json(run.path, run.steps, found), indent=2), sys.stdout)
     else:

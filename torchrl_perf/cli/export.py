@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.finished_run import add_run_arguments, folder_of, said
+from torchrl_perf.cli.finished_run import add_run_arguments, output_folder, said
 
 __all__ = ["main"]
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "with policy.md, which says what goes in and comes out. Both are compared with the policy on random inputs.",
     )
     add_run_arguments(made, envs=False)
-    made.add_argument("--out", type=Path, help="folder to write to (default: the run's)")
+    made.add_argument("--out", type=Path, help="folder to write to (default: the run's; ./NAME of zoo:NAME)")
     made.add_argument(
         "--format", choices=("both", "onnx", "torch"), default="both", help="what to write (default: both)"
     )
@@ -48,7 +48,7 @@ def export(options: argparse.Namespace) -> int:
 
     if options.rows < 1:
         raise ValueError(f"rows: expected a positive integer, received {options.rows}. Remedy: rows={ROWS}.")
-    folder = options.out or folder_of(Path(options.run))
+    folder = options.out or output_folder(options.run)
     policy = policy_of(read_run(options.run, which=options.checkpoint))
     folder.mkdir(parents=True, exist_ok=True)
     made = export_policy(policy, folder, form=options.format, rows=options.rows)

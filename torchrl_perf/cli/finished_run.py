@@ -5,16 +5,15 @@ These commands load torch where they begin to work: ``--help`` does not wait for
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchrl_perf.run_layout import CHECKPOINTS
+from torchrl_perf.run_layout import CHECKPOINTS, FRESH_SEEDS
+from torchrl_perf.zoo import zoo_name
 
-__all__ = ["add_run_arguments", "folder_of", "said", "seed_of", "variant"]
-
-FRESH_SEEDS = 20_000
-"""Added to a run's seed: neither its own envs nor those of the evaluations during the run have such a seed."""
+__all__ = ["add_run_arguments", "output_folder", "said", "seed_of", "variant"]
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, envs: bool = True) -> None:
@@ -24,7 +23,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, envs: bool = True) -> 
         parser: gets the arguments.
         envs: whether envs are made, which have a device and a seed.
     """
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, one of its checkpoints, or zoo:NAME")
     parser.add_argument(
         "--checkpoint", choices=("newest", "best"), default="newest", help="which one of a folder (default: newest)"
     )
@@ -42,8 +41,18 @@ def seed_of(options: argparse.Namespace, config: Any) -> int:
     return config.seed + FRESH_SEEDS if options.seed is None else options.seed
 
 
-def folder_of(path: Path) -> Path:
-    """The folder of a run, of which a path names the folder itself or a checkpoint."""
+def output_folder(run: str | os.PathLike[str]) -> Path:
+    """Where the files that a command makes of a run go by default.
+
+    That is the run's folder. Nothing is written into the package: files of ``zoo:NAME`` go to a folder ``NAME`` below
+    the current one.
+
+    Args:
+        run: path of a run's folder or checkpoint, or the name of an entry of the zoo.
+    """
+    if (name := zoo_name(run)) is not None:
+        return Path(name)
+    path = Path(run)
     if path.is_dir():
         return path
     inside = path.absolute().parent

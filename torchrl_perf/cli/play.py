@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.finished_run import add_run_arguments, folder_of, said, seed_of, variant
+from torchrl_perf.cli.finished_run import add_run_arguments, output_folder, said, seed_of, variant
 
 __all__ = ["main"]
 
@@ -30,7 +30,11 @@ def parser() -> argparse.ArgumentParser:
         "of the package draw themselves, those of Gymnasium are asked for their picture.",
     )
     add_run_arguments(made)
-    made.add_argument("--out", type=Path, help="film to write, .gif or .mp4 (default: play.gif in the run's folder)")
+    made.add_argument(
+        "--out",
+        type=Path,
+        help="film to write, .gif or .mp4 (default: play.gif in the run's folder; in ./NAME of zoo:NAME)",
+    )
     made.add_argument("--window", action="store_true", help="show it in a window instead")
     made.add_argument("--episodes", type=int, default=1, help="how many (default: 1)")
     made.add_argument("--max-steps", type=int, default=500, help="greatest number of pictures (default: 500)")
@@ -66,7 +70,7 @@ def play(options: argparse.Namespace) -> int:
     if options.window:
         show(pictures, title, fps=options.fps)
         return 0
-    out = options.out or folder_of(Path(options.run)) / "play.gif"
+    out = options.out or output_folder(options.run) / "play.gif"
     count = write_film(pictures, out, fps=options.fps)
     say(f"{title}: {count} pictures in {out}", sys.stdout)
     return 0

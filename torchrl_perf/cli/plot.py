@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchrl_perf.cli.finished_run import said
+from torchrl_perf.cli.finished_run import output_folder, said
 from torchrl_perf.run_layout import PROGRESS
 
 __all__ = ["main"]
@@ -31,9 +31,13 @@ def parser() -> argparse.ArgumentParser:
         "torchrl-perf plot",
         description="Draw a metric of a run over its env steps and over its wall time. The run may still go on.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or zoo:NAME")
     made.add_argument("--metric", default=RETURN_COLUMN, help="column of progress.csv (default: %(default)s)")
-    made.add_argument("--out", type=Path, help="picture to write (default: learning_curve.png in the run's folder)")
+    made.add_argument(
+        "--out",
+        type=Path,
+        help="picture to write (default: learning_curve.png in the run's folder; in ./NAME of zoo:NAME)",
+    )
     return made
 
 
@@ -46,7 +50,7 @@ def plot(options: argparse.Namespace) -> int:
     run = logged_run(options.run)
     curve_of(run, options.metric)  # whether there is anything to draw
     title = f"{str(run.settings.get('algorithm', 'run')).upper()} on {run.settings.get('env', '?')}"
-    out = options.out or run.path / "learning_curve.png"
+    out = options.out or output_folder(options.run) / "learning_curve.png"
     if out.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"out: expected a name that ends in .png, .pdf or .svg, received {out}. Remedy: .png.")
     save_learning_curve(run.path / PROGRESS, out, column=options.metric, title=title)

@@ -20,6 +20,7 @@ from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.device import acceleration_of, resolve_device
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.saved_specs import SavedSpecs
+from torchrl_perf.zoo import run_path
 
 __all__ = ["GreedyPolicy", "LoadedPolicy", "SavedRun", "load_policy", "policy_of", "read_run", "save_policy"]
 
@@ -156,7 +157,7 @@ def load_policy(
     Neither env nor trainer is made, so that the packages that the env needs need not be there.
 
     Args:
-        run_or_checkpoint: folder of a run, or a file of its checkpoints.
+        run_or_checkpoint: folder of a run, a file of its checkpoints, or ``zoo:NAME``, a policy of the package.
         device: of the policy.
         which: the newest checkpoint of a folder that can be read, or the one that was marked as the best.
         actor: the network that the run was given, for one that was made with a network from Python; its parameters are
@@ -170,7 +171,7 @@ def load_policy(
         >>> policy(TensorDict({"observation": observation}, [5]))["action"]  # observation [5, 4]
 
     Raises:
-        FileNotFoundError: for a path where nothing is, and a run without checkpoints.
+        FileNotFoundError: for a path where nothing is, an unknown name, and a run without checkpoints.
         CheckpointError: a ValueError, for a file that is damaged, foreign or of an earlier release, and for networks
             that are not the algorithm's own where no ``actor`` is given.
     """
@@ -185,7 +186,7 @@ def save_policy(
     Optimisers, critics, targets, replay buffer and envs stay out of it: it is small, and no run goes on from it.
 
     Args:
-        run_or_checkpoint: folder of a run, or a file of its checkpoints.
+        run_or_checkpoint: folder of a run, a file of its checkpoints, or ``zoo:NAME``, a policy of the package.
         path: the file to write, whole or not at all.
         which: as for :func:`load_policy`.
 
@@ -193,7 +194,7 @@ def save_policy(
         The path that was written.
 
     Raises:
-        FileNotFoundError: for a path where nothing is, and a run without checkpoints.
+        FileNotFoundError: for a path where nothing is, an unknown name, and a run without checkpoints.
         CheckpointError: a ValueError, for a file that cannot be read.
         OSError: if the file cannot be written.
     """
@@ -231,16 +232,16 @@ def read_run(path: str | os.PathLike[str], device: torch.device | str = "cpu", *
     """The checkpoint that a path names.
 
     Args:
-        path: folder of a run, or a file of its checkpoints.
+        path: folder of a run, a file of its checkpoints, or ``zoo:NAME``.
         device: where its tensors are put.
         which: as for :func:`load_policy`.
 
     Raises:
-        FileNotFoundError: for a path where nothing is, and a run without checkpoints.
+        FileNotFoundError: for a path where nothing is, an unknown name, and a run without checkpoints.
         CheckpointError: a ValueError, for a file that cannot be read.
         ValueError: for a folder that is none of a run, and another ``which``.
     """
-    path, device = Path(path), resolve_device(str(device))
+    path, device = run_path(path), resolve_device(str(device))
     if which not in ("newest", "best"):
         raise ValueError(f"which: expected 'newest' or 'best', received {which!r}. Remedy: one of them.")
     if not path.is_dir():

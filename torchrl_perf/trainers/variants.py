@@ -7,12 +7,13 @@ from typing import Any
 
 from torchrl_perf.envs.registry import takes_render_mode
 from torchrl_perf.runtime.seeds import seeded
-from torchrl_perf.trainers.policies import SavedRun
+from torchrl_perf.trainers.evaluation import Episodes, Evaluation
+from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.run.saved_specs import plain_specs
 from torchrl_perf.trainers.sources import Source, gymnasium_source, source_of
 from torchrl_perf.trainers.tasks import fitting_rows
 
-__all__ = ["gymnasium_id", "source_for"]
+__all__ = ["evaluate_run", "gymnasium_id", "source_for"]
 
 BOUNDS = ("low", "high")
 
@@ -39,6 +40,37 @@ def source_for(
     with source.closed_on_error():
         _check_specs(run, source)
     return source
+
+
+def evaluate_run(
+    run: SavedRun,
+    policy: LoadedPolicy,
+    rows: int,
+    *,
+    seed: int,
+    changes: Mapping[str, Any] | None = None,
+    max_steps: int | None = None,
+) -> Episodes:
+    """Whole episodes of a finished run's policy, without exploration, in envs like its own.
+
+    Args:
+        run: gives settings, and with them the envs.
+        policy: of the run, on its device.
+        rows: number of envs, each for one episode; rounded up where a row is an agent of several.
+        seed: of the envs.
+        changes: as for :func:`source_for`.
+        max_steps: greatest length of an episode; by default the envs' limit, or 1,000 where they have none.
+
+    Raises:
+        ValueError: as for :func:`source_for`.
+        ImportError: for an env whose package is absent.
+    """
+    source = source_for(run, rows, seed=seed, changes=changes)
+    evaluation = Evaluation(source, policy, seed=seed, max_steps=max_steps, acceleration=policy.acceleration)
+    try:
+        return evaluation.run()
+    finally:
+        evaluation.close()
 
 
 def _named(run: SavedRun, rows: int, seed: int, changes: dict[str, Any], drawn: bool) -> Source:

@@ -1,4 +1,4 @@
-"""docs/tutorials/, README.md and the front page: their snippets and commands run one after the other, as they are.
+"""docs/tutorials/, docs/zoo.md, README.md and the front page: their snippets and commands run in order, as they are.
 
 A fence ``python title="name.py"`` is a file that later fences import; a fence ``bash`` holds commands, of which those
 of ``torchrl-perf`` run.
@@ -16,6 +16,7 @@ from torchrl_perf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if "```" in page.read_text(encoding="utf-8"))
+PAGES.append(ROOT / "docs" / "zoo.md")
 SLOW = ("gymnasium",)
 FENCE = re.compile(r'^```(python|bash)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FIRST_LOOK = re.compile(r"<!-- first-look -->\n```python\n(.*?)^```\n<!-- /first-look -->", re.MULTILINE | re.DOTALL)

@@ -4,6 +4,7 @@
 :mod:`~torchrl_perf.bench.zoo_plan`, and the policy at the end of the run.
 """
 
+import argparse
 import contextlib
 import csv
 import json
@@ -12,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,6 @@ LEFT_OUT = ("nonfinite/", "train/", "time/", "memory/")
 DIGITS = 6
 """Of a figure of the curve."""
 OF_MACHINE = ("commit", "dirty", "date", "gpu", "cpu", "cores", "python", "packages")
-
-
-@dataclass(frozen=True)
-class BenchZoo:
-    """Options of ``torchrl-perf bench zoo``."""
-
-    only: tuple[str, ...] = ()
-    """Names of entries, such as ppo-CartPole; all by default."""
-    budget: float | None = None
-    """Seconds for everything: an entry that would not end within them is left out. None is no limit."""
-    device: str = "auto"
-    """Device to train on."""
-    out: str | None = None
-    """Folder of the entries; the package's zoo_entries by default."""
 
 
 def make_entry(planned: Planned, out: Path, device: str = "auto") -> ZooEntry:
@@ -153,18 +140,25 @@ def card_of(folder: Path, *, seconds: float, measure: float) -> dict[str, Any]:
     return {**card, "machine": {name: value for name, value in machine_card().items() if name in OF_MACHINE}}
 
 
-def make_all(plan: Sequence[Planned], out: Path, options: BenchZoo) -> int:
-    """Makes entries one after the other, and says of each how it went; 1 where one has failed."""
+def make_all(plan: Sequence[Planned], out: Path, *, device: str = "auto", budget: float | None = None) -> int:
+    """Makes entries one after the other, and says of each how it went; 1 where one has failed.
+
+    Args:
+        plan: the entries.
+        out: folder of all of them.
+        device: to train on.
+        budget: seconds for everything: an entry that would not end within them is left out; None is no limit.
+    """
     whole, planned_seconds, failed, left = Stopwatch("cpu").start(), 0.0, [], []
     for planned in plan:
         whole.stop()
         # a slower machine shows in the entries so far
         slower = max(1.0, whole.seconds / planned_seconds) if planned_seconds else 1.0
-        if options.budget is not None and whole.seconds + slower * planned.seconds > options.budget:
+        if budget is not None and whole.seconds + slower * planned.seconds > budget:
             left.append(planned.name)
             continue
         try:
-            entry = make_entry(planned, out, options.device)
+            entry = make_entry(planned, out, device)
         except InterruptedError as error:
             print(error, file=sys.stderr)
             return 1
@@ -210,11 +204,19 @@ def zoo_table(folder: Path = FOLDER) -> str:
     )
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = argparse.ArgumentParser("torchrl-perf bench zoo", description="Train the entries of the zoo again.")
+    made.add_argument("--only", nargs="+", default=[], metavar="NAME", help="entries, such as ppo-CartPole")
+    made.add_argument("--budget", type=float, help="seconds for all: entries that would not end in time are left out")
+    made.add_argument("--device", default="auto", help="device to train on (default: auto)")
+    made.add_argument("--out", type=Path, default=FOLDER, help="folder of the entries (default: the package's)")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Makes the entries; 1 where one has failed or a signal came, 2 for an unknown name."""
-    import tyro
-
-    options = tyro.cli(BenchZoo, args=argv, prog="torchrl-perf bench zoo")
+    options = parser().parse_args(argv)
     if unknown := [name for name in options.only if name not in PLAN]:
         near = nearest_word(unknown[0], PLAN) or next(iter(PLAN))
         print(
@@ -224,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     torch.set_num_threads(1)  # as torchrl-perf train: small networks gain nothing from a second core
     plan = [planned for name, planned in PLAN.items() if not options.only or name in options.only]
-    return make_all(plan, FOLDER if options.out is None else Path(options.out), options)
+    return make_all(plan, options.out, device=options.device, budget=options.budget)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@
 
 The lines that change are marked (1) to (5); everything else is the same for all: networks, env, settings, loop. The env
 is this package's CartPole throughout, so that the difference is the loop's alone.
-Expected last line, with the frames/s of your machine and a return above 475:
+Expected last line, with the frames/s of your machine and a return above 475; these are of --all-ours on an H200, where
+--ours gave 28,503 and TorchRL's parts 8,033:
 
-    torchrl_perf: 21,000 frames/s, mean return of the last batches 500.0
+    torchrl_perf: 33,954 frames/s, mean return of the last batches 500.0
 """
 
 import time

@@ -37,8 +37,8 @@ def verdicts(ending: str, folder: Path = RESULTS) -> str:
             continue
         result = read_results(f"{system}{ending}", folder)
         table = format_table([row for row in result["rows"] if row.get("part") == "verdict"], CLAIM_COLUMNS)
-        link = f"[Every row](../studies/tables/{system}{ending}.md). {machine_line(result['machine'], ROWS)}"
-        parts.append(f"## {TITLES[system]}\n\n{link}\n\n{table}")
+        link = f"[Every row](../studies/tables/{system}{ending}.md)."
+        parts.append(f"## {TITLES[system]}\n\n{link} {_machine(result)}\n\n{table}")
     return "\n\n".join(parts)
 
 
@@ -46,11 +46,16 @@ def tables(system: str, ending: str, folder: Path = RESULTS) -> str:
     """Markdown of all rows of one system on one kind of device."""
     result = read_results(f"{system}{ending}", folder)
     rows = [row for row in result["rows"] if row.get("part") != "verdict"]
-    lines = [f"# {TITLES[system]}, {'a CPU' if ending else 'CUDA'}", machine_line(result["machine"], ROWS)]
+    lines = [f"# {TITLES[system]}, {'a CPU' if ending else 'CUDA'}", _machine(result)]
     for experiment in dict.fromkeys(row["experiment"] for row in rows):
         own = [shown(row) for row in rows if row["experiment"] == experiment]
         lines += [f"**{experiment}**", format_table(own, used(own))]
     return "\n\n".join(lines) + "\n"
+
+
+def _machine(result: dict[str, Any]) -> str:
+    """What the figures of a file of results are."""
+    return f"The figures are {machine_line(result['machine'], ROWS)}"
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:

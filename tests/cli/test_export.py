@@ -69,7 +69,7 @@ def test_files_do_what_the_policy_does(name, tmp_path):
 def test_command_line(capsys):
     run = finished("ppo", seed=3)
     assert main(["export", str(run), "--rows", "50"]) == 0
-    assert "equal to the policy within" in capsys.readouterr().out
+    assert "the same actions as the policy on 50 random inputs" in capsys.readouterr().out
     assert {"policy.md", "policy.onnx", "policy.pt2"} <= {path.name for path in run.iterdir()}
     text = (run / "policy.md").read_text()
     assert text.startswith("# Policy of ppo on CartPole\n\nFrom `000000010.pt` of this run, after 640 env steps.")

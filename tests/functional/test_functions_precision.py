@@ -18,6 +18,7 @@ from torchrl_perf.functional import (
     implicit,
     masked,
     mlp,
+    moments,
     n_step,
     polyak,
     pooling,
@@ -230,6 +231,10 @@ CASES = {
     "masked.masked_entropy": lambda c: masked.masked_entropy(c(log_probs("p"))),
     "masked.masked_kl": lambda c: masked.masked_kl(c(log_probs("p")), c(log_probs("q"))),
     "mlp.mlp": lambda c: mlp.mlp(c(normal("x", N, 4)), network(c, (4, 4), (4,), (4, 4), (4,), (2, 4), (2,))),
+    "moments.moments_of": lambda c: moments.moments_of(c(normal("x", N, T, D) + 9), DONE[..., 0]),
+    "moments.merged_moments": lambda c: moments.merged_moments(
+        moments.moments_of(c(normal("x", T, D) + 9)), moments.moments_of(c(normal("y", N, D)))
+    ),
     "n_step.n_step_window": lambda c: n_step.n_step_window(
         c(positive("r", N, T)), DONE[..., 0], torch.full((N,), T), c(scalar(0.97))
     ),
@@ -293,6 +298,9 @@ CASES = {
         c(unit("decay", N, T, 1)), c(positive("x", N, T, 1)), c(normal("initial", N, 1))
     ),
     "scan.scan_in_place": in_place_case,
+    "schedules.adaptive": lambda c: tuple(
+        schedules.adaptive(c(scalar(1e-3)), c(scalar(kl)), c(scalar(0.01)), 1e-5, 1e-2) for kl in (0.1, 0.001, 0.01)
+    ),
     "schedules.elapsed": lambda c: schedules.elapsed(torch.arange(300), c(scalar(256.0))),
     "schedules.linear": lambda c: schedules.linear(torch.arange(300), c(scalar(1.0)), c(scalar(0.1)), c(scalar(256.0))),
     "schedules.cosine": lambda c: schedules.cosine(torch.arange(300), c(scalar(1.0)), 0.1, c(scalar(256.0))),

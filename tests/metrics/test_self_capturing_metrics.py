@@ -2,23 +2,13 @@
 
 import copy
 
-import emulated_graph
 import pytest
 import torch
+from recording_device import recording_device
 
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics
-from torchrl_perf.runtime.self_capture import conditions, in_place
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        monkeypatch.setattr(in_place, "record", emulated_graph.record)
-        for module in (conditions, in_place):
-            monkeypatch.setattr(module, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    return request.param
+device = recording_device
 
 
 def stream(seed, steps, shape=(5,)):

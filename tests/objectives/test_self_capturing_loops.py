@@ -5,11 +5,10 @@ On a CPU the graphs are emulated, and the loops are short; on CUDA they have 500
 
 import gc
 import threading
-import warnings
 
-import emulated_graph
 import pytest
 import torch
+from recording_device import recording_device
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from test_self_capturing_losses import CASES, OBS, batch_of, ppo, ppo_batch, total, twins
@@ -19,9 +18,7 @@ from torchrl.modules import MLP
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics
 from torchrl_perf.modules import DeviceActor
 from torchrl_perf.objectives import DeviceDQNLoss, DeviceSoftUpdate
-from torchrl_perf.runtime.self_capture import SelfCaptureWarning, conditions, in_place, is_recorded, self_capturing
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import is_recorded, self_capturing
 from torchrl_perf.trainers import GuardedAdam
 
 UPDATES = {"cpu": 10, "cuda": 500}
@@ -29,18 +26,7 @@ CLOSE = {"cpu": {"rtol": 0, "atol": 0}, "cuda": {"rtol": 1e-4, "atol": 1e-6}}
 """On CUDA some sums of a backward pass have no fixed order, eagerly either."""
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(in_place, "record", emulated_graph.record)
-        for module in (conditions, mechanism, in_place):
-            monkeypatch.setattr(module, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SelfCaptureWarning)
-        yield request.param
+device = recording_device
 
 
 def gradients(loss, batches, seed, *, capture):

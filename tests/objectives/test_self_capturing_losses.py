@@ -7,10 +7,10 @@ import copy
 import threading
 import warnings
 
-import emulated_graph
 import pytest
 import torch
 from loss_parts import LOSSES, make, make_batch, make_critic
+from recording_device import recording_device
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import distributions, nn
@@ -20,25 +20,12 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_perf.modules import ICM, EnsembleQ, SquashedNormal
 from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceKLPENPPOLoss, DeviceSACLoss, ICMLoss
-from torchrl_perf.runtime.self_capture import SelfCaptureWarning, conditions, is_recorded
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import SelfCaptureWarning, is_recorded
 
 OBS, CHOICES = 4, 3
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    """Where losses record themselves: CUDA, or a CPU that emulates its graphs."""
-    if request.param == "cpu":
-        monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
-        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")  # what has made no context has nothing to record
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SelfCaptureWarning)
-        yield request.param
+device = recording_device
 
 
 def ppo(kind=DeviceClipPPOLoss, **options):

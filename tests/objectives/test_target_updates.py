@@ -5,10 +5,10 @@ import math
 import pickle
 import warnings
 
-import emulated_graph
 import pytest
 import torch
 from loss_parts import LOSSES, make, make_actor, make_critic, make_policy
+from recording_device import recording_device
 from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
 from torchrl.objectives import HardUpdate, LossModule, SACLoss, SoftUpdate, TD3Loss
@@ -16,21 +16,11 @@ from torchrl.objectives import HardUpdate, LossModule, SACLoss, SoftUpdate, TD3L
 from torchrl_perf.objectives import DeviceHardUpdate, DeviceSoftUpdate
 from torchrl_perf.objectives.target_updates import _pairs_of
 from torchrl_perf.runtime import capture
-from torchrl_perf.runtime.self_capture import conditions, in_place
 
 DELAYED = ["sac", "sac-ensemble", "td3", "ac-iqn", "dqn", "c51", "quantile", "hybrid"]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    """Where steps record themselves."""
-    if request.param == "cpu":
-        monkeypatch.setattr(in_place, "record", emulated_graph.record)
-        for module in (conditions, in_place):
-            monkeypatch.setattr(module, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    return request.param
+device = recording_device
 
 
 def build(name):

@@ -11,6 +11,7 @@ from typing import Any
 import emulated_graph
 import pytest
 import torch
+from recording_device import emulated_graphs
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
@@ -24,7 +25,7 @@ from torchrl_perf.replay import (
     make_replay_buffer,
 )
 from torchrl_perf.replay import rows as rows_module
-from torchrl_perf.runtime.self_capture import conditions, held, in_place
+from torchrl_perf.runtime.self_capture import held, in_place
 
 
 def batch(*shape: int) -> TensorDict:
@@ -158,10 +159,8 @@ def test_ceilings_of_recorded_calls(name: str, monkeypatch: pytest.MonkeyPatch):
         replays.append(graph)
 
     for module in (held, in_place):
-        monkeypatch.setattr(module, "record", emulated_graph.record)
         monkeypatch.setattr(module, "may_record", lambda: True)  # although the operations are counted
-    conditions.DEVICES.append("cpu")
-    try:
+    with emulated_graphs(monkeypatch):
         make, functions, operations = RECORDED[name]
         call = make()
         for _ in range(5):
@@ -169,8 +168,6 @@ def test_ceilings_of_recorded_calls(name: str, monkeypatch: pytest.MonkeyPatch):
         # only what is around it counts
         monkeypatch.setattr(emulated_graph.EmulatedGraph, "replay", note)
         entered, dispatched = cost(call)
-    finally:
-        conditions.DEVICES.remove("cpu")
     assert len(replays) == 5 * (2 if "extend by priority" in name else 1)  # of rows, and of priorities
     assert entered <= functions, f"{name}: {entered} Python functions, at most {functions}"
     assert dispatched <= operations, f"{name}: {dispatched} operations, at most {operations}"

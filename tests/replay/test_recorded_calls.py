@@ -6,32 +6,27 @@ import threading
 import warnings
 from collections import deque
 
-import emulated_graph
 import pytest
 import torch
+from recording_device import emulated_graphs, recording_device
 from tensordict import TensorDict
 from test_host_cost import Kernels
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Compose, RenameTransform, Transform
 
-from torchrl_perf.replay import DeviceRandomSampler, DeviceStorage, DeviceWriter, make_replay_buffer
+from torchrl_perf.replay import (
+    DeviceRandomSampler,
+    DeviceSamplerWithoutReplacement,
+    DeviceStorage,
+    DeviceWriter,
+    make_replay_buffer,
+)
 from torchrl_perf.replay import rows as rows_module
 from torchrl_perf.replay.buffer import DeviceReplayBuffer
 from torchrl_perf.runtime import capture
-from torchrl_perf.runtime.self_capture import HELD, SelfCaptureWarning, conditions, held, in_place
+from torchrl_perf.runtime.self_capture import HELD, SelfCaptureWarning, held, in_place
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cuda":
-        torch.zeros(1, device="cuda")
-        yield "cuda"
-        return
-    for module in (held, in_place):
-        monkeypatch.setattr(module, "record", emulated_graph.record)
-    conditions.DEVICES.append("cpu")  # the same list everywhere
-    yield "cpu"
-    conditions.DEVICES.remove("cpu")
+device = recording_device
 
 
 def batch(*shape, device="cpu"):
@@ -117,11 +112,8 @@ def test_it_equals_the_plain_buffer(name, device):
 @pytest.mark.parametrize("name", ["uniform", "uniform with a mask", "prioritized", "slices by priority"])
 def test_it_equals_the_plain_buffer_where_writes_are_one_launch(name, monkeypatch):
     """The path of CUDA on a CPU: a write stays what it is, what samplers learn is a graph."""
-    for module in (held, in_place):
-        monkeypatch.setattr(module, "record", emulated_graph.record)
     kernels = Kernels()
     monkeypatch.setattr(rows_module, "row_kernels", lambda _: kernels)
-    conditions.DEVICES.append("cpu")
 
     def run(buffer):
         found = []
@@ -129,10 +121,8 @@ def test_it_equals_the_plain_buffer_where_writes_are_one_launch(name, monkeypatc
             found += [written(buffer, 3, 2), len(buffer), learned(buffer, buffer.sample())]
         return found
 
-    try:
+    with emulated_graphs(monkeypatch):
         buffer = both("cpu", run, **KINDS[name])
-    finally:
-        conditions.DEVICES.remove("cpu")
     assert buffer._recorded.samples == 1
     assert buffer._recorded._lessons.recorded is (name != "uniform")
     assert not buffer.storage._writes.recorded
@@ -499,6 +489,15 @@ def test_orders_of_epochs(device, monkeypatch):
         rows = 36 if number < 4 else 48
         assert torch.equal(order.sort().values, torch.arange(rows, device=order.device))
     assert len({tuple(order.tolist()) for order in epochs}) == 8
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=["plain", "prefetch"])
+def test_an_order_is_no_graph_where_the_buffer_records_nothing(options, device):
+    sampler = DeviceSamplerWithoutReplacement()
+    buffer = make(device, captured=False, sampler=sampler, **options)
+    for _ in range(8):
+        buffer.sample()
+    assert sampler._orders.recorded == 0
 
 
 def test_an_order_is_kept_for_as_long_as_its_slots_are_held(device):

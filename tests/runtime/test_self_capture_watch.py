@@ -3,32 +3,18 @@
 import dataclasses
 import functools
 import gc
-import warnings
 import weakref
 
-import emulated_graph
 import pytest
 import torch
+from recording_device import recording_device
 from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.objectives import DeviceDQNLoss
-from torchrl_perf.runtime.self_capture import SelfCaptureWarning, conditions, is_recorded, self_capturing
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import SelfCaptureWarning, is_recorded, self_capturing
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
-        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SelfCaptureWarning)
-        yield request.param
+device = recording_device
 
 
 class Scaled(nn.Module):

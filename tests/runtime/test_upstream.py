@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
@@ -416,6 +417,15 @@ class TestTensors:
         leaf = torch.ones(3, requires_grad=True)
         tensors.apply_plain(Double, leaf).sum().backward()
         assert leaf.grad.tolist() == [2.0, 2.0, 2.0]
+
+    def test_modes(self):
+        seen = []
+        assert not tensors.under_a_mode()
+        with TorchDispatchMode():
+            seen.append(tensors.under_a_mode())
+        torch.vmap(lambda row: seen.append(tensors.under_a_mode()) or row)(torch.zeros(2))
+        assert seen == [True, True]
+        assert not tensors.under_a_mode()
 
     @pytest.mark.gpu
     def test_the_current_stream(self):

@@ -107,7 +107,7 @@ def test_the_same_settings_learn_the_same():
 
 
 def test_every_inherited_key_is_read(monkeypatch):
-    trainer = make(entropy_coeff_final=0.5)
+    trainer = make(entropy_coeff_final=0.5, desired_kl=0.01)
     trainer.close()
 
     def iterate(config):

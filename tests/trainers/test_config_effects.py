@@ -244,7 +244,7 @@ def seen_by(look: Callable[[Any], Any], name: str) -> Callable[[dict[str, Any]],
 
 
 # what a key needs to be looked at
-ASKING = {"sampler": "prioritized", "beta_final": 1.0, "entropy_coeff_final": 0.5, "risk": "cvar"}
+ASKING = {"sampler": "prioritized", "beta_final": 1.0, "entropy_coeff_final": 0.5, "risk": "cvar", "desired_kl": 0.01}
 
 
 @pytest.mark.parametrize("name", KINDS)

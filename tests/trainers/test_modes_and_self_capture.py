@@ -1,26 +1,13 @@
 """In the modes "eager" and "compile" a trainer's parts run as they are, on a device that has graphs as well."""
 
-import emulated_graph
 import pytest
-import torch
+from recording_device import recording_device
 
-from torchrl_perf.runtime.self_capture import conditions, in_place, is_recorded
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import conditions, is_recorded
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.device import as_in_mode
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        for module in (recordings, in_place):
-            monkeypatch.setattr(module, "record", emulated_graph.record)
-        for module in (conditions, mechanism, in_place):
-            monkeypatch.setattr(module, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    return request.param
+device = recording_device
 
 
 def trainers(device, tmp_path):

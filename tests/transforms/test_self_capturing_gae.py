@@ -1,8 +1,8 @@
 """Estimates and actions that record themselves equal those of the modules as they are."""
 
-import emulated_graph
 import pytest
 import torch
+from recording_device import recording_device
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
@@ -11,21 +11,10 @@ from torchrl.data import Categorical as Choice
 from torchrl.modules import MLP, ValueOperator
 
 from torchrl_perf.modules import DeviceActor, EpsilonGreedy
-from torchrl_perf.runtime.self_capture import conditions, is_recorded
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import is_recorded
 from torchrl_perf.transforms import GAETransform
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
-        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    return request.param
+device = recording_device
 
 
 def batch(seed, steps=5):

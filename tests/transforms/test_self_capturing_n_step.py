@@ -1,26 +1,14 @@
 """n-step transitions that record themselves equal those of the plain call, shapes and names included."""
 
-import emulated_graph
-import pytest
 import torch
+from recording_device import recording_device
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from torchrl_perf.runtime.self_capture import conditions, is_recorded
-from torchrl_perf.runtime.self_capture import module as mechanism
-from torchrl_perf.runtime.self_capture import recording as recordings
+from torchrl_perf.runtime.self_capture import is_recorded
 from torchrl_perf.transforms import NStepTransform
 
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        monkeypatch.setattr(recordings, "record", emulated_graph.record)
-        monkeypatch.setattr(conditions, "DEVICES", ["cpu"])
-        monkeypatch.setattr(mechanism, "DEVICES", ["cpu"])
-    else:
-        torch.zeros(1, device="cuda")
-    return request.param
+device = recording_device
 
 
 def batch(seed, steps=6):

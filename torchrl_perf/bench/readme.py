@@ -61,7 +61,7 @@ def results_table(folder: Path = RESULTS) -> str:
         "",
         *[line for part in (replay_table(folder), training_line(folder)) if part for line in (part, "")],
         *[line for line in (policies_line(folder),) if line],
-        machine_line(result["machine"]),
+        f"All other figures are {machine_line(result['machine'])}",
     ]
     return "\n".join(lines)
 
@@ -193,13 +193,13 @@ def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:
 
 
 def machine_line(card: dict[str, Any], rows: str = "torchrl_perf/bench/results/") -> str:
-    """One sentence that names the machine of medians.
+    """What figures are, after the words "Figures are": medians on a machine; then where every row is.
 
     Args:
         card: of the machine, as the file of results has it.
         rows: the folder of that file.
     """
-    return f"All other figures are medians on {machine_words(card)}. Every row is in `{rows}`."
+    return f"medians on {machine_words(card)}. Every row is in `{rows}`."
 
 
 def machine_words(card: dict[str, Any]) -> str:

@@ -98,9 +98,10 @@ def adaptive(rate: Tensor, divergence: Tensor, desired: Number, least: Number, g
     Returns:
         0-d, of the rate's dtype.
     """
-    lower, higher = (rate / ADAPTIVE_FACTOR).clamp_min(least), (rate * ADAPTIVE_FACTOR).clamp_max(greatest)
+    wide, desired = widened(rate), _wide(desired)
+    lower, higher = (wide / ADAPTIVE_FACTOR).clamp_min(least), (wide * ADAPTIVE_FACTOR).clamp_max(greatest)
     is_small = (divergence > 0.0) & (divergence < desired / 2.0)
-    return torch.where(divergence > 2.0 * desired, lower, torch.where(is_small, higher, rate))
+    return torch.where(divergence > 2.0 * desired, lower, torch.where(is_small, higher, wide)).to(rate.dtype)
 
 
 def _wide(number: Number) -> Number:

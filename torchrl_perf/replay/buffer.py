@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -26,7 +27,7 @@ from torchrl_perf.replay.state import check_storage_state
 from torchrl_perf.replay.storage import DeviceStorage
 from torchrl_perf.replay.writer import DeviceWriter
 from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
-from torchrl_perf.runtime.self_capture import DEVICES
+from torchrl_perf.runtime.self_capture import DEVICES, plain_calls
 from torchrl_perf.runtime.upstream.tensordicts import modules_take_tensordicts
 
 STATE_FILE = "replay.pt"
@@ -177,7 +178,13 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
             drawn = None
             if self.capture and self._storage.device.type in DEVICES:
                 drawn = self._recorded.sample(self._parts(), batch_size, self._draw)
-            data, info = self._draw(batch_size) if drawn is None else drawn
+            if drawn is not None:
+                data, info = drawn
+            elif self.capture:
+                data, info = self._draw(batch_size)
+            else:
+                with plain_calls():  # for the sampler, too
+                    data, info = self._draw(batch_size)
         if drawn is None:
             batch_dims = data.batch_size
             for key, value in info.items():
@@ -207,7 +214,9 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         The rows come from a graph where they can, and what follows runs as it is.
         """
         if self._prefetch or self._sample_unit is not None or not self._has_graphs():
-            return super()._sample(batch_size)
+            # here, since prefetching calls this on a thread of its own
+            with nullcontext() if self.capture else plain_calls():
+                return super()._sample(batch_size)
         with self._replay_lock, self._write_lock:
             drawn = self._recorded.sample(self._parts(), batch_size, self._draw, whole=False)
         if drawn is None:

@@ -39,9 +39,9 @@ class DeviceSamplerWithoutReplacement(Sampler):
 
     ``for batch in buffer`` is one epoch. An epoch ends early, and another begins, when the number of rows changes.
 
-    *From Python* the order of an epoch is made once and read in slices. The last batch of an epoch has the remaining
-    rows, or is dropped with ``drop_last``; a batch size above the number of rows gives all rows, or is refused with
-    ``drop_last``.
+    *From Python* the order of an epoch is made once, on CUDA by a graph from its third time on, and read in slices. The
+    last batch of an epoch has the remaining rows, or is dropped with ``drop_last``; a batch size above the number of
+    rows gives all rows, or is refused with ``drop_last``.
 
     *Inside a captured function* (:func:`torchrl_perf.runtime.capture`), and once ``ring.recorded`` says that the host
     no longer knows the number of rows, position and order are kept on the device, and the order is computed entry by
@@ -54,13 +54,11 @@ class DeviceSamplerWithoutReplacement(Sampler):
     Args:
         drop_last: drop the last batch of an epoch if it is short of rows.
         shuffle: False keeps the order of the slots.
-        capture: on CUDA, whether the order of an epoch of one size is a CUDA graph from its third time on.
     """
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True, capture: bool = True) -> None:
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self.capture = capture
         self._orders = HeldReplays(_NAME, says_held=False)  # held slots of some epochs are no fault
         self._ran_out = False
         self._order: Tensor | None = None
@@ -114,7 +112,7 @@ class DeviceSamplerWithoutReplacement(Sampler):
             return torch.arange(rows, device=device)
         if self._rng is not None:
             return torch.randperm(rows, device=device, generator=self._rng)
-        if self.capture and self._orders.serves(device):
+        if self._orders.serves(device):
             place = self._orders.place(lambda: ([random_permutation(rows, device)], None), rows, device)
             if place is not None:
                 return place.again()[0]

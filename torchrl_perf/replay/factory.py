@@ -84,8 +84,6 @@ def make_replay_buffer(
         made = _consuming(sampler, sampler_options) if consumes else _make_sampler(sampler, sampler_options, n_step)
     else:
         made = _given_sampler(sampler, sampler_options)
-    if isinstance(made, DeviceSamplerWithoutReplacement):
-        made.capture = made.capture and of_buffer.get("capture", True)
     storage = DeviceStorage(capacity, device=device, compact=compact, n_step=n_step, gamma=gamma, **of_storage)
     _check_batch_size(batch_size, capacity, made)
     of_buffer = check_buffer_options("make_replay_buffer", of_buffer, storage.device)

@@ -8,14 +8,15 @@ from contextvars import ContextVar
 import torch
 
 from torchrl_perf.runtime.capture import is_capturing
+from torchrl_perf.runtime.upstream.tensors import under_a_mode
 
 __all__ = [
     "DEVICES",
     "SHAPES",
     "WARMUP",
-    "_PLAIN",
     "SelfCaptureWarning",
     "alone_on_side_stream",
+    "go_back_on_this_thread",
     "may_record",
     "no_autocast_cache",
     "plain_calls",
@@ -79,12 +80,7 @@ def may_record() -> bool:
     """Whether a call here may become a graph: outside of compilers, of other graphs and of dispatch modes."""
     if torch.compiler.is_compiling() or not (torch.cuda.is_initialized() or "cpu" in DEVICES):
         return False
-    return not (
-        _PLAIN.get()
-        or is_capturing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return not (_PLAIN.get() or is_capturing() or under_a_mode())
 
 
 class _Thread(threading.local):

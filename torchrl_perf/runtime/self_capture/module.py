@@ -228,7 +228,7 @@ def self_capturing(forward: _Method) -> _Method:
       ``torch.autograd.set_multithreading_enabled(True)`` on again.
     * **Several calls** may wait for their backward pass, up to four of a shape; more run eagerly.
     * **Each shape** is recorded by itself, up to eight; a change of ``training``, of autocast, of gradient mode, of the
-      stream or of a plain attribute of the module counts as another shape.
+      stream or of a plain attribute of the module or of a part of it counts as another shape.
     * **Entries** that the module writes into its argument are written; writing to a tensor of the argument in place is
       not recordable.
     * **Refused**: ``create_graph=True``; a second pass through an output after the next call; a backward pass after a

@@ -1,4 +1,4 @@
-"""torch: tensors over parts of a memory, and the number of the current stream, without what asking for them costs.
+"""torch: tensors over parts of a memory, the current stream and the modes, without what asking for them costs.
 
 A part is some 5 us of host time by ``as_strided`` and ``.data``, a stream 9 us by ``torch.cuda.current_stream``, on a
 path whose whole length is some 100 us.
@@ -41,3 +41,8 @@ def current_stream(device: torch.device) -> int:
 def apply_plain(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply(*args)`` outside of functorch's transforms, which that would look for in each argument."""
     return super(torch.autograd.Function, function).apply(*args)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def under_a_mode() -> bool:
+    """Whether a dispatch mode, or a transform of functorch, sees the operations that follow."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None

@@ -103,6 +103,7 @@ CASES: dict[str, Case] = {
     "min_learning_rate": Case(5e-3, {"desired_kl": 1e-8}),
     "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
+    "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
     # action values
     "double": Case(False, {"double": True, **FAR_TARGET}),
     "eps_start": Case(0.5, {"eps_start": 1.0}),
@@ -136,7 +137,11 @@ OF_ALGORITHM: dict[str, dict[str, Case]] = {
     # where the loss is linear a target counts by its sign alone
     "ac-iqn": {"gamma": Case(0.5, {"kappa": 50.0}), "n_step": Case(3, {"kappa": 50.0})},
     "sac-options": {"capacity": Case(48), "num_steps": Case(2), "num_envs": Case(2)},
-    "hybrid-ppo": {"env": Case("Pendulum"), "loss": Case("torchrl", {}, loss_of)},
+    "hybrid-ppo": {
+        "env": Case("Pendulum"),
+        "loss": Case("torchrl", {}, loss_of),
+        "policy_scale": Case("state_independent"),
+    },
 }
 
 

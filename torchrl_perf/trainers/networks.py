@@ -5,12 +5,21 @@ from typing import Any, Literal
 
 from torchrl_perf.trainers.config_checks import Checks
 
-__all__ = ["NETWORK_SETTINGS", "Activation", "CriticNetworkSettings", "NetworkSettings"]
+__all__ = [
+    "NETWORK_SETTINGS",
+    "POLICY_SETTINGS",
+    "Activation",
+    "CriticNetworkSettings",
+    "GaussianNetworkSettings",
+    "NetworkSettings",
+]
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
 NETWORK_SETTINGS = ("hidden_sizes", "critic_hidden_sizes", "layer_norm")
 """Fields of the classes below, for systems whose networks are their own."""
+POLICY_SETTINGS = ("shared_trunk", "policy_scale")
+"""Those of :class:`GaussianNetworkSettings`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,35 @@ class CriticNetworkSettings(NetworkSettings):
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
         _check_widths(checks, "critic_hidden_sizes")
+
+
+@dataclass(frozen=True)
+class GaussianNetworkSettings(CriticNetworkSettings):
+    """What actor and critic of an on-policy algorithm have in common, and where the scale of the actions comes from."""
+
+    shared_trunk: bool = False
+    """One network below actor and critic, which reads the observation and ends with the last hidden layer; each has one
+    linear layer of its own above it. Gradients of both losses train it."""
+    policy_scale: Literal["auto", "state_independent", "state_dependent"] = "auto"
+    """Scale of a Gaussian policy: learnt numbers that are the same in every state (arXiv:2006.05990), or outputs of the
+    network. "auto" is the first for a continuous action, and the second for an action of several parts."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
+        if not checks.sound("shared_trunk") or not self.shared_trunk:
+            return
+        if checks.sound("critic_hidden_sizes") and self.critic_hidden_sizes is not None:
+            checks.add(
+                "critic_hidden_sizes",
+                "critic_hidden_sizes: expected None with shared_trunk, which has the critic's hidden layers, received "
+                f"{self.critic_hidden_sizes}. Remedy: leave it out, or shared_trunk=False.",
+            )
+        if checks.sound("hidden_sizes") and self.hidden_sizes == ():
+            checks.add(
+                "hidden_sizes",
+                "hidden_sizes: expected one width at least with shared_trunk, received (). Remedy: such as 64 64, or "
+                "shared_trunk=False.",
+            )
 
 
 def _check_widths(checks: Checks, name: str) -> None:

@@ -17,10 +17,10 @@ from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import adaptive, linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
-from torchrl_perf.trainers.actor_critic import make_actor, make_critic
+from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
@@ -28,7 +28,7 @@ from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
+class PPOConfig(NormalizationSettings, GaussianNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -42,6 +42,7 @@ class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "activation"),
         *NETWORK_SETTINGS,
+        *POLICY_SETTINGS,
         *NORMALIZATION_SETTINGS,
     )
 
@@ -215,6 +216,11 @@ class PPO(OnPolicyAlgorithm):
         critic: nn.Module | None = None,
     ) -> None:
         self.config, self.env = config, env
+        if config.shared_trunk and (given := [name for name, one in (("actor", actor), ("critic", critic)) if one]):
+            raise ValueError(
+                f"shared_trunk: expected the default actor and critic, received {' and '.join(given)} from Python. "
+                "Remedy: shared_trunk=False; networks of your own share the modules that they both hold."
+            )
         self.actor = acceleration.policy(actor or self.make_actor(env))
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
@@ -240,7 +246,7 @@ class PPO(OnPolicyAlgorithm):
 
     def make_critic(self, env: EnvBase) -> nn.Module:
         """The default critic, :func:`make_critic`."""
-        return make_critic(env, self.config)
+        return make_critic(env, self.config, trunk_of(self.actor) if self.config.shared_trunk else None)
 
     def make_gae(self) -> GAETransform:
         """What computes advantages."""

@@ -91,7 +91,7 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor:
         _policy_network(env, config, 2 * size if dependent else size, last),
         distribution_class=cast("Any", choices.distribution),
         param_keys=["logits"] if choices.discrete else ["loc", "scale"],
-        in_keys=observation_inputs(env).keys,
+        in_keys=observation_inputs(env, config).keys,
         spec=env.full_action_spec,
     )
 
@@ -104,7 +104,7 @@ def make_critic(env: EnvBase, config: Any, below: _OnTrunk | None = None) -> Val
         config: of the run.
         below: what :func:`trunk_of` gives, for a critic on the actor's trunk; by default it has a network of its own.
     """
-    inputs = observation_inputs(env)
+    inputs = observation_inputs(env, config)
     layers = config.critic_layers if below is None else {"hidden_sizes": ()}
     net: nn.Module = FusedMLP(
         inputs.size if below is None else below.features,
@@ -149,7 +149,7 @@ def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor:
         features = sum(sizes)
         last = [_StateIndependentScale(sizes, continuous, cast("torch.device", env.device))]
     network = _policy_network(env, config, features, last)
-    return HybridActor(network, spec=spec, in_keys=observation_inputs(env).keys)
+    return HybridActor(network, spec=spec, in_keys=observation_inputs(env, config).keys)
 
 
 def _policy_network(env: EnvBase, config: Any, features: int, last: Sequence[nn.Module]) -> nn.Module:
@@ -157,7 +157,7 @@ def _policy_network(env: EnvBase, config: Any, features: int, last: Sequence[nn.
 
     With ``shared_trunk`` its parts are apart, so that a critic can stand on all but the last layers.
     """
-    inputs = observation_inputs(env)
+    inputs = observation_inputs(env, config)
     place = {"precision": config.precision, "device": env.device}
     layers = FusedMLP(inputs.size, features, activation=config.activation, output_gain=0.01, **place, **config.layers)
     if not config.shared_trunk:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchrl_perf.trainers.config_checks import Checks
+from torchrl_perf.modules.encoders.observations import ConvolutionKind
+from torchrl_perf.trainers.config_checks import Checks, is_count
 
 __all__ = [
+    "CONVOLUTION_SETTINGS",
     "NETWORK_SETTINGS",
     "POLICY_SETTINGS",
     "Activation",
@@ -16,7 +18,9 @@ __all__ = [
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
-NETWORK_SETTINGS = ("hidden_sizes", "critic_hidden_sizes", "layer_norm")
+CONVOLUTION_SETTINGS = ("conv_layers", "conv_features")
+"""Fields of :class:`NetworkSettings` about images."""
+NETWORK_SETTINGS = ("hidden_sizes", "critic_hidden_sizes", "layer_norm", *CONVOLUTION_SETTINGS)
 """Fields of the classes below, for systems whose networks are their own."""
 POLICY_SETTINGS = ("shared_trunk", "policy_scale")
 """Those of :class:`GaussianNetworkSettings`."""
@@ -30,6 +34,11 @@ class NetworkSettings:
     """Widths of the hidden layers, such as 512 256 128; None is two of hidden_size."""
     layer_norm: bool = False
     """Normalise the units of each hidden layer before its activation (arXiv:1607.06450)."""
+    conv_layers: ConvolutionKind = "auto"
+    """Convolutions of images: "nature" has those of the DQN of 2015, for sides of at least 36 pixels, and "small" three
+    of 3 x 3; "auto" takes "nature" where it fits, and leaves images below 8 pixels a side to the perceptron."""
+    conv_features: int | None = None
+    """Numbers that the convolutions of an image end in; None is 512 for "nature" and 128 for "small"."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -45,6 +54,7 @@ class NetworkSettings:
     def _check(self, checks: Checks) -> None:
         super()._check(checks)  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
         _check_widths(checks, "hidden_sizes")
+        checks.each(("conv_features",), is_count, "a positive integer")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ keeps in ("next", <observation>).
 
 from torchrl_perf.moved import install as _install
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__"]
 

@@ -189,6 +189,18 @@ class MixedBounded(Mixed):
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
+class Pixels(Mixed):
+    """An image for which there are two kinds of convolutions."""
+
+    observation_space = spaces.Dict(image=spaces.Box(0, 255, (40, 40, 1), np.uint8))
+
+
+class PixelsBounded(Pixels):
+    """The same with bounded continuous actions."""
+
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
 class MixedChoices(Mixed):
     """The same with several choices at once."""
 

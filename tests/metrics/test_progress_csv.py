@@ -40,6 +40,31 @@ def test_new_and_missing_metrics(tmp_path):
     assert [r["step"] for r in rows_of(tmp_path)] == ["0", "1", "2"]
 
 
+def test_returns_and_speed_come_first_and_faults_last(tmp_path):
+    logger = ProgressCSVLogger("run", tmp_path)
+    names = ["nonfinite/loss", "train/loss", "episode/count", "time/total", "time/steps_per_second"]
+    logger.log_metrics(dict.fromkeys([*names, "episode/mean_return"], 1.0), step=1)
+    logger.log_metrics({"fault/row": 2.0, "eval/mean_return": 3.0, "train/loss": 4.0}, step=2)
+    first, second = rows_of(tmp_path)
+    returns = ["episode/mean_return", "eval/mean_return", "time/steps_per_second", "episode/count"]
+    assert list(second) == ["step", "wall_time", *returns, "train/loss", "time/total", "nonfinite/loss", "fault/row"]
+    assert (first["nonfinite/loss"], first["eval/mean_return"], second["fault/row"]) == ("1.0", "", "2.0")
+    assert (second["eval/mean_return"], second["train/loss"]) == ("3.0", "4.0")
+
+
+def test_a_file_with_another_order_is_continued(tmp_path):
+    (tmp_path / "progress.csv").write_text("step,wall_time,nonfinite/loss,episode/mean_return\n1,0.5,0.0,7.0\n")
+    logger = ProgressCSVLogger("run", tmp_path)
+    logger.log_metrics({"episode/mean_return": 8.0, "nonfinite/loss": 1.0}, step=2)
+    assert list(rows_of(tmp_path)[1].values())[0::2] == ["2", "1.0"]
+    logger.log_metrics({"episode/mean_return": 9.0, "nonfinite/loss": 2.0, "train/loss": 3.0}, step=3)
+    rows = rows_of(tmp_path)
+    assert list(rows[0]) == ["step", "wall_time", "episode/mean_return", "train/loss", "nonfinite/loss"]
+    assert [(row["episode/mean_return"], row["nonfinite/loss"]) for row in rows] == [
+        *(("7.0", "0.0"), ("8.0", "1.0"), ("9.0", "2.0"))
+    ]
+
+
 def test_rows_are_on_disk_at_once_and_a_file_is_continued(tmp_path):
     first = ProgressCSVLogger("run", tmp_path)
     first.log_metrics({"a": 1.0}, step=1)

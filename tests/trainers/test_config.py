@@ -104,3 +104,8 @@ def test_other_action_specs_are_refused():
     env = GymEnv("CartPole-v1", device="cpu")  # one-hot
     with pytest.raises(ValueError, match=r"action_spec: expected Categorical.*received OneHot"):
         make_actor(env, PPOConfig())
+
+
+@pytest.mark.parametrize("env", PRESETS)
+def test_a_whole_run_of_ppo_logs_enough_rows_for_a_curve(env):
+    assert 50 <= PRESETS[env].iterations // PRESETS[env].log_interval <= 110

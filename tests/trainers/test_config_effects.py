@@ -76,6 +76,8 @@ CASES: dict[str, Case] = {
     "max_grad_norm": Case(1e-3),
     "hidden_sizes": Case((16, 8)),
     "critic_hidden_sizes": Case((16,)),
+    "conv_layers": Case("small", {"env": "named_envs:Pixels"}),
+    "conv_features": Case(8, {"env": "named_envs:Pixels"}),
     "activation": Case("tanh", {"activation": "relu"}),
     "reward_clip": Case(0.1),
     # replay
@@ -103,6 +105,7 @@ CASES: dict[str, Case] = {
     "min_learning_rate": Case(5e-3, {"desired_kl": 1e-8}),
     "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
+    "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
     # action values
     "double": Case(False, {"double": True, **FAR_TARGET}),
     "eps_start": Case(0.5, {"eps_start": 1.0}),
@@ -122,6 +125,9 @@ CASES: dict[str, Case] = {
     "option_capacity": Case(24),
 }
 
+OF_BOUNDED = {"env": "named_envs:PixelsBounded"}
+CONVOLUTIONS = {"conv_layers": Case("small", OF_BOUNDED), "conv_features": Case(8, OF_BOUNDED)}
+
 # where a setting matters otherwise than elsewhere
 OF_ALGORITHM: dict[str, dict[str, Case]] = {
     "ppo": {"loss": Case("torchrl", {}, loss_of)},
@@ -132,11 +138,17 @@ OF_ALGORITHM: dict[str, dict[str, Case]] = {
         "eps_end": Case(1.0, {"eps_start": 1.0}),
     },
     # the actor learns at the last update of four alone
-    "td3": {"updates_per_iteration": Case(4)},
+    "td3": {"updates_per_iteration": Case(4), **CONVOLUTIONS},
+    "sac": CONVOLUTIONS,
+    "ddpg": CONVOLUTIONS,
     # where the loss is linear a target counts by its sign alone
     "ac-iqn": {"gamma": Case(0.5, {"kappa": 50.0}), "n_step": Case(3, {"kappa": 50.0})},
     "sac-options": {"capacity": Case(48), "num_steps": Case(2), "num_envs": Case(2)},
-    "hybrid-ppo": {"env": Case("Pendulum"), "loss": Case("torchrl", {}, loss_of)},
+    "hybrid-ppo": {
+        "env": Case("Pendulum"),
+        "loss": Case("torchrl", {}, loss_of),
+        "policy_scale": Case("state_independent"),
+    },
 }
 
 

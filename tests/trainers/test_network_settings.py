@@ -9,11 +9,13 @@ from config_runs import KINDS, make
 from torch import nn
 
 from torchrl_perf.cli import main
-from torchrl_perf.modules import FusedMLP
+from torchrl_perf.modules import ConvNet, FusedMLP
 from torchrl_perf.modules.ensemble import EnsembleMLP
 from torchrl_perf.modules.noisy import NoisyLinear
 from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
+from torchrl_perf.trainers import load_policy
 from torchrl_perf.trainers.config_checks import ConfigError
+from torchrl_perf.trainers.policies import GreedyPolicy
 
 NAMES = [name for name, kind in KINDS.items() if "hidden_sizes" not in kind.not_taken]
 NORMED = [name for name in NAMES if "layer_norm" not in KINDS[name].not_taken]
@@ -98,6 +100,52 @@ def test_an_ensemble_with_layer_norm_equals_its_members(activation):
                 norm.bias.copy_(shift[member, 0])
         found.append(plain(x))
     torch.testing.assert_close(ensemble(x), torch.stack(found))
+
+
+class TestConvolutions:
+    @pytest.mark.parametrize(
+        ("env", "options", "sizes", "features"),
+        [
+            ("Pixels", {}, [8, 4, 3], 512),
+            ("Pixels", {"conv_layers": "small"}, [3, 3, 3], 128),
+            ("Pixels", {"conv_layers": "nature", "conv_features": 24}, [8, 4, 3], 24),
+            ("Mixed", {}, [3, 3, 3], 128),
+            ("Mixed", {"conv_features": 16}, [3, 3, 3], 16),
+        ],
+    )
+    def test_by_size_and_by_settings(self, env, options, sizes, features, tmp_path):
+        trainer = make("dqn", {"env": f"named_envs:{env}", **options})
+        (network,) = [module for module in trainer.policy.modules() if isinstance(module, ConvNet)]
+        kernels = [layer.kernel_size[0] for layer in network.convolutions if isinstance(layer, nn.Conv2d)]
+        assert (kernels, network.out_features) == (sizes, features)
+        trainer.step()
+        trainer.iterations_done += 1
+        loaded = load_policy(trainer.save(tmp_path / "checkpoint.pt"))
+        root = trainer.collect().select(*loaded.in_keys)[:, -1].contiguous()
+        assert torch.equal(loaded(root.clone())["action"], GreedyPolicy(trainer.policy)(root)["action"])
+        trainer.close()
+
+    @pytest.mark.parametrize(
+        ("name", "options", "words"),
+        [
+            (
+                "dqn",
+                {"env": "named_envs:Mixed", "conv_layers": "nature"},
+                r"conv_layers: expected images of at least 36 x 36 pixels for 'nature', received \[16, 16, 3\]. Remedy",
+            ),
+            (
+                "ppo",
+                {"conv_layers": "small"},
+                r"conv_layers: expected 'auto' without an image.*received 'small'.*Remedy",
+            ),
+            ("sac", {"conv_features": 8}, r"conv_features: expected None without an image.*received 8.*Remedy"),
+            ("ac-iqn", {"conv_features": 8}, r"conv_features: expected None, since ac-iqn has settings of its own"),
+            ("ppo", {"conv_features": 0}, r"conv_features: expected None or a positive integer, received 0"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, name, options, words):
+        with pytest.raises(ValueError, match=words):
+            make(name, options)
 
 
 class TestRefusals:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from torchrl_perf import __version__
+from torchrl_perf.cli.train_help import read_for_help as _read_for_help
+from torchrl_perf.cli.train_help import show as _show
 from torchrl_perf.registry import ALGORITHMS as _ALGORITHMS
 from torchrl_perf.registry import MARINE as _MARINE
 from torchrl_perf.registry import SYSTEMS as _SYSTEMS
@@ -101,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(name: str, arguments: list[str]) -> int:
+    if algorithm := _read_for_help(name, arguments):
+        _show(name, algorithm)
     return importlib.import_module("torchrl_perf.cli.train").main(name, arguments)
 
 

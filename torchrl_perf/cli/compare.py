@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.finished_run import said
 
 __all__ = ["main"]
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf compare",
         description="Curves and final returns of runs: one picture and one table. Runs whose settings differ by the "
         "seed alone are one group, of which the interquartile mean and its 95% bootstrap interval over the seeds are "

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from torchrl_perf.cli.command_parser import CommandParser
+
 __all__ = ["main"]
 
 
@@ -40,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf doctor",
         description="Check the machine before a run: a line with verdict, finding and remedy for each check. With "
         "--after, judge a run that is over. The exit code is 1 if a check failed.",

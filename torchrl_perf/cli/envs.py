@@ -1,12 +1,12 @@
 """``torchrl-perf envs``: the envs that ``train ALGORITHM --env NAME`` knows, and what each needs."""
 
-import argparse
 import importlib.util
 import inspect
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.near_names import nearest_word
 
 __all__ = ["Row", "main", "rows"]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         Exit code: 0; 1 for a word that no env has.
     """
-    parser = argparse.ArgumentParser("torchrl-perf envs", description="List the envs that have a name.")
+    parser = CommandParser("torchrl-perf envs", description="List the envs that have a name.")
     parser.add_argument("word", nargs="?", default="", help="list those whose name, task or group has this in it")
     parser.add_argument("--all", action="store_true", help="older versions and every Atari game, too")
     options = parser.parse_args(list(argv))

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.finished_run import add_run_arguments, said, seed_of, variant
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf evaluate",
         description="Whole episodes of a run's policy, which does not explore, in envs with seeds that the run has not "
         "seen: returns, their deviation, a bootstrap interval of their mean, lengths. Of a system with several agents "

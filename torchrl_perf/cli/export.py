@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.finished_run import add_run_arguments, output_folder, said
 
 __all__ = ["main"]
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf export",
         description="Write the policy of a run, which does not explore, as policy.onnx and policy.pt2 (torch.export), "
         "with policy.md, which says what goes in and comes out. Both are compared with the policy on random inputs.",

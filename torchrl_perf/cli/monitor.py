@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.monitor_view import as_panel, as_text
 from torchrl_perf.cli.run_folder import (
     ProgressTail,
@@ -203,7 +204,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf monitor",
         description="Watch a run: speed, return, how its time is spent, the GPU, checkpoints. Reads the run's files "
         "and NVML only; ends with the run, or with Ctrl-C.",

@@ -130,7 +130,10 @@ def _type_problem(kind: type[RunConfig], name: str, words: Sequence[str], hint: 
     several = _element(hint)
     value = _number(text, hint) if several is None else tuple(_number(word, several) for word in words)
     _, problems = settings_from(kind, {name: value})
-    return f"--{name.replace('_', '-')}: {problems[name].partition(': ')[2]}" if problems else ""
+    if not problems:
+        return ""
+    option, problem = f"--{name.replace('_', '-')}", problems[name].partition(": ")[2]
+    return f"{option}: {problem.replace(f'Remedy: {name}=', f'Remedy: {option} ')}"
 
 
 def _number(text: str, hint: Any) -> Any:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.finished_run import add_run_arguments, output_folder, said, seed_of, variant
 
 __all__ = ["main"]
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf play",
         description="Watch the policy of a run, which does not explore: a film in the run's folder, or a window. Envs "
         "of the package draw themselves, those of Gymnasium are asked for their picture.",

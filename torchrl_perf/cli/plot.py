@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.finished_run import output_folder, said
 from torchrl_perf.run_layout import PROGRESS
 
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "torchrl-perf plot",
         description="Draw a metric of a run over its env steps and over its wall time. The run may still go on.",
     )

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchrl_perf.cli.command_parser import CommandParser
+
 __all__ = ["main"]
 
 DESCRIPTION = """Run a TorchRL or PyTorch script unchanged and list what made the host wait for the device: per line of
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command's own options; the first argument that is none ends them."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "torchrl-perf syncs",
         usage="torchrl-perf syncs [options] SCRIPT [args]\n       torchrl-perf syncs [options] -m MODULE [args]",
         description=DESCRIPTION,

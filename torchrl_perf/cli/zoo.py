@@ -1,8 +1,8 @@
 """``torchrl-perf zoo``: the trained policies that come with the package."""
 
-import argparse
 import sys
 
+from torchrl_perf.cli.command_parser import CommandParser
 from torchrl_perf.cli.evaluate import as_table
 from torchrl_perf.zoo import PREFIX, ZooEntry, zoo_entries
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit code: 0.
     """
-    argparse.ArgumentParser(
+    CommandParser(
         "torchrl-perf zoo",
         description="List the trained policies of the package: algorithm, task, number of parameters, size of the "
         "files in KiB (1,024 bytes), and the mean return of evaluated episodes with its "

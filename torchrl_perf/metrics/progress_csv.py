@@ -22,6 +22,10 @@ from torchrl_perf.runtime.files import write_text
 from torchrl_perf.runtime.timing import Stopwatch
 
 _FIXED = ["step", "wall_time"]
+_FIRST = ("episode/mean_return", "eval/mean_return", "time/steps_per_second", "episode/", "eval/")
+"""What a reader looks for first, as names or beginnings of names."""
+_LAST = ("nonfinite/", "fault/", "train/first_bad_iteration")
+"""Counts of faults, which are 0 in a sound run."""
 
 logger = logging.getLogger("torchrl_perf")
 
@@ -31,8 +35,9 @@ class ProgressCSVLogger(Logger):
 
     TorchRL's ``CSVLogger`` writes one file per scalar and keeps every value in memory; here a row is on disk as soon
     as it is logged, in one write, and nothing is kept. Columns are ``step``, ``wall_time`` (seconds of logging so far,
-    continued after a resume) and the metrics in the order of their first row. A metric that first comes later gets a
-    new last column: the file is rewritten once, with empty cells in the earlier rows.
+    continued after a resume) and the metrics: returns and speed first, counts of faults last, between them the others
+    in the order of their first row. A metric that first comes later gets a column in that order: the file is rewritten
+    once, with empty cells in the earlier rows. A file with another order keeps it until then.
 
     An existing file is continued. A last line that a kill has left incomplete is dropped, and so are the rows from the
     first new step on: a run that went on after its checkpoint and then died has left rows that the resumed run writes
@@ -88,7 +93,7 @@ class ProgressCSVLogger(Logger):
             last = self.last_step
         self._continues = False
         if new := [name for name in row if name not in self._columns]:
-            columns = [*(self._columns or _FIXED), *new]
+            columns = _in_order([*(self._columns or _FIXED), *new])
             if self.path.exists():
                 self._rewrite(columns, self._read_rows())
             self._columns = columns
@@ -297,6 +302,17 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, flo
             with suppress(ValueError, TypeError, KeyError):  # a line that is no row
                 step = round(float(cells.pop("step")))
                 yield step, {name: float(cell) for name, cell in cells.items() if cell}
+
+
+def _in_order(columns: Sequence[str]) -> list[str]:
+    """Columns with the fixed ones and those of ``_FIRST`` at the start, and those of ``_LAST`` at the end."""
+
+    def rank(name: str) -> int:
+        if name.startswith(_LAST):
+            return len(_FIRST) + 1
+        return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+
+    return [*_FIXED, *sorted((name for name in columns if name not in _FIXED), key=rank)]
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -12,6 +12,7 @@ from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
 from torchrl_perf.objectives.ac_iqn import ACIQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS
 from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.deterministic import (
@@ -38,7 +39,7 @@ class ACIQNConfig(DeterministicConfig):
     blueprint_in: ClassVar[str] = "trainers.blueprints:AC_IQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
 
-    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm",)
+    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm", *CONVOLUTION_SETTINGS)  # it reads a vector
 
     kappa: float = 1.0
     """Temporal difference up to which the quantile loss is quadratic; 0 is nowhere."""

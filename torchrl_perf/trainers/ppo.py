@@ -17,10 +17,10 @@ from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.schedules import adaptive, linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
-from torchrl_perf.trainers.actor_critic import make_actor, make_critic
+from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
+from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
@@ -28,7 +28,7 @@ from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
+class PPOConfig(NormalizationSettings, GaussianNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -42,6 +42,7 @@ class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "activation"),
         *NETWORK_SETTINGS,
+        *POLICY_SETTINGS,
         *NORMALIZATION_SETTINGS,
     )
 
@@ -147,7 +148,7 @@ class PPOConfig(NormalizationSettings, CriticNetworkSettings, RunConfig):
 
 
 PRESETS: dict[str, PPOConfig] = {
-    "CartPole": PPOConfig(),
+    "CartPole": PPOConfig(log_interval=1),
     # Values reach -100 here: a small critic weight and a wide limit keep the gradient from being the critic's alone.
     "Pendulum": PPOConfig(
         env="Pendulum",
@@ -161,10 +162,11 @@ PRESETS: dict[str, PPOConfig] = {
         critic_coeff=0.1,
         max_grad_norm=10.0,
         activation="relu",
+        log_interval=1,
     ),
-    "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99),
+    "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99, log_interval=1),
     # PPO's noise, drawn anew at each step, does not climb the hill: the mean return stays at -200, the least there is.
-    "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99),
+    "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99, log_interval=4),
     # The goal is first reached by chance: a large entropy weight keeps the noise up, and falls to let it end. 92 to 95.
     "MountainCarContinuous": PPOConfig(
         env="MountainCarContinuous",
@@ -181,9 +183,13 @@ PRESETS: dict[str, PPOConfig] = {
         critic_coeff=0.1,
         max_grad_norm=10.0,
         activation="relu",
+        log_interval=2,
     ),
 }
-"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores."""
+"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores.
+
+A whole run logs 60 to 100 rows, so that its learning curve is a curve.
+"""
 
 
 class PPO(OnPolicyAlgorithm):
@@ -210,6 +216,11 @@ class PPO(OnPolicyAlgorithm):
         critic: nn.Module | None = None,
     ) -> None:
         self.config, self.env = config, env
+        if config.shared_trunk and (given := [name for name, one in (("actor", actor), ("critic", critic)) if one]):
+            raise ValueError(
+                f"shared_trunk: expected the default actor and critic, received {' and '.join(given)} from Python. "
+                "Remedy: shared_trunk=False; networks of your own share the modules that they both hold."
+            )
         self.actor = acceleration.policy(actor or self.make_actor(env))
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
@@ -235,7 +246,7 @@ class PPO(OnPolicyAlgorithm):
 
     def make_critic(self, env: EnvBase) -> nn.Module:
         """The default critic, :func:`make_critic`."""
-        return make_critic(env, self.config)
+        return make_critic(env, self.config, trunk_of(self.actor) if self.config.shared_trunk else None)
 
     def make_gae(self) -> GAETransform:
         """What computes advantages."""

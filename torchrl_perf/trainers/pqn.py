@@ -19,7 +19,7 @@ from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS, Activation, NetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings, normalized
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, valid_key_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
@@ -45,6 +45,7 @@ class PQNConfig(NormalizationSettings, NetworkSettings, RunConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
+        *CONVOLUTION_SETTINGS,
         *NORMALIZATION_SETTINGS,
     )
 
@@ -145,7 +146,7 @@ class PQN(OnPolicyAlgorithm):
 
 def make_pqn_policy(env: EnvBase, config: PQNConfig) -> EpsilonGreedy:
     """Epsilon-greedy on a perceptron with layer norm before each activation: writes ``action``."""
-    spec, inputs = single_choice(env), observation_inputs(env)
+    spec, inputs = single_choice(env), observation_inputs(env, config)
     sizes = [inputs.size, *config.widths]
     layers = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm)
     layers.append(nn.Linear(sizes[-1], int(cast("Any", spec.space).n)))

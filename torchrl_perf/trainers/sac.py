@@ -325,7 +325,7 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
             "unbounded ones."
         )
     head = SquashedNormalHead(*action_bounds(action))
-    inputs = inputs_of(observation)
+    inputs = inputs_of(observation, config)
     layers = actor_layers(inputs.size, 2 * action.shape[-1], config)
     net: nn.Module = MixedSequential(*layers, head, precision=config.precision).to(action.device)
     net = normalized(net, inputs, config, action.device)

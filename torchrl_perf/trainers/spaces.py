@@ -29,6 +29,7 @@ from torchrl_perf.modules.multi_categorical import IndependentCategoricals
 
 OBSERVATION = "observation"
 SMALLEST_IMAGE = 8  # pixels of a side
+USUAL_CONVOLUTIONS: dict[str, Any] = {"conv_layers": "auto", "conv_features": None}
 
 
 class Inputs(NamedTuple):
@@ -73,7 +74,7 @@ class Choices(NamedTuple):
     discrete: bool
 
 
-def observation_inputs(env: Any) -> Inputs:
+def observation_inputs(env: Any, config: Any = None) -> Inputs:
     """What default networks read: ``"observation"`` where there is a vector of that name.
 
     Otherwise everything is read that says something of the state: what is below ``"observation"`` where it is a
@@ -84,18 +85,39 @@ def observation_inputs(env: Any) -> Inputs:
 
     Args:
         env: an env, or anything with an ``observation_spec``.
+        config: gives the convolutions of images, ``conv_layers`` and ``conv_features``; by default the usual ones.
 
     Raises:
-        ValueError: where there is nothing to read.
+        ValueError: where there is nothing to read, and for convolutions where there is no image.
     """
-    return _inputs_of(cast("Composite", env.observation_spec), _owner(env))
+    return _convolved(_inputs_of(cast("Composite", env.observation_spec), _owner(env)), config, _owner(env))
 
 
-def inputs_of(observation: TensorSpec) -> Inputs:
+def inputs_of(observation: TensorSpec, config: Any = None) -> Inputs:
     """:func:`observation_inputs` of the spec of ``"observation"``, ``[*, O]``, or of a Composite of all entries."""
-    if isinstance(observation, Composite):
-        return _inputs_of(observation, "the env")
-    return Inputs([OBSERVATION], observation.shape[-1])
+    found = Inputs([OBSERVATION], observation.shape[-1]) if not isinstance(observation, Composite) else None
+    return _convolved(found or _inputs_of(cast("Composite", observation), "the env"), config, "the env")
+
+
+def _convolved(inputs: Inputs, config: Any, owner: str) -> Inputs:
+    """Inputs whose images have the convolutions of a config.
+
+    Raises:
+        ValueError: for convolutions where there is no image.
+    """
+    given = {name: getattr(config, name, usual) for name, usual in USUAL_CONVOLUTIONS.items()}
+    changed = {name: value for name, value in given.items() if value != USUAL_CONVOLUTIONS[name]}
+    if not changed:
+        return inputs
+    if not any(part.kind == "image" for part in inputs.parts):
+        name, value = next(iter(changed.items()))
+        raise ValueError(
+            f"{name}: expected {USUAL_CONVOLUTIONS[name]!r} without an image of at least {SMALLEST_IMAGE} x "
+            f"{SMALLEST_IMAGE} pixels, received {value!r} for {[str(key) for key in inputs.keys]} of {owner}. Remedy: "
+            "leave it out, or larger images."
+        )
+    parts = tuple(part._replace(**given) if part.kind == "image" else part for part in inputs.parts)
+    return Inputs(inputs.keys, sum(part.features for part in parts), parts)
 
 
 def readable_observation(specs: Any) -> TensorSpec:

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torchrl_perf.functional.wide import widened
 from torchrl_perf.modules.encoders.cnn import NATURE_LAYERS, ConvLayer, ConvNet, Layout
 
-__all__ = ["EncodedCritic", "EncodedInputs", "ObservationEncoder", "ObservationPart"]
+__all__ = ["ConvolutionKind", "EncodedCritic", "EncodedInputs", "ObservationEncoder", "ObservationPart"]
 
 SMALL_LAYERS = (ConvLayer(32, 3, 2, 1), ConvLayer(64, 3, 2, 1), ConvLayer(64, 3, 1, 1))
 NATURE_SIDE = 36  # pixels, the least of which the layers of the DQN of 2015 leave anything
 FEATURES = {"nature": 512, "small": 128}
+LAYERS = {"nature": NATURE_LAYERS, "small": SMALL_LAYERS}
+ConvolutionKind = Literal["auto", "nature", "small"]
 
 
 class ObservationPart(NamedTuple):
@@ -26,12 +28,16 @@ class ObservationPart(NamedTuple):
     """Of one observation."""
     choices: tuple[int, ...] = ()
     """Alternatives of each index."""
+    conv_layers: ConvolutionKind = "auto"
+    """Convolutions of an image; "auto" chooses by its size."""
+    conv_features: int | None = None
+    """Numbers that an image becomes; None is what its convolutions usually end in."""
 
     @property
     def features(self) -> int:
         """Numbers that the entry becomes."""
         if self.kind == "image":
-            return FEATURES["nature" if self._is_large else "small"]
+            return self.conv_features or FEATURES[self._layers]
         return sum(self.choices) if self.kind == "choices" else math.prod(self.shape)
 
     @property
@@ -49,9 +55,24 @@ class ObservationPart(NamedTuple):
         height, width = self.image_shape[1:] if self.layout == "CHW" else self.image_shape[:2]
         return min(height, width) >= NATURE_SIDE
 
+    @property
+    def _layers(self) -> str:
+        if self.conv_layers != "auto":
+            return self.conv_layers
+        return "nature" if self._is_large else "small"
+
     def convolutions(self, precision: str, device: torch.device | str | None) -> ConvNet:
-        """The network of an image: the DQN's of 2015, or three layers of 3 x 3 for fewer than 36 pixels."""
-        layers = NATURE_LAYERS if self._is_large else SMALL_LAYERS
+        """The network of an image: the DQN's of 2015, or three layers of 3 x 3 for fewer than 36 pixels.
+
+        Raises:
+            ValueError: for "nature" where the image has fewer.
+        """
+        if self._layers == "nature" and not self._is_large:
+            raise ValueError(
+                f"conv_layers: expected images of at least {NATURE_SIDE} x {NATURE_SIDE} pixels for 'nature', received "
+                f"{list(self.shape)}. Remedy: conv_layers='small', or 'auto'."
+            )
+        layers = LAYERS[self._layers]
         options = {"layers": layers, "out_features": self.features, "precision": precision, "device": device}
         return ConvNet(self.image_shape, layout=self.layout, **options)
 

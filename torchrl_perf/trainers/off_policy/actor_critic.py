@@ -486,7 +486,7 @@ def make_ensemble_critic(
         config: gives widths, activation and precision.
         num_critics: K.
     """
-    inputs = inputs_of(observation)
+    inputs = inputs_of(observation, config)
     net: nn.Module = EnsembleQ(
         num_critics,
         inputs.size + action.shape[-1],

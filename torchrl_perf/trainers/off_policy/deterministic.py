@@ -164,7 +164,7 @@ def make_deterministic_actor(
     Raises:
         ValueError: for another kind of action, or infinite bounds.
     """
-    inputs = inputs_of(observation)
+    inputs = inputs_of(observation, config)
     layers = actor_layers(inputs.size, action.shape[-1] if action.shape else 1, config)
     with torch.no_grad():
         # far from the bounds at the start, where the squash has a gradient

@@ -18,7 +18,7 @@ from torchrl_perf.modules.mlp import FusedMLP, hidden_layers
 from torchrl_perf.modules.values.q_networks import DuelingMLP
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.networks import Activation, NetworkSettings
+from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS, Activation, NetworkSettings
 from torchrl_perf.trainers.normalization import make_normalization, normalized
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
@@ -40,6 +40,7 @@ class ValueConfig(NetworkSettings, OffPolicyConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *OffPolicyConfig.fixed_by_checkpoint,
         *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
+        *CONVOLUTION_SETTINGS,
         "dueling",
     )
 
@@ -274,7 +275,7 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
     Raises:
         ValueError: for continuous actions, several of them at once, and an env without an observation to read.
     """
-    spec, inputs = single_choice(env), observation_inputs(env)
+    spec, inputs = single_choice(env), observation_inputs(env, config)
     place: dict[str, Any] = {"precision": config.precision, "device": env.device}
     options = {"activation": config.activation, **place}
     choices = int(cast("Any", spec.space).n)

@@ -26,3 +26,17 @@ def test_options_of_the_commands_exist():
         for option in re.findall(r"--(\w[\w-]*)", command):
             field = option.replace("-", "_")
             assert re.search(rf"^    {field}: ", source, re.MULTILINE), f"{name} has no setting {field}"
+
+
+SHORT = re.compile(r"^\| `python examples/(\w+\.py)(.*?)` \| (.+) \|$", re.MULTILINE)
+
+
+def test_every_example_has_a_short_command_for_a_cpu():
+    found = SHORT.findall((EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(name for name, *_ in found) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+    for name, options, last in found:
+        source = (EXAMPLES / name).read_text(encoding="utf-8")
+        for option in re.findall(r"--(?:no-)?(\w[\w-]*)", options):
+            field = option.replace("-", "_")
+            assert re.search(rf"\b{field}: ", source), f"{name} has no setting {field}"
+        assert last.strip()

@@ -33,7 +33,7 @@ class TestConstruction:
             "6 problems:",
             "  num_envs: expected a positive integer, received '128' (str). Remedy: num_envs=128.",
             "  gamma: expected a number in [0, 1], received 2.0. Remedy: gamma=0.98, the default.",
-            "  log_interval: expected a positive integer, received None (NoneType). Remedy: log_interval=10, the "
+            "  log_interval: expected a positive integer, received None (NoneType). Remedy: log_interval=1, the "
             "default.",
             "  on_nan: expected one of ('stop', 'skip', 'rollback'), received 8 (int). Remedy: on_nan='stop', the "
             "default.",

@@ -117,7 +117,7 @@ def test_hostile_values_of_the_command_line(name, capsys):
         ("--clip-value True", 2, "a switch takes no value"),
         ("--no-clip-value=1", 2, "--clip-value: expected no value, received '1'. Remedy: --clip-value or"),
         ("--gamma", 2, "--gamma: expected a value, received none"),
-        ("--num-envs 1e3", 2, "--num-envs: expected an integer, received '1e3' (str). Remedy: num_envs=1000."),
+        ("--num-envs 1e3", 2, "--num-envs: expected an integer, received '1e3' (str). Remedy: --num-envs 1000."),
         ("--seed -1", 1, "seed: expected an integer from 0 to 2**63 - 1, received -1. Remedy: seed=0, the default."),
         ("--seed 9223372036854775808", 2, "--seed: expected an integer of 64 bits, at most 9223372036854775807"),
         ("--total-steps 99999999999999999999999", 2, "--total-steps: expected an integer of 64 bits"),

@@ -88,7 +88,7 @@ class TestFaults:
 
     def test_a_last_save_that_fails_is_exit_code_1(self, tmp_path, monkeypatch):
         self.failing(monkeypatch, until=100)
-        result = train(make(tmp_path), progress=False)
+        result = train(make(tmp_path, log_interval=10), progress=False)
         assert result.exit_code == 1
         assert "could not be written: [Errno 28]" in result.problem
         assert steps_of(result.run_dir) == [10]

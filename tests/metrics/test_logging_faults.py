@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def test_a_hanging_wandb_process_neither_slows_nor_holds_up_the_exit(tmp_path, o
     group.close(timeout=1.0)
     assert time.perf_counter() - start < 20.0
     assert steps_of(tmp_path) == list(range(3000))
-    assert any("W&B was not finished within 1 s" in line for line in group.problems)
+    # the second is for both members: where the CSV file takes some of it, less is left for W&B
+    assert any(re.search("W&B was not finished within [01] s", line) for line in group.problems)
 
 
 HARMED = """

@@ -353,6 +353,7 @@ class DeviceCollector(SharedPolicyCollector):
             self._env_step = unreset_step
         with host_syncs(self.device) as report:
             following = self._advance(root, out)
+        report = validation.waits_in_graphs(report, self._acting, self.env)
         if not settled:
             # an env that waits may be a simulator, which a reset under an empty mask would disturb
             self._masked = self._tensor_env or (not report.total and honours_reset_mask(self.env))

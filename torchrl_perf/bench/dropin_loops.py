@@ -5,7 +5,7 @@ same seed (``tests/bench/test_dropin_loops.py``), taken apart: a part is named a
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -27,6 +27,10 @@ class FusedMLP(MixedSequential):
             Layer by layer it is that of :class:`MixedSequential`.
         device: of the parameters.
 
+    Attributes:
+        fuses: whether the kernel runs where there is one, as it does by default; False runs layer by layer, which
+            starts sooner: Triton compiles each direction for some sizes of batch anew, about a second each.
+
     Raises:
         ValueError: for an unknown activation or precision.
     """
@@ -58,12 +62,12 @@ class FusedMLP(MixedSequential):
         for layer, gain in ((self[0], 2**0.5), (self[2], 2**0.5), (self[4], output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
-        self.activation = activation
+        self.activation, self.fuses = activation, True
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, out_features]``."""
         params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
-        if not fusable(x, params):
+        if not (self.fuses and fusable(x, params)):
             return super().forward(x)
         rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
         return rows.view(*x.shape[:-1], rows.shape[-1])

@@ -22,6 +22,7 @@ from torchrl_perf.trainers.device import (
     accelerated,
     acceleration_of,
     as_in_mode,
+    fuse_when_compiled,
     kernels_of,
     resolve_device,
     resolve_mode,
@@ -106,6 +107,7 @@ class OffPolicyTrainer(Checkpointed):
         self._lacks_final_observations = self.env is not None and is_native(self.env)
         self._make_state()
         policy = algorithm.build(self._setup(collector))
+        fuse_when_compiled(self.kernels, [policy, *self.parts().values()])
         self._make_guard()
         self.collector = cast("Any", collector if collector is not None else self._make_collector(policy))
         self._check_parts(policy)
@@ -179,7 +181,11 @@ class OffPolicyTrainer(Checkpointed):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more iteration of the run, the filling ones first."""
+        """One more iteration of the run, the filling ones first.
+
+        In a loop of your own count it, ``trainer.iterations_done += 1``, as :func:`train` does: the number decides when
+        kernels are compiled.
+        """
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate, self._digest)
         with as_in_mode(self.mode):
             if self._fill_left:

@@ -21,6 +21,7 @@ from torchrl_perf.trainers.device import (
     accelerated,
     acceleration_of,
     as_in_mode,
+    fuse_when_compiled,
     kernels_of,
     resolve_device,
     resolve_mode,
@@ -87,6 +88,7 @@ class OnPolicyTrainer(Checkpointed):
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
         check_networks(type(self).__name__, self.algorithm.networks, self.env, config)
+        fuse_when_compiled(self.kernels, [self.policy, self.loss])
         self._lacks_final_observations = is_native(self.env)
         self.collector = self._make_collector()
         self.optimizer = GuardedAdam(
@@ -173,7 +175,11 @@ class OnPolicyTrainer(Checkpointed):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more iteration of the run."""
+        """One more iteration of the run.
+
+        In a loop of your own count it, ``trainer.iterations_done += 1``, as :func:`train` does: the number decides when
+        kernels are compiled.
+        """
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
         with as_in_mode(self.mode):
             self.kernels.call(self.micro.call, self._iterate)

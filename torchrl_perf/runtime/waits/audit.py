@@ -107,10 +107,10 @@ class HostSyncReport:
         self._counts: Counter[tuple[str, Site]] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, op: str, site: Site) -> None:
-        """Count one wait of operation ``op`` at ``site``. Safe to call from the threads of the backward engine."""
+    def add(self, op: str, site: Site, count: int = 1) -> None:
+        """Count waits of operation ``op`` at ``site``. Safe to call from the threads of the backward engine."""
         with self._lock:
-            self._counts[op, site] += 1
+            self._counts[op, site] += count
 
     def without(self, other: "HostSyncReport") -> "HostSyncReport":
         """These waits, less as many as another report has of the same operations at the same innermost lines."""
@@ -122,7 +122,7 @@ class HostSyncReport:
             taken[_innermost(row)] -= found
             if row.count > found:
                 site = Site(row.file, row.line, row.source, row.library_file, row.library_line)
-                left._counts[row.op, site] = row.count - found
+                left.add(row.op, site, row.count - found)
         return left
 
     @property

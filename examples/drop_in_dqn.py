@@ -1,10 +1,10 @@
 """An ordinary TorchRL DQN script, and the five lines that take the waiting out of it.
 
-    python examples/drop_in_dqn.py            # TorchRL's EGreedyModule, Collector, DQNLoss, replay buffer, Adam
+    python examples/drop_in_dqn.py            # TorchRL's EGreedyModule, Collector, DQNLoss, replay buffer, SoftUpdate
     python examples/drop_in_dqn.py --ours     # this package's
 
-The lines that change are marked (1) to (5); everything else is the same for both: network, target updates, env,
-settings, loop. The env is this package's CartPole in both. Last line, on one thread of a CPU that did other work too;
+The lines that change are marked (1) to (5); everything else is the same for both: network, optimiser, env, settings,
+loop. The env is this package's CartPole in both. Last line, on one thread of a CPU that did other work too;
 docs/drop_in.md has speeds, line by line, and says of which machine:
 
     torchrl_perf: 31 updates/s, mean return of the last 50 episodes 133.9
@@ -26,9 +26,8 @@ from torchrl.objectives import DQNLoss, SoftUpdate
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import EpsilonGreedy
-from torchrl_perf.objectives import DeviceDQNLoss
+from torchrl_perf.objectives import DeviceDQNLoss, DeviceSoftUpdate
 from torchrl_perf.replay import make_replay_buffer
-from torchrl_perf.trainers import GuardedAdam
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,15 @@ def main(config: Config) -> float:
         collector = DeviceCollector(env, policy, frames_per_batch=frames, total_frames=total)  # (2)
         loss = DeviceDQNLoss(actor, action_space=spec, delay_value=True)  # (3)
         buffer = make_replay_buffer(config.capacity, batch_size=size, device=config.device)  # (4)
-        optimizer = GuardedAdam(loss.parameters(), lr=config.learning_rate)  # (5)
+        target = DeviceSoftUpdate(loss, tau=0.01)  # (5)
     else:
         collector = Collector(env, policy, frames_per_batch=frames, total_frames=total)  # (2)
         loss = DQNLoss(actor, action_space=spec, delay_value=True)  # (3)
         storage = LazyTensorStorage(config.capacity, device=config.device)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=size)  # (4)
-        optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)  # (5)
+        target = SoftUpdate(loss, tau=0.01)  # (5)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate, fused=True)
     loss.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss, tau=0.01)
 
     returns: deque[float] = deque(maxlen=50)
     updates, start = 0, time.perf_counter()

@@ -1,12 +1,11 @@
 """An ordinary TorchRL SAC script, and the five lines that take the waiting out of it.
 
-    python examples/drop_in_sac.py            # TorchRL's Collector, TanhNormal, SACLoss, replay buffer, Adam
+    python examples/drop_in_sac.py            # TorchRL's Collector, SACLoss, replay buffer, Adam, SoftUpdate
     python examples/drop_in_sac.py --ours     # this package's
 
-The lines that change are marked (1) to (5); everything else is the same for both: networks, target updates, env,
-settings, loop. The env is this package's Pendulum in both. (TorchRL's TanhNormal asks the host about its bounds at each
-call, which no graph can.) Last line of ``--ours --total-frames 6400``, on two cores of a CPU that did other work too;
-docs/drop_in.md has speeds, line by line, and says of which machine:
+The lines that change are marked (1) to (5); everything else is the same for both: networks, env, settings, loop. The
+env is this package's Pendulum in both. Last line of ``--ours --total-frames 6400``, on two cores of a CPU that did
+other work too; docs/drop_in.md has speeds, line by line, and says of which machine:
 
     torchrl_perf: 62 updates/s, mean return of the last 50 episodes -1246.6
 """
@@ -27,8 +26,7 @@ from torchrl.objectives import SACLoss, SoftUpdate
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import Pendulum
-from torchrl_perf.modules import SquashedNormal
-from torchrl_perf.objectives import DeviceSACLoss
+from torchrl_perf.objectives import DeviceSACLoss, DeviceSoftUpdate
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.trainers import GuardedAdam
 
@@ -63,16 +61,14 @@ def main(config: Config) -> float:
     """Trains; returns the mean return of the last 50 episodes."""
     torch.manual_seed(config.seed)
     env = TransformedEnv(Pendulum(config.num_envs, device=config.device), RewardSum())
-    spec, options = env.full_action_spec["action"], {"num_cells": [128, 128], "device": config.device}
-    limit = float(spec.space.high.max())
-    distribution = SquashedNormal if config.ours else TanhNormal  # (1)
+    spec, options = env.full_action_spec_unbatched["action"], {"num_cells": [128, 128], "device": config.device}
     actor = ProbabilisticActor(
         TensorDictModule(
             nn.Sequential(MLP(3, 2, **options), NormalParamExtractor()), ["observation"], ["loc", "scale"]
         ),
         in_keys=["loc", "scale"],
-        distribution_class=distribution,
-        distribution_kwargs={"low": -limit, "high": limit},
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
         spec=spec,
         return_log_prob=True,
     )
@@ -80,18 +76,19 @@ def main(config: Config) -> float:
     frames, total, size = config.frames_per_batch, config.total_frames, config.batch_size
 
     if config.ours:
-        collector = DeviceCollector(env, actor, frames_per_batch=frames, total_frames=total)  # (2)
-        loss = DeviceSACLoss(actor, critic)  # (3)
-        buffer = make_replay_buffer(config.capacity, batch_size=size, device=config.device)  # (4)
-        optimizer = GuardedAdam(loss.parameters(), lr=config.learning_rate)  # (5)
+        collector = DeviceCollector(env, actor, frames_per_batch=frames, total_frames=total)  # (1)
+        loss = DeviceSACLoss(actor, critic)  # (2)
+        buffer = make_replay_buffer(config.capacity, batch_size=size, device=config.device)  # (3)
+        optimizer = GuardedAdam(loss.parameters(), lr=config.learning_rate)  # (4)
+        target = DeviceSoftUpdate(loss, tau=0.005)  # (5)
     else:
-        collector = Collector(env, actor, frames_per_batch=frames, total_frames=total)  # (2)
-        loss = SACLoss(actor, critic)  # (3)
+        collector = Collector(env, actor, frames_per_batch=frames, total_frames=total)  # (1)
+        loss = SACLoss(actor, critic)  # (2)
         storage = LazyTensorStorage(config.capacity, device=config.device)
-        buffer = TensorDictReplayBuffer(storage=storage, batch_size=size)  # (4)
-        optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)  # (5)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=size)  # (3)
+        optimizer = torch.optim.Adam(loss.parameters(), lr=config.learning_rate)  # (4)
+        target = SoftUpdate(loss, tau=0.005)  # (5)
     loss.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss, tau=0.005)
 
     returns: deque[float] = deque(maxlen=50)
     updates, start = 0, time.perf_counter()

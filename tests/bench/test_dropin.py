@@ -22,17 +22,17 @@ def row_of(algorithm, variant, speed, replaced=(), **changes):
 
 
 def test_a_variant_runs_in_a_process_of_its_own_and_is_compared(tmp_path, capsys):
-    options = ["--only", "sac", "--parts", "distribution", "--frames", "256", "--limit", "0.1", "--device", "cpu"]
+    options = ["--only", "sac", "--parts", "targets", "--frames", "256", "--limit", "0.1", "--device", "cpu"]
     assert dropin.main([*options, "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "dropin_cpu.json").read_text())
     theirs, ours = result["rows"]
-    assert [theirs["variant"], ours["variant"]] == ["torchrl", "distribution"]
+    assert [theirs["variant"], ours["variant"]] == ["torchrl", "targets"]
     assert [theirs["lines"], ours["lines"]] == [0, 1]
     assert ours["times_steady"] == pytest.approx(ours["frames_per_second"] / theirs["frames_per_second"])
     assert ours["times_run"] == pytest.approx(theirs["run_s"] / ours["run_s"])
     assert ours["frames"] == 256
     assert result["machine"]["packages"]["torch"]
-    assert "| sac       | distribution |" in capsys.readouterr().out
+    assert "| sac       | targets |" in capsys.readouterr().out
 
 
 def test_what_says_most_comes_first():

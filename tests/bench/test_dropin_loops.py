@@ -101,11 +101,8 @@ def made_parts(loop: Loop):
     kinds = {"collector": loop.collector, "loss": loop.loss, "buffer": loop.buffer, "optimizer": loop.optimizer}
     kinds |= {"advantages": loop.advantage} if hasattr(loop, "advantage") else {}
     kinds |= {"exploration": loop.explore} if hasattr(loop, "explore") else {}
-    found = {name for name, value in kinds.items() if type(value).__module__.startswith("torchrl_perf")}
-    actor = loop.loss.actor_network if "distribution" in loop.parts else None
-    if actor is not None and "SquashedNormal" in repr(actor):
-        found.add("distribution")
-    return found
+    kinds |= {"targets": loop.target} if hasattr(loop, "target") else {}
+    return {name for name, value in kinds.items() if type(value).__module__.startswith("torchrl_perf")}
 
 
 @pytest.mark.parametrize(("algorithm", "part"), [(name, part) for name in LOOPS for part in LOOPS[name].parts])

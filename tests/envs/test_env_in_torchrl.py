@@ -13,6 +13,7 @@ from torchrl.envs import (
     check_env_specs,
 )
 
+from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole, MountainCarContinuous, Pendulum
 
 FLAGS = ("done", "terminated", "truncated")
@@ -179,3 +180,45 @@ def test_sync_free_loop_over_a_transformed_env():
         assert torch.equal(td["observation"], env.base_env.state)
         assert torch.equal(td["is_init"], nxt["done"])
     assert torch.stack(rewards).max() == limit
+
+
+class TwiceAsGood(Pendulum):
+    """A task whose author overrides the step, as TorchRL's own envs are made."""
+
+    def _step(self, tensordict):
+        stepped = super()._step(tensordict)
+        return stepped.set("reward", 2 * stepped["reward"])
+
+
+class TestOverriddenSteps:
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    @pytest.mark.parametrize("wrapped", [False, True])
+    @pytest.mark.parametrize("mode", ["eager", "compile", "auto"])
+    def test_a_collector_takes_them(self, device, wrapped, mode):
+        env = TwiceAsGood(4, max_episode_steps=5, seed=0, device=device)
+        env = TransformedEnv(env, StepCounter()) if wrapped else env
+        collector = DeviceCollector(env, None, frames_per_batch=48, mode=mode)
+        batch = [collector.collect().clone() for _ in range(4)][-1]
+        cosine, sine, speed = batch["observation"].unbind(-1)
+        torque = batch["action"].squeeze(-1)
+        cost = torch.atan2(sine, cosine) ** 2 + 0.1 * speed**2 + 0.001 * torque**2
+        torch.testing.assert_close(batch["next", "reward"].squeeze(-1), -2 * cost, rtol=1e-3, atol=1e-4)
+        assert batch["next", "done"].any()
+        collector.shutdown()
+
+    def test_rollouts_take_them(self):
+        plain, twice = (task(4, max_episode_steps=5, seed=0) for task in (Pendulum, TwiceAsGood))
+        batches = []
+        for env in (plain, twice):
+            torch.manual_seed(1)
+            batches.append(env.rollout(12, break_when_any_done=False))
+        assert torch.equal(batches[1]["next", "reward"], 2 * batches[0]["next", "reward"])
+        assert torch.equal(batches[1]["observation"], batches[0]["observation"])
+
+    def test_a_reset_that_no_step_would_see_is_refused(self):
+        class FromTheTop(Pendulum):
+            def _reset(self, tensordict=None, **kwargs):
+                return super()._reset(tensordict, **kwargs)
+
+        with pytest.raises(TypeError, match=r"FromTheTop: expected no _reset of its own.* Remedy: override .*initial"):
+            FromTheTop(2)

@@ -1,6 +1,7 @@
 """Runs whose kernels are eager at first: when they are compiled, what that changes, and a resume on either side."""
 
 import functools
+import gc
 import math
 import time
 
@@ -12,6 +13,7 @@ from states import assert_same_state, flatten, run
 from torch.utils._pytree import tree_map_only
 
 from torchrl_perf.collectors import device_collector
+from torchrl_perf.modules import FusedMLP
 from torchrl_perf.runtime import CaptureError, no_host_sync, precision
 from torchrl_perf.systems.active_dynamics import ActiveDynamicsConfig, ActiveDynamicsTrainer
 from torchrl_perf.systems.marine import MarineDQNConfig
@@ -75,6 +77,40 @@ def test_kernels_are_compiled_from_the_stated_iteration_on(name, other_rounding)
     run(trainer, 1)
     assert "_advance" in other_rounding or "_step" in other_rounding  # of the collector
     assert len(set(other_rounding)) >= 3
+    trainer.close()
+
+
+def fused_networks(before=()):
+    """Perceptrons with a kernel of their own that there are now, less those that there were."""
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, FusedMLP) and id(each) not in before]
+
+
+@pytest.mark.parametrize("name", [*KINDS, SYSTEM])
+def test_networks_are_fused_from_the_same_iteration_on(name, other_rounding):
+    kept = fused_networks()
+    trainer = make_any(name, {"mode": "compile", "compile_after": 2})
+    networks = fused_networks({id(each) for each in kept})
+    assert [each.fuses for each in networks] == [False] * len(networks)
+    run(trainer, 2)
+    assert [each.fuses for each in networks] == [False] * len(networks)
+    state = trainer.state_dict()
+    run(trainer, 1)
+    assert [each.fuses for each in networks] == [True] * len(networks)
+    trainer.load_state_dict(state)
+    trainer.iterations_done = 1
+    run(trainer, 1)
+    assert [each.fuses for each in networks] == [False] * len(networks)
+    assert networks or name not in ("ppo", "dqn", "hybrid-ppo")
+    trainer.close()
+
+
+@pytest.mark.parametrize("options", [{"mode": "eager"}, {"mode": "compile"}, {"mode": "compile", "compile_after": 0}])
+def test_a_mode_that_was_asked_for_fuses_at_once(options, other_rounding):
+    kept = fused_networks()
+    trainer = make_any("ppo", options)
+    networks = fused_networks({id(each) for each in kept})
+    assert [each.fuses for each in networks] == [True] * len(networks) != []
     trainer.close()
 
 
@@ -233,13 +269,6 @@ class TestWhen:
 ON_CUDA = {"mode": "auto", "device": "cuda", "total_steps": 16_000, "log_interval": 100}
 
 
-@pytest.fixture
-def steady_kernels():
-    """The compiler times nothing: where it does, it may choose another order of a sum the second time."""
-    with torch._inductor.config.patch(deterministic=True):
-        yield
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*KINDS, SYSTEM])
 class TestOnCuda:
@@ -262,7 +291,7 @@ class TestOnCuda:
             run(trainer, 2)
         trainer.close()
 
-    def test_it_changes_to_compiled_kernels_and_resumes_bitwise(self, name, fresh_dynamo, steady_kernels, tmp_path):
+    def test_it_changes_to_compiled_kernels_and_resumes_bitwise(self, name, fresh_dynamo, tmp_path):
         options = {**ON_CUDA, "compile_after": 10}
         trainer = run(make_any(name, options), 9)
         early = trainer.save(tmp_path / "early.pt")
@@ -285,7 +314,7 @@ class TestOnCuda:
             assert_same_on_device(expected, run(resumed, left).state_dict())
         resumed.close()
 
-    def test_in_the_end_it_is_the_graph_of_mode_graph(self, name, fresh_dynamo, steady_kernels):
+    def test_in_the_end_it_is_the_graph_of_mode_graph(self, name, fresh_dynamo):
         """From the same state on, the same kernels: the same numbers."""
         later = run(make_any(name, {**ON_CUDA, "compile_after": 10}), 14)
         state = later.state_dict()

@@ -5,7 +5,7 @@ same seed (``tests/bench/test_dropin_loops.py``), taken apart: a part is named a
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.metrics import EpisodeStatistics
 from torchrl_perf.modules import EpsilonGreedy, SquashedNormal
-from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceSACLoss
+from torchrl_perf.objectives import DeviceClipPPOLoss, DeviceDQNLoss, DeviceSACLoss, DeviceSoftUpdate
 from torchrl_perf.replay import make_replay_buffer
 from torchrl_perf.runtime import capture
 from torchrl_perf.trainers import GuardedAdam, minibatches
@@ -164,11 +164,11 @@ class Loop:
         return DeviceCollector(self.env, policy, **frames, mode="eager" if self.captured else "auto")
 
     def make_optimizer(self, max_grad_norm: float | None = None) -> Any:
-        """Either Adam, over all parameters of the loss."""
+        """Either Adam, over all parameters of the loss; PyTorch's is the fused one where no line changes it."""
         params, rate = self.loss.parameters(), self.sizes.learning_rate
-        if "optimizer" in self.ours:
+        if self.captured or "optimizer" in self.ours:
             return GuardedAdam(params, lr=rate, max_grad_norm=max_grad_norm)
-        return torch.optim.Adam(params, lr=rate)
+        return torch.optim.Adam(params, lr=rate, fused=None if "optimizer" in self.parts else True)
 
     def make_rows(self) -> Any:
         """Either replay buffer of uniform draws."""
@@ -178,11 +178,9 @@ class Loop:
         storage = LazyTensorStorage(sizes.capacity, device=self.device)
         return TensorDictReplayBuffer(storage=storage, batch_size=sizes.batch_size)
 
-    def make_target_update(self, tau: float) -> Callable[[], Any]:
-        """Moves the targets: TorchRL's ``SoftUpdate``, or the method of our losses in a captured loop."""
-        if self.captured:
-            return lambda: self.loss.update_targets_(tau)
-        return SoftUpdate(self.loss, tau=tau).step
+    def make_target_update(self, tau: float) -> SoftUpdate:
+        """Either updater of targets."""
+        return (DeviceSoftUpdate if "targets" in self.ours else SoftUpdate)(self.loss, tau=tau)
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser."""
@@ -273,7 +271,7 @@ class PPOLoop(Loop):
 class DQNLoop(Loop):
     """DQN on CartPole, ``examples/drop_in_dqn.py``."""
 
-    parts = ("exploration", "collector", "loss", "buffer", "optimizer")
+    parts = ("exploration", "collector", "loss", "buffer", "targets")
     default = Sizes(
         num_envs=32, frames_per_batch=128, total_frames=64_000, updates=8, batch_size=256, first_frames=4096,
         capacity=16_384,
@@ -293,7 +291,7 @@ class DQNLoop(Loop):
         self.buffer = self.make_rows()
         self.optimizer = self.make_optimizer()
         self.loss.make_value_estimator(gamma=0.99)
-        self.update_target = self.make_target_update(tau=0.01)
+        self.target = self.make_target_update(tau=0.01)
 
     def learn(self, batch: TensorDictBase) -> None:
         """Stores a batch, and updates on samples."""
@@ -301,13 +299,13 @@ class DQNLoop(Loop):
         self.explore.step(batch.numel())
         for _ in range(self.sizes.updates):
             self.descend(self.loss(self.buffer.sample())["loss"])
-            self.update_target()
+            self.target.step()
 
 
 class SACLoop(Loop):
     """SAC on Pendulum, ``examples/drop_in_sac.py``."""
 
-    parts = ("distribution", "collector", "loss", "buffer", "optimizer")
+    parts = ("collector", "loss", "buffer", "optimizer", "targets")
     default = Sizes(
         num_envs=16, frames_per_batch=64, total_frames=48_000, updates=16, batch_size=256, first_frames=1024,
         capacity=65_536,
@@ -317,14 +315,13 @@ class SACLoop(Loop):
         """Makes env, networks and parts."""
         sizes, options = self.sizes, {"num_cells": [128, 128], "device": self.device}
         self.env = TransformedEnv(Pendulum(sizes.num_envs, device=self.device), RewardSum())
-        spec = self.env.full_action_spec["action"]
-        limit = float(spec.space.high.max())
+        spec = self.env.full_action_spec_unbatched["action"]
         parameters = nn.Sequential(MLP(3, 2, **options), NormalParamExtractor())
         actor = ProbabilisticActor(
             TensorDictModule(parameters, ["observation"], ["loc", "scale"]),
             in_keys=["loc", "scale"],
-            distribution_class=SquashedNormal if "distribution" in self.ours else TanhNormal,
-            distribution_kwargs={"low": -limit, "high": limit},
+            distribution_class=SquashedNormal if self.captured else TanhNormal,  # the audit of a graph refuses waits
+            distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
             spec=spec,
             return_log_prob=True,
         )
@@ -335,7 +332,7 @@ class SACLoop(Loop):
         self.buffer = self.make_rows()
         self.optimizer = self.make_optimizer()
         self.loss.make_value_estimator(gamma=0.99)
-        self.update_target = self.make_target_update(tau=0.005)
+        self.target = self.make_target_update(tau=0.005)
 
     def learn(self, batch: TensorDictBase) -> None:
         """Stores a batch, and updates on samples."""
@@ -343,7 +340,7 @@ class SACLoop(Loop):
         for _ in range(self.sizes.updates):
             losses = self.loss(self.buffer.sample())
             self.descend(losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"])
-            self.update_target()
+            self.target.step()
 
 
 LOOPS: dict[str, type[Loop]] = {"ppo": PPOLoop, "dqn": DQNLoop, "sac": SACLoop}

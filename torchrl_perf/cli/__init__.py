@@ -22,6 +22,7 @@ BENCHMARKS = (
     "replay",
     "offpolicy",
     "host",
+    "training",
     "ablation",
     "memory",
     "logging",

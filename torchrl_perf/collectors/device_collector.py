@@ -288,14 +288,13 @@ class DeviceCollector(SharedPolicyCollector):
         compiles = self._compiles and self.mode in ("compile", "graph")
         fuse = partial(compiled, device=self.device, mode=self._compile_mode) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
-        if resets_inside_step(self.env):
-            self._env_step = autoreset_step
-        else:
-            self._env_step = masked_step if self._masked else unreset_step
-            if not COMPILES_ANY_STEP and fuse is not _as_it_is:
-                # what lies between the policy and the env's own arithmetic stays eager
-                self._act_fn, self._base_fns = fuse(self._act), {**self._base_fns, **fused_parts(self.env, fuse)}
-                fuse = _as_it_is
+        inside = resets_inside_step(self.env)
+        self._env_step = autoreset_step if inside else masked_step if self._masked else unreset_step
+        whole = COMPILES_ANY_STEP or (inside and not getattr(self.env, "has_own_step", False))
+        if not whole and fuse is not _as_it_is:
+            # what lies between the policy and the env's own arithmetic stays eager
+            self._act_fn, self._base_fns = fuse(self._act), {**self._base_fns, **fused_parts(self.env, fuse)}
+            fuse = _as_it_is
         self._advance_fn = fuse(self._advance)
         self._step_fn = self._host_reset_step if self._env_step is unreset_step else fuse(self._step)
         self._graphs = RolloutGraphs(self._rollout, self.device)
@@ -354,6 +353,7 @@ class DeviceCollector(SharedPolicyCollector):
             self._env_step = unreset_step
         with host_syncs(self.device) as report:
             following = self._advance(root, out)
+        report = validation.waits_in_graphs(report, self._acting, self.env)
         if not settled:
             # an env that waits may be a simulator, which a reset under an empty mask would disturb
             self._masked = self._tensor_env or (not report.total and honours_reset_mask(self.env))

@@ -60,7 +60,8 @@ class AutoResetEnv(EnvBase):
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
-        TypeError: a ``dtype`` that is not a float type.
+        TypeError: a ``dtype`` that is not a float type, or a subclass with a ``_reset`` of its own, which a row that
+            starts over inside the step would not see.
         RuntimeError: CUDA asked for where there is none.
     """
 
@@ -79,6 +80,9 @@ class AutoResetEnv(EnvBase):
     elapsed: Tensor
     """Steps since the reset, int32 ``[N, 1]``."""
 
+    has_own_step: bool
+    """Whether a subclass overrides ``_step``, which is then called inside TorchRL's own ``step``."""
+
     def __init__(
         self,
         num_envs: int,
@@ -93,7 +97,13 @@ class AutoResetEnv(EnvBase):
         if max_episode_steps is not None:
             check_count(name, "max_episode_steps", max_episode_steps)
         check_float(name, dtype)
+        if self._overrides("_reset") and not self._overrides("_step_and_maybe_reset"):
+            raise TypeError(
+                f"{name}: expected no _reset of its own, since rows that end start over inside the step, received one. "
+                "Remedy: override what draws initial states (initial_state of a DeviceEnv), or use a transform."
+            )
         super().__init__(device=resolve_device(name, device), batch_size=(num_envs,))
+        self.has_own_step = self._overrides("_step")
         self.dtype = dtype
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
@@ -101,6 +111,9 @@ class AutoResetEnv(EnvBase):
         self._group_shapes: dict[str, torch.Size] = {}
         self._info_keys: tuple[NestedKey, ...] = ()
         self._stepped: Entries | None = None
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(AutoResetEnv, method)
 
     def _begin(self, seed: int | None, prefix: str) -> None:
         """Draw the first states and make their buffers, named ``prefix`` and their own name. The specs are set."""
@@ -249,7 +262,7 @@ class AutoResetEnv(EnvBase):
         # host whether a row ended, and its bookkeeping costs as much as the step.
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
-        if not _is_plain(tensordict):
+        if self.has_own_step or not _is_plain(tensordict):
             return self._step_and_reset_general(tensordict)
         self._assert_tensordict_shape(tensordict)
         entries, new_state, done = self._advance(tensordict)
@@ -261,7 +274,7 @@ class AutoResetEnv(EnvBase):
         return tensordict, root
 
     def _step_and_reset_general(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step through TorchRL's own bookkeeping: preset "next" entries, partial steps, other TensorDict classes."""
+        """Step through TorchRL's own bookkeeping: preset "next" entries, partial steps, a ``_step`` of a subclass."""
         tensordict = self.step(tensordict)
         root = self._step_mdp(tensordict)
         done = tensordict.get(("next", "done"))

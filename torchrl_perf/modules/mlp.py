@@ -73,6 +73,10 @@ class FusedMLP(MixedSequential):
         hidden_sizes: widths of any number of hidden layers, in place of two of ``hidden_size``; none for a linear map.
         layer_norm: normalise the units of each hidden layer before its activation.
 
+    Attributes:
+        fuses: whether the kernel runs where there is one, as it does by default; False runs layer by layer, which
+            starts sooner: Triton compiles each direction for some sizes of batch anew, about a second each.
+
     Raises:
         ValueError: for an unknown activation or precision.
     """
@@ -97,7 +101,7 @@ class FusedMLP(MixedSequential):
         for layer, gain in (*((each, 2**0.5) for each in linear), (last, output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
-        self.activation = activation
+        self.activation, self.fuses = activation, True
         self._has_kernel = len(linear) == 2 and not layer_norm and activation in FUSED
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ class FusedMLP(MixedSequential):
         if not self._has_kernel:
             return super().forward(x)
         params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
-        if not fusable(x, params):
+        if not (self.fuses and fusable(x, params)):
             return super().forward(x)
         rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
         return rows.view(*x.shape[:-1], rows.shape[-1])

@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
+from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import plain_calls
@@ -77,6 +79,28 @@ def kernels_of(config: RunConfig, mode: str, device: torch.device) -> CompileSwi
     """
     compile = None if mode == "eager" else partial(acceleration_of(config).compile, device=device)
     return CompileSwitch(compile, at=config.compiles_at, may_go_on=config.mode == "auto")
+
+
+def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any]) -> None:
+    """Networks among ``parts`` run layer by layer until the functions of the run are compiled.
+
+    Their fused kernels take Triton seconds to compile, as the compiler's own do, and are repaid as late.
+
+    Args:
+        kernels: decides when.
+        parts: anything; modules among them are looked through, once they are made and before they are called.
+    """
+    if not kernels.changes:
+        return
+    modules = [part for each in parts if isinstance(each, nn.Module) for part in each.modules()]
+    networks = [part for part in modules if isinstance(part, FusedMLP)]
+
+    def fuse(on: bool) -> None:
+        for network in networks:
+            network.fuses = on
+
+    fuse(False)
+    kernels.follow(fuse)
 
 
 def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

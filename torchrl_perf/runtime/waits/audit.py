@@ -107,10 +107,23 @@ class HostSyncReport:
         self._counts: Counter[tuple[str, Site]] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, op: str, site: Site) -> None:
-        """Count one wait of operation ``op`` at ``site``. Safe to call from the threads of the backward engine."""
+    def add(self, op: str, site: Site, count: int = 1) -> None:
+        """Count waits of operation ``op`` at ``site``. Safe to call from the threads of the backward engine."""
         with self._lock:
-            self._counts[op, site] += 1
+            self._counts[op, site] += count
+
+    def without(self, other: "HostSyncReport") -> "HostSyncReport":
+        """These waits, less as many as another report has of the same operations at the same innermost lines."""
+        left, taken = HostSyncReport(), Counter[tuple[str, str, int]]()
+        for row in other.rows:
+            taken[_innermost(row)] += row.count
+        for row in self.rows:
+            found = min(row.count, taken[_innermost(row)])
+            taken[_innermost(row)] -= found
+            if row.count > found:
+                site = Site(row.file, row.line, row.source, row.library_file, row.library_line)
+                left.add(row.op, site, row.count - found)
+        return left
 
     @property
     def rows(self) -> tuple[HostSync, ...]:
@@ -137,6 +150,10 @@ class HostSyncReport:
             site = Site(row.file, row.line, row.source, row.library_file, row.library_line)
             lines.append(f"{row.count:>6}  {row.op:<{width}}  {site}")
         return "\n".join(lines)
+
+
+def _innermost(row: HostSync) -> tuple[str, str, int]:
+    return row.op, row.library_file or row.file, row.library_line or row.line
 
 
 class _Audit:

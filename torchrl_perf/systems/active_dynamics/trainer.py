@@ -35,6 +35,7 @@ from torchrl_perf.trainers.device import (
     accelerated,
     acceleration_of,
     as_in_mode,
+    fuse_when_compiled,
     kernels_of,
     resolve_device,
     resolve_mode,
@@ -108,6 +109,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self.policy = make_filtered_policy(config, self.model, self.reward, self.field_env.action_spec)
         state = self.policy.make_state()
         self.env = TransformedEnv(self.field_env, state) if state.shapes else self.field_env
+        fuse_when_compiled(self.kernels, [self.model, self.reward, self.policy])
         self.collector = self._make_collector(list(state.shapes))
         bound = PredictiveELBOLoss if config.bound == "predictive" else MultiStepELBOLoss
         self.loss = bound(
@@ -190,7 +192,11 @@ class ActiveDynamicsTrainer(Checkpointed):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more iteration of the run."""
+        """One more iteration of the run.
+
+        In a loop of your own count it, ``trainer.iterations_done += 1``, as :func:`train` does: the number decides when
+        kernels are compiled.
+        """
         self.kernels.settle(self.iterations_done, self.train_state.notes, self._iterate)
         with as_in_mode(self.mode):
             self.kernels.call(self.micro.call, self._iterate)

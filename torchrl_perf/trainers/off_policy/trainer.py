@@ -19,7 +19,14 @@ from torchrl_perf.replay.stacked_frames import StackedFrames
 from torchrl_perf.runtime.oom import MicroBatches, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
-from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.device import (
+    accelerated,
+    acceleration_of,
+    as_in_mode,
+    fuse_when_compiled,
+    kernels_of,
+    resolve_mode,
+)
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
@@ -117,6 +124,7 @@ class OffPolicyTrainer(Checkpointed):
         self._lacks_final_observations = self.env is not None and is_native(self.env)
         self._make_state()
         policy = algorithm.build(self._setup())
+        fuse_when_compiled(self.kernels, [policy, *self.parts().values()])
         self._make_guard()
         modules, valid = [policy, *self.networks()], self.valid_key
         self.normalization = RunNormalization(self.config, self.config.num_streams, modules, self.device, valid)
@@ -184,7 +192,11 @@ class OffPolicyTrainer(Checkpointed):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more iteration of the run, the filling ones first."""
+        """One more iteration of the run, the filling ones first.
+
+        In a loop of your own count it, ``trainer.iterations_done += 1``, as :func:`train` does: the number decides when
+        kernels are compiled.
+        """
         self.kernels.settle(self.iterations_done, self.train_state.notes, *self._captures)
         with as_in_mode(self.mode):
             if self._fill_left:

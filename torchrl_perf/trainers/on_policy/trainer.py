@@ -18,7 +18,14 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
-from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, kernels_of, resolve_mode
+from torchrl_perf.trainers.device import (
+    accelerated,
+    acceleration_of,
+    as_in_mode,
+    fuse_when_compiled,
+    kernels_of,
+    resolve_mode,
+)
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
@@ -117,6 +124,7 @@ class OnPolicyTrainer(Checkpointed):
         learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
         self.normalization = RunNormalization(config, config.num_envs, learnt, self.device, self.valid_key)
         check_networks(type(self).__name__, self.algorithm.networks, specs, config)
+        fuse_when_compiled(self.kernels, learnt)
         self._lacks_final_observations = is_native(specs)
         self.collector = cast("Any", given if given is not None else self._make_collector())
         check_parts(self.source, self.collector, self.policy, config)
@@ -204,7 +212,11 @@ class OnPolicyTrainer(Checkpointed):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more iteration of the run."""
+        """One more iteration of the run.
+
+        In a loop of your own count it, ``trainer.iterations_done += 1``, as :func:`train` does: the number decides when
+        kernels are compiled.
+        """
         self.kernels.settle(self.iterations_done, self.train_state.notes, *self._captures)
         with as_in_mode(self.mode):
             self.kernels.call(self.micro.call, self._captures.iterate)

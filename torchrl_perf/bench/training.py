@@ -122,9 +122,8 @@ def run_once(case: Case, side: str, options: BenchTraining) -> dict[str, Any]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **threads, "PYTHONPATH": path}, capture_output=True, text=True
-    )
+    environment = {**os.environ, **threads, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     speed = speed_of(done.stdout, side) if done.returncode == 0 else None

@@ -71,7 +71,7 @@ class TestCommands:
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (
                 ["bench", "dqn"],
-                "torchrl-perf bench: expected one of ppo, gae, collector, replay, offpolicy, host, ablation, memory,",
+                "torchrl-perf bench: expected one of ppo, gae, collector, replay, offpolicy, host, training, ablation,",
             ),
         ],
     )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from torchrl_perf.bench import training
-from torchrl_perf.bench.training import CASES, BenchTraining, Case, command_of, speed_of
+from torchrl_perf.bench.training import CASES, BenchTraining, Case, command_of
 
 TINY = Case("ppo", "CartPole-v1", 64, 2, 16, 1, 2, cleanrl="ppo.py")
 
@@ -16,19 +16,20 @@ def test_ours_is_timed_in_a_process_of_its_own(monkeypatch, tmp_path, capsys):
     options = ["--only", "tiny", "--sides", "torchrl_perf", "cleanrl", "--rounds", "1", "--threads", "1"]
     assert training.main([*options, "--out", str(tmp_path)]) == 0
     ours, theirs = json.loads((tmp_path / "training_cpu.json").read_text())["rows"]
-    assert ours["frames"] == 64
+    assert ours["frames"] == 128
     assert ours["frames_per_second"] > 0
-    assert ours["frames_per_cpu_second"] > 0
+    assert ours["start_s"] > 0
     assert theirs["note"].startswith("cleanrl: expected a checkout of CleanRL's repository with cleanrl/ppo.py, rec")
     assert "frames_per_second" not in theirs
-    assert "how many times as fast" in capsys.readouterr().out
+    assert "as a multiple of the faster peer's speed" in capsys.readouterr().out
 
 
 def test_scripts_of_cleanrl_run_as_they_are(monkeypatch, tmp_path):
     (tmp_path / "cleanrl").mkdir()
     (tmp_path / "cleanrl" / "ppo.py").write_text("import sys\nprint('SPS: 5')\nprint('SPS:', len(sys.argv))\n")
-    row = training.run_once(TINY, "cleanrl", BenchTraining(cleanrl=str(tmp_path)))
-    command, folder = command_of(TINY, "cleanrl", 64, str(tmp_path))
+    options = BenchTraining(cleanrl=str(tmp_path))
+    row = training.run_once(TINY, "cleanrl", options)
+    command, folder = command_of(TINY, "cleanrl", 64, options)
     assert row["frames_per_second"] == len(command) - 1
     assert folder == str(tmp_path)
     assert command[:2] == [sys.executable, str(tmp_path / "cleanrl" / "ppo.py")]
@@ -36,22 +37,29 @@ def test_scripts_of_cleanrl_run_as_they_are(monkeypatch, tmp_path):
     assert given["--total-timesteps"] == "64"
     assert given["--num-minibatches"] == "2"
     (tmp_path / "cleanrl" / "ppo.py").write_text("raise SystemExit('broken')\n")
-    assert training.run_once(TINY, "cleanrl", BenchTraining(cleanrl=str(tmp_path)))["note"] == "broken"
+    assert training.run_once(TINY, "cleanrl", options)["note"] == "broken"
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_peers_get_the_same_sizes(algorithm):
     case = next(case for case in CASES.values() if case.algorithm == algorithm)
-    settings = json.loads(command_of(case, "sb3", 100, None)[0][-1])
-    assert (settings["env"], settings["num_envs"], settings["frames"]) == (case.env, case.num_envs, 100)
-    assert {**settings, "side": ""} == {**json.loads(command_of(case, "torchrl_perf", 100, None)[0][-1]), "side": ""}
+    theirs, ours = (json.loads(command_of(case, side, 100, BenchTraining())[0][-1]) for side in ("sb3", "torchrl_perf"))
+    assert (ours["env"], ours["num_envs"], ours["frames"]) == (case.env, case.num_envs, 100)
+    assert {**theirs, "side": ""} == {**ours, "side": ""}
 
 
-def test_what_a_run_prints():
-    assert speed_of("SPS: 100\nother\nSPS: 250\n", "cleanrl") == 250.0
-    assert speed_of("frames_per_second: 12.5\n", "sb3") == 12.5
-    assert speed_of("nothing", "sb3") is None
-    assert speed_of("SPS: 0", "cleanrl") is None
+def test_ours_is_compared_with_the_faster_peer(monkeypatch):
+    speeds = iter([100.0, 300.0, 50.0, 90.0, 200.0, 40.0])
+    monkeypatch.setattr(
+        training, "run_once", lambda case, side, options: {"side": side, "frames_per_second": next(speeds)}
+    )
+    options = BenchTraining(only=("ppo-CartPole",), sides=("sb3", "torchrl_perf", "cleanrl"), rounds=2)
+    rows = {row["side"]: row for row in training.measure(options)}
+    assert {side: row["frames_per_second"] for side, row in rows.items()} == {
+        "sb3": 100.0, "torchrl_perf": 300.0, "cleanrl": 50.0
+    }  # fmt: skip
+    assert rows["torchrl_perf"]["times"] == 3.0
+    assert "times" not in rows["sb3"]
 
 
 def test_names_that_do_not_exist(capsys):

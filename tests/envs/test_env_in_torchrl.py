@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torchrl.collectors import Collector
+from torchrl.data import Unbounded
 from torchrl.envs import (
     Compose,
     InitTracker,
@@ -190,6 +191,27 @@ class TwiceAsGood(Pendulum):
         return stepped.set("reward", 2 * stepped["reward"])
 
 
+class Marked(Pendulum):
+    """A task that observes something more, which its reset says differently."""
+
+    def _make_specs(self):
+        super()._make_specs()
+        self.observation_spec["mark"] = Unbounded((*self.batch_size, 1), device=self.device)
+
+    def _step(self, tensordict):
+        return super()._step(tensordict).set("mark", torch.zeros(*self.batch_size, 1, device=self.device))
+
+    def _reset(self, tensordict=None, **kwargs):
+        root = super()._reset(tensordict, **kwargs)
+        return root.set("mark", torch.full((*self.batch_size, 1), 7.0, device=self.device))
+
+
+def assert_episodes_of(data, length):
+    ended = data["next", "done"].squeeze(-1)
+    steps = torch.arange(1, ended.shape[-1] + 1)
+    assert torch.equal(ended, (steps % length == 0).expand_as(ended))
+
+
 class TestOverriddenSteps:
     @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
     @pytest.mark.parametrize("wrapped", [False, True])
@@ -215,10 +237,25 @@ class TestOverriddenSteps:
         assert torch.equal(batches[1]["next", "reward"], 2 * batches[0]["next", "reward"])
         assert torch.equal(batches[1]["observation"], batches[0]["observation"])
 
-    def test_a_reset_that_no_step_would_see_is_refused(self):
-        class FromTheTop(Pendulum):
-            def _reset(self, tensordict=None, **kwargs):
-                return super()._reset(tensordict, **kwargs)
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    @pytest.mark.parametrize("wrapped", [False, True])
+    @pytest.mark.parametrize("mode", ["eager", "compile", "auto"])
+    def test_an_overridden_reset_is_called_for_rows_that_end(self, device, wrapped, mode):
+        env = Marked(4, max_episode_steps=5, seed=0, device=device)
+        env = TransformedEnv(env, StepCounter()) if wrapped else env
+        collector = DeviceCollector(env, None, frames_per_batch=48, mode=mode)
+        batch = [collector.collect().clone() for _ in range(4)][-1]
+        begins = batch["is_init"].squeeze(-1)
+        assert begins[:, 1:].any()
+        assert torch.equal(batch["mark"].squeeze(-1), torch.where(begins, 7.0, 0.0))
+        assert collector.mode == (
+            "graph" if (device, mode) == ("cuda", "auto") else "eager" if mode == "auto" else mode
+        )
+        collector.shutdown()
 
-        with pytest.raises(TypeError, match=r"FromTheTop: expected no _reset of its own.* Remedy: override .*initial"):
-            FromTheTop(2)
+    def test_a_rollout_calls_it_as_well(self):
+        env = Marked(4, max_episode_steps=5, seed=0)
+        check_env_specs(env)
+        data = env.rollout(12, break_when_any_done=False)
+        assert torch.equal(data["mark"], torch.where(data["is_init"], 7.0, 0.0))
+        assert_episodes_of(data, 5)

@@ -1,18 +1,17 @@
 """Whole training on Gymnasium's envs on the CPU, in frames/s: this package's trainers, Stable-Baselines3, CleanRL.
 
 All learn with the same env, number of envs, network, batch and updates for each frame. Each run is a process of its
-own, and the sides take turns, so that whatever else the machine does hits them alike. Stable-Baselines3 runs where it
-is installed; CleanRL's scripts run as they are, from a checkout of its repository, since no release of it takes
-Gymnasium 1.
+own, and the sides take turns, so that whatever else the machine does hits them alike. The first two iterations, in
+which ``mode="compile"`` compiles, are told apart. Stable-Baselines3 runs where it is installed. CleanRL's scripts run as
+they are, from a checkout of its repository, by a Python that has what they require: Gymnasium before 1.0, so that its
+envs are one version older.
 """
 
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 
 from torchrl_perf.bench.report import format_table, write_results
 
-COLUMNS = ("case", "side", "frames", "frames_per_second", "times", "frames_per_cpu_second", "times_cpu", "note")
-SIDES = ("torchrl_perf", "sb3", "cleanrl")
+COLUMNS = ("case", "side", "frames", "start_s", "frames_per_second", "times", "note")
+OURS = ("torchrl_perf", "torchrl_perf-compile")
+SIDES = (*OURS, "sb3", "cleanrl")
 RUN = Path(__file__).parent / "peers" / "training_run.py"
 
 
@@ -71,6 +71,8 @@ class BenchTraining:
     """Whose training."""
     cleanrl: str | None = None
     """Folder of a checkout of CleanRL's repository; without it CleanRL is left out."""
+    cleanrl_python: str = sys.executable
+    """Python that runs CleanRL's scripts."""
     rounds: int = 3
     """Runs of each, of which the fastest counts."""
     threads: int = 2
@@ -81,7 +83,7 @@ class BenchTraining:
     """Folder for training_cpu.json; the package's bench/results by default."""
 
 
-def command_of(case: Case, side: str, frames: int, cleanrl: str | None) -> tuple[list[str], str | None]:
+def command_of(case: Case, side: str, frames: int, options: BenchTraining) -> tuple[list[str], str | None]:
     """The command that runs one side, and the folder to run it in.
 
     Raises:
@@ -90,20 +92,21 @@ def command_of(case: Case, side: str, frames: int, cleanrl: str | None) -> tuple
     if side != "cleanrl":
         settings = {"side": side, "frames": frames, **{name: getattr(case, name) for name in _SHARED}}
         return [sys.executable, str(RUN), json.dumps(settings)], None
-    folder = Path(cleanrl or "").resolve()
+    folder = Path(options.cleanrl or "").resolve()
     script = folder / "cleanrl" / case.cleanrl
-    if not (cleanrl and script.exists()):
+    if not (options.cleanrl and script.exists()):
         raise ValueError(
-            f"cleanrl: expected a checkout of CleanRL's repository with cleanrl/{case.cleanrl}, received {cleanrl!r}. "
-            "Remedy: git clone https://github.com/vwxyzjn/cleanrl, and --cleanrl FOLDER."
+            f"cleanrl: expected a checkout of CleanRL's repository with cleanrl/{case.cleanrl}, received "
+            f"{options.cleanrl!r}. Remedy: git clone https://github.com/vwxyzjn/cleanrl, and --cleanrl FOLDER."
         )
-    options = {"env-id": case.env, "total-timesteps": frames, "num-envs": case.num_envs}
+    env = case.env.replace("HalfCheetah-v5", "HalfCheetah-v4")  # the same physics and observations
+    settings = {"env-id": env, "total-timesteps": frames, "num-envs": case.num_envs}
     if case.algorithm == "ppo":
-        options |= {"num-steps": case.num_steps, "update-epochs": case.epochs, "num-minibatches": case.minibatches}
+        settings |= {"num-steps": case.num_steps, "update-epochs": case.epochs, "num-minibatches": case.minibatches}
     else:
-        options |= {"batch-size": case.batch_size, "learning-starts": case.learning_starts}
-    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return [sys.executable, str(script), "--no-cuda", *given], str(folder)
+        settings |= {"batch-size": case.batch_size, "learning-starts": case.learning_starts}
+    given = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    return [options.cleanrl_python, str(script), "--no-cuda", *given], str(folder)
 
 
 _SHARED = (
@@ -112,36 +115,28 @@ _SHARED = (
 
 
 def run_once(case: Case, side: str, options: BenchTraining) -> dict[str, Any]:
-    """Frames/s of one run, by the clock and by the CPU time of its process; a note where it failed."""
-    frames = max(case.frames // options.shorten, 2 * case.num_envs * case.num_steps)
+    """Frames/s of one run after its start, and the seconds of that; a note where it failed."""
+    frames = max(case.frames // options.shorten, 4 * case.num_envs * case.num_steps)
     row: dict[str, Any] = {"side": side, "frames": frames, "load": os.getloadavg()[0]}
     try:
-        command, folder = command_of(case, side, frames, options.cleanrl)
+        command, folder = command_of(case, side, frames, options)
     except ValueError as error:
         return {**row, "note": str(error)}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = {**os.environ, **threads, "PYTHONPATH": path}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    speed = speed_of(done.stdout, side) if done.returncode == 0 else None
-    if speed is None:
+    printed = done.stdout if done.returncode == 0 else ""
+    speeds = re.findall(r"^(?:SPS|frames_per_second): ([\d.]+)", printed, re.MULTILINE)
+    if not speeds:
         return {**row, "note": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]}
-    # the time before training, of imports, is a part of the process's CPU time alike: it is taken off in proportion
-    training = frames / speed
-    return {**row, "frames_per_second": speed, "frames_per_cpu_second": frames / (cpu * min(training / wall, 1.0))}
-
-
-def speed_of(output: str, side: str) -> float | None:
-    """Frames/s that a run has printed: CleanRL those since its beginning in each line, the others once."""
-    found = re.findall(r"^SPS: (\d+)" if side == "cleanrl" else r"^frames_per_second: ([\d.]+)", output, re.MULTILINE)
-    return float(found[-1]) if found and float(found[-1]) > 0 else None
+    start = re.findall(r"^start_s: ([\d.]+)", printed, re.MULTILINE)
+    # CleanRL's is one over all frames so far: its last line is of the whole run, in which nothing compiles
+    return {**row, "frames_per_second": float(speeds[-1]), **({"start_s": float(start[-1])} if start else {})}
 
 
 def measure(options: BenchTraining) -> list[dict[str, Any]]:
-    """A row for each case and side: the fastest of its rounds, and how many times slower the others are."""
+    """A row for each case and side: the fastest of its rounds, and how many times the fastest peer's speed ours is."""
     rows = []
     for name in options.only:
         best: dict[str, dict[str, Any]] = {}
@@ -150,11 +145,11 @@ def measure(options: BenchTraining) -> list[dict[str, Any]]:
                 row = {"case": name, **run_once(CASES[name], side, options)}
                 if row.get("frames_per_second", 0.0) > best.get(side, {}).get("frames_per_second", -1.0):
                     best[side] = row
-        ours = best.get("torchrl_perf", {})
-        for row in best.values():
-            for column, times in (("frames_per_second", "times"), ("frames_per_cpu_second", "times_cpu")):
-                if row is not ours and column in row and column in ours:
-                    row[times] = ours[column] / row[column]
+        speeds = {side: row["frames_per_second"] for side, row in best.items() if "frames_per_second" in row}
+        peers = [speed for side, speed in speeds.items() if side not in OURS]
+        for side in set(OURS) & speeds.keys():
+            if peers:
+                best[side]["times"] = speeds[side] / max(peers)
         rows += best.values()
     return rows
 
@@ -173,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
     rows = measure(options)
     print(format_table(rows, COLUMNS))
-    print("times: how many times as fast torchrl_perf is")
+    print("times: as a multiple of the faster peer's speed")
     print(f"written to {write_results('training_cpu', rows, options.out)}")
     return 0
 

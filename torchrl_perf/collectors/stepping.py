@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.runtime.upstream.envs import inner_reset
 
 Store = Callable[[TensorDictBase], None]
@@ -69,5 +70,6 @@ def resets_inside_step(env: EnvBase) -> bool:
 
 
 def is_tensor_env(env: EnvBase) -> bool:
-    """Whether ``env`` :func:`resets_inside_step`, or one below transforms does."""
-    return resets_inside_step(chain(env)[-1])
+    """Whether ``env``, or the one below its transforms, keeps its state in tensors that a reset by mask leaves alone."""
+    base = chain(env)[-1]
+    return resets_inside_step(base) or isinstance(base, AutoResetEnv)

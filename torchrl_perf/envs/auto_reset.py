@@ -60,13 +60,13 @@ class AutoResetEnv(EnvBase):
 
     Raises:
         ValueError: ``num_envs`` or ``max_episode_steps`` below 1, an unknown device.
-        TypeError: a ``dtype`` that is not a float type, or a subclass with a ``_reset`` of its own, which a row that
-            starts over inside the step would not see.
+        TypeError: a ``dtype`` that is not a float type.
         RuntimeError: CUDA asked for where there is none.
     """
 
     resets_inside_step: bool = True
-    """Mark for collectors: ``_step_and_maybe_reset`` needs no host and returns nothing by reference."""
+    """Mark for collectors: ``_step_and_maybe_reset`` needs no host and returns nothing by reference. False where a
+    subclass has a ``_reset`` of its own, which TorchRL's own step calls for the rows that have ended."""
     resets_nonfinite: bool = False
     """Whether a row whose state has become NaN or infinite is truncated and re-drawn; set it before the first step."""
 
@@ -97,13 +97,11 @@ class AutoResetEnv(EnvBase):
         if max_episode_steps is not None:
             check_count(name, "max_episode_steps", max_episode_steps)
         check_float(name, dtype)
-        if self._overrides("_reset") and not self._overrides("_step_and_maybe_reset"):
-            raise TypeError(
-                f"{name}: expected no _reset of its own, since rows that end start over inside the step, received one. "
-                "Remedy: override what draws initial states (initial_state of a DeviceEnv), or use a transform."
-            )
         super().__init__(device=resolve_device(name, device), batch_size=(num_envs,))
         self.has_own_step = self._overrides("_step")
+        self._has_own_reset = self._overrides("_reset") and not self._overrides("_step_and_maybe_reset")
+        if self._has_own_reset:
+            self.resets_inside_step = False  # its _reset is to be called for rows that end, too
         self.dtype = dtype
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
@@ -258,6 +256,8 @@ class AutoResetEnv(EnvBase):
         return flags
 
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        if self._has_own_reset:
+            return super()._step_and_maybe_reset(tensordict)
         # The reset has already happened, so the next root follows from what _advance returns. TorchRL's own asks the
         # host whether a row ended, and its bookkeeping costs as much as the step.
         if tensordict.device != self.device:

@@ -2,9 +2,9 @@
 
 All learn with the same env, number of envs, network, batch and updates for each frame. Each run is a process of its
 own, and the sides take turns, so that whatever else the machine does hits them alike. The first two iterations, in
-which ``mode="compile"`` compiles, are told apart. Stable-Baselines3 runs where it is installed. CleanRL's scripts run as
-they are, from a checkout of its repository, by a Python that has what they require: Gymnasium before 1.0, so that its
-envs are one version older.
+which ``mode="compile"`` compiles, are told apart. Stable-Baselines3 runs where it is installed. CleanRL's scripts run
+as they are, from a checkout of its repository, by a Python that has what they require: Gymnasium before 1.0, so that
+its envs are one version older.
 """
 
 import json

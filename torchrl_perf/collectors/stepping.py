@@ -70,6 +70,6 @@ def resets_inside_step(env: EnvBase) -> bool:
 
 
 def is_tensor_env(env: EnvBase) -> bool:
-    """Whether ``env``, or the one below its transforms, keeps its state in tensors that a reset by mask leaves alone."""
+    """Whether ``env``, or the one below its transforms, keeps its state in tensors that a masked reset honours."""
     base = chain(env)[-1]
     return resets_inside_step(base) or isinstance(base, AutoResetEnv)

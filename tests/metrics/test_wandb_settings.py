@@ -58,7 +58,7 @@ def test_a_run_has_its_names_its_code_and_its_pictures(tmp_path, monkeypatch):
 
 def test_a_run_shows_its_curve_and_counts_its_time(tmp_path, monkeypatch):
     # a busy machine takes long to write the last rows
-    monkeypatch.setattr(wandb_sink, "_CLOSE_LIMITS", {"offline": 60.0})
+    monkeypatch.setattr(wandb_sink, "_CLOSE_LIMITS", {"online": 60.0, "offline": 60.0})
     options = ["--num-envs=8", "--num-steps=32", "--epochs=1", "--device=cpu", "--log-interval=1", "--no-progress"]
     names = ["--logger=csv,wandb", "--wandb-mode=offline", "--wandb-name=mine", f"--run-dir={tmp_path}"]
     assert main(["train", "ppo", "--total-steps=1024", *options, *names]) == 0

@@ -35,6 +35,8 @@ OPTIONS = {
         *("--sampler", "prioritized", "--n-step", "3", "--checkpoint-interval", "3"),
     ],
 }
+OF_THE_PROCESS = ("/random/python", "/random/numpy", "/notes/seconds", "/settings/run_dir")
+"""Random states that no run seeds, the time that it took, and its folder."""
 TIMES = ("wall_time", "time/", "memory/", "gpu/")  # of the process and the machine, not of the run
 
 
@@ -62,8 +64,8 @@ def fork(algorithm: str, folder: Path, iterations: int) -> int:
 
 
 def leaves(state: object, path: str = "") -> dict[str, object]:
-    """Every leaf of a nested state, by path; random states that no run seeds are left out."""
-    if path in ("/random/python", "/random/numpy"):
+    """Every leaf of a nested state, by path, less those that are the process's own."""
+    if path in OF_THE_PROCESS:
         return {}
     if isinstance(state, dict):
         return {k: v for key, value in state.items() for k, v in leaves(value, f"{path}/{key}").items()}

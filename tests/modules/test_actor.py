@@ -51,11 +51,19 @@ def test_equals_probabilistic_actor(case, mode, shape):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_distribution_and_state_dict_are_the_parents(case):
+@pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC, None])
+def test_distribution_and_state_dict_are_the_parents(case, mode):
     ours, theirs = pair(case)
     td = TensorDict({"observation": torch.randn(6, 4)}, [6])
     action = call(ours, td, ExplorationType.RANDOM)["action"]
-    assert torch.equal(ours.get_dist(td.copy()).log_prob(action), theirs.get_dist(td.copy()).log_prob(action))
+    batches, dists = [td.copy(), td.copy()], []
+    for actor, batch in zip((ours, theirs), batches, strict=True):
+        with set_exploration_type(mode):
+            dists.append(actor.get_dist(batch))
+    assert torch.equal(*[dist.log_prob(action) for dist in dists])
+    assert type(dists[0]) is type(dists[1])
+    assert set(batches[0].keys()) == set(batches[1].keys()) > {"observation"}
+    assert all(torch.equal(batches[0][key], value) for key, value in batches[1].items())
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 

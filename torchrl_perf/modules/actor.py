@@ -9,6 +9,7 @@ from tensordict.nn import InteractionType, TensorDictModule, skip_existing
 from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torchrl.data import TensorSpec
 from torchrl.modules import ProbabilisticActor
 
@@ -18,10 +19,10 @@ from torchrl_perf.runtime.self_capture import self_capturing
 class DeviceActor(ProbabilisticActor):
     """``torchrl.modules.ProbabilisticActor`` of one network and one distribution, with a fast path to a sample.
 
-    While a collector samples actions, the network and the distribution are called directly and their results written,
-    which takes the host about two thirds of the time of the parent's chain of modules (on a CPU; compiled or captured
-    there is no difference). Every other call (deterministic actions, losses, ``tensordict_out``) is the parent's.
-    Values, keys and random numbers are the parent's throughout.
+    While a collector samples actions, and where a loss asks for the distribution, network and distribution are called
+    directly and their results written, which takes the host about two thirds of the time of the parent's chain of
+    modules (on a CPU; compiled or captured there is no difference). Every other call (deterministic actions,
+    ``tensordict_out``) is the parent's. Values, keys and random numbers are the parent's throughout.
 
     Keys read: ``in_keys``, and ``valid_key`` if given. Written: ``param_keys``, ``action`` and ``action_log_prob``
     (shaped as the batch).
@@ -47,7 +48,7 @@ class DeviceActor(ProbabilisticActor):
         self,
         network: nn.Module,
         *,
-        distribution_class: type[torch.distributions.Distribution],
+        distribution_class: type[Distribution],
         param_keys: Sequence[str],
         in_keys: Sequence[NestedKey] = ("observation",),
         spec: TensorSpec | None = None,
@@ -88,16 +89,28 @@ class DeviceActor(ProbabilisticActor):
         read = {key: leaves[key] for key in self._entries_read if key in leaves}
         return leaves if skip_existing() or len(read) < len(self._entries_read) else read
 
-    def _sampled(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def get_dist(
+        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None, **kwargs: Any
+    ) -> Distribution:
+        """The distribution of actions in ``tensordict``, whose parameters are written there."""
+        if tensordict_out is not None or kwargs or self.return_composite or interaction_type() is None:
+            return super().get_dist(tensordict, tensordict_out, **kwargs)
+        return self._distribution(tensordict)
+
+    def _distribution(self, tensordict: TensorDictBase) -> Distribution:
         head = cast("TensorDictModule", self.module[0])
         network = cast("nn.Module", head.module)
         params = network(*[tensordict.get(key) for key in head.in_keys])
         params = (params,) if isinstance(params, torch.Tensor) else params
         named = dict(zip(cast("list[str]", head.out_keys), params, strict=True))
-        exists = {} if self.valid_key is None else {"valid": tensordict.get(self.valid_key)}
-        dist = self._distribution_class(**named, **exists, **self._distribution_kwargs)
-        action = dist.rsample() if dist.has_rsample else dist.sample()
-        named |= {self.dist_sample_keys[0]: action, self.log_prob_keys[0]: dist.log_prob(action)}
         for key, value in named.items():
             tensordict.set(key, value)
+        exists = {} if self.valid_key is None else {"valid": tensordict.get(self.valid_key)}
+        return self._distribution_class(**named, **exists, **self._distribution_kwargs)
+
+    def _sampled(self, tensordict: TensorDictBase) -> TensorDictBase:
+        dist = self._distribution(tensordict)
+        action = dist.rsample() if dist.has_rsample else dist.sample()
+        tensordict.set(self.dist_sample_keys[0], action)
+        tensordict.set(self.log_prob_keys[0], dist.log_prob(action))
         return tensordict

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import NormalParamExtractor, TensorDictModule, set_skip_existing
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import IndependentNormal, ProbabilisticActor
@@ -65,6 +65,19 @@ def test_distribution_and_state_dict_are_the_parents(case, mode):
     assert set(batches[0].keys()) == set(batches[1].keys()) > {"observation"}
     assert all(torch.equal(batches[0][key], value) for key, value in batches[1].items())
     assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_entries_that_are_there_are_kept_where_the_caller_says_so(case):
+    ours, theirs = pair(case)
+    td = call(theirs, TensorDict({"observation": torch.randn(6, 4)}, [6]), ExplorationType.RANDOM)
+    td["observation"] = torch.zeros(6, 4)  # other parameters, if they were computed again
+    with set_skip_existing(True):
+        got, wanted = call(ours, td, ExplorationType.RANDOM), call(theirs, td, ExplorationType.RANDOM)
+        with set_exploration_type(ExplorationType.RANDOM):
+            dists = [actor.get_dist(td.copy()) for actor in (ours, theirs)]
+    assert all(torch.equal(got[key], value) for key, value in wanted.items())
+    assert torch.equal(*[dist.log_prob(td["action"]) for dist in dists])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -76,7 +76,7 @@ CASES = {
 
 
 def squashed_sac(critic, **options):
-    """TorchRL's TanhNormal asks the host about its bounds on CUDA, which no graph can."""
+    """With a squashed normal whose bounds may be numbers; TorchRL's TanhNormal copies them to CUDA at each call."""
     torch.manual_seed(0)
     actor = ProbabilisticActor(
         TensorDictModule(

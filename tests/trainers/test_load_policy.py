@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from config_runs import KINDS, make
+from states import run
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -35,11 +36,7 @@ variants = pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=V
 
 def learnt(name, options, iterations=6):
     """A trainer after some iterations."""
-    trainer = make(name, options)
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
+    return run(make(name, options), iterations)
 
 
 @variants

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from config_runs import KINDS, make
+from states import run
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Bounded, Composite
@@ -32,11 +33,7 @@ runs = pytest.mark.parametrize(("name", "options"), RUNS.values(), ids=RUNS.keys
 
 def stepped(name, options, iterations=3):
     """A trainer after some iterations."""
-    trainer = make(name, options)
-    for _ in range(iterations):
-        trainer.step()
-        trainer.iterations_done += 1
-    return trainer
+    return run(make(name, options), iterations)
 
 
 @runs

@@ -80,7 +80,7 @@ class DeviceActor(ProbabilisticActor):
 
     @self_capturing
     def _acted(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if interaction_type() is InteractionType.RANDOM:
+        if interaction_type() is InteractionType.RANDOM and not skip_existing():
             return self._sampled(tensordict)
         return super().forward(tensordict)
 
@@ -93,7 +93,9 @@ class DeviceActor(ProbabilisticActor):
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None, **kwargs: Any
     ) -> Distribution:
         """The distribution of actions in ``tensordict``, whose parameters are written there."""
-        if tensordict_out is not None or kwargs or self.return_composite or interaction_type() is None:
+        # the parent's chain heeds what it is told of parameters that are there already, and of exploration by default
+        others = self.return_composite or skip_existing() or interaction_type() is None
+        if tensordict_out is not None or kwargs or others:
             return super().get_dist(tensordict, tensordict_out, **kwargs)
         return self._distribution(tensordict)
 

@@ -63,9 +63,9 @@ class SquashedNormal(Distribution):
     ``log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x))``, which is exact for every ``x``. Nothing is validated and
     nothing waits for the host, so that it compiles as one graph and can be captured.
 
-    TorchRL's ``TanhNormal`` asks the host about its bounds whenever it is made. Values agree in the interior. At the
-    bounds, :meth:`rsample_and_log_prob` uses the drawn ``x`` itself, and :meth:`log_prob` the nearest action inside the
-    bounds, one rounding step of tanh away.
+    TorchRL's ``TanhNormal`` asks the host about its bounds, unless a graph is being recorded. Values agree in the
+    interior. At the bounds, :meth:`rsample_and_log_prob` uses the drawn ``x`` itself, and :meth:`log_prob` the nearest
+    action inside the bounds, one rounding step of tanh away.
 
     Parameters of 16 bits are computed with in float32, and results rounded to what the arguments promote to.
 

@@ -1,10 +1,13 @@
 """Fixtures shared by all tests: device, variant (eager, traced, compiled, graph), seeds, one thread."""
 
 import gc
+import os
 import random
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +24,28 @@ def pytest_configure(config: pytest.Config) -> None:
     What is started in the background ignores Ctrl-C, or the end of its terminal, and so would the runs that tests stop.
     """
     torch.set_num_threads(1)
+    _keep_caches_apart()
     if getattr(config.option, "dist", None) == "load":  # what `-n` alone means
         config.option.dist = "worksteal"  # neighbours share caches, and no worker waits beside another's long queue
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _keep_caches_apart() -> None:
+    """Give each worker of a GPU's tests compiler caches of its own.
+
+    Inductor chooses the block sizes of a kernel by timing them, and writes its choice beside the kernel. Two workers
+    that compile the same kernel at once may choose differently, and a sum over other blocks is rounded differently: a
+    run that is made again after that would not be the same to the bit.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or not torch.cuda.is_available():
+        return
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        folder = os.environ.get(name) or Path(tempfile.gettempdir()) / f"torchrl_perf_tests_{name.lower()}"
+        os.environ[name] = str(Path(folder) / worker)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

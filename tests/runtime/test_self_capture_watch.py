@@ -13,6 +13,7 @@ from torch import nn
 
 from torchrl_perf.objectives import DeviceDQNLoss
 from torchrl_perf.runtime.self_capture import SelfCaptureWarning, is_recorded, self_capturing
+from torchrl_perf.runtime.self_capture.watch import Watch
 
 device = recording_device
 
@@ -333,6 +334,19 @@ def test_weights_that_autocast_has_converted_before(device):
             called(module, device)
         torch.testing.assert_close(other, one, rtol=0, atol=0)
     assert is_recorded(module)
+
+
+def test_the_modes_of_a_compiled_part():
+    """What torch.compile returns has no flag of its own, in some versions of torch."""
+    net = nn.Linear(3, 3)
+    compiled = torch.compile(net, backend="eager")
+    compiled.__dict__.pop("training", None)
+    watch = Watch(nn.Sequential(compiled, nn.Dropout()))
+    modes = watch.modes()
+    net.eval()
+    assert watch.modes() != modes
+    net.train()
+    assert watch.modes() == modes
 
 
 @pytest.mark.gpu

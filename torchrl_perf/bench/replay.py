@@ -21,6 +21,7 @@ COLUMNS = ("operation", "batch", "variant", "us", "p10_us", "p90_us", "floor_us"
 OBSERVATION, ACTION = 376, 17  # Humanoid's: 2 x 376 + 18 floats a row with the reward
 SLICE_LENGTH = 16
 GRAPH_PARTS = 10  # calls in one graph, so that its launch is not what is timed
+CALLS = 10  # one after another, as in a loop, between two readings of the clock, which take as long as a call
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class BenchReplay:
     extend: int = 4096
     """Rows of a write."""
     repeats: int = 100
-    """Timed calls."""
+    """Timed stretches of ten calls."""
     peers: tuple[str, ...] = ("torchrl", "gather", "flashbax")
     """What to compare with: torchrl, gather, flashbax (where installed)."""
     device: str = "auto"
@@ -79,7 +80,13 @@ class Bench:
 
     def add(self, operation: str, batch: int, variant: str, fn: Callable[[], Any], *, parts: int = 1) -> None:
         """Times ``fn``, which does the operation ``parts`` times."""
-        timing = time_cuda(fn, self.options.repeats, device=self.device)
+
+        def calls() -> None:
+            for _ in range(CALLS):
+                fn()
+
+        timing = time_cuda(calls, self.options.repeats, device=self.device)
+        parts *= CALLS
         size = row_bytes(transitions(2, self.device))
         floor = batch * (2 * size + 8) / self.bandwidth * 1e6
         times = {"us": timing.median / parts, "p10_us": timing.p10 / parts, "p90_us": timing.p90 / parts}

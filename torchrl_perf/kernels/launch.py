@@ -64,7 +64,7 @@ def assumptions(args: Sequence[Any]) -> tuple[Any, ...]:
         elif kind is float or kind is bool:
             found.append(kind)
         elif kind is tuple:
-            found.append(assumptions(arg))
+            found += [(each.dtype, each.data_ptr() & 15) for each in arg]
         else:
             found.append(arg.dtype)
             found.append(arg.data_ptr() & 15)

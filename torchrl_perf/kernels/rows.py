@@ -181,11 +181,12 @@ def launch_write(
         index: int64, that many, to be written; ``counters`` are then cursor, length and a zero, and are advanced.
     """
     rows, streams = shape
+    capacity, row_bytes = ring.shape
     fits = ring.data_ptr() % 4 == 0
     in_words = tuple([fits and field.data_ptr() % 4 == 0 for field in fields])
-    grid, constants = _write_plan(rows, ring.shape[1], offsets, sizes, in_words, index is not None)
+    grid, constants = _write_plan(rows, row_bytes, offsets, sizes, in_words, index is not None)
     fields = tuple([torch.view_as_real(field) if field.is_complex() else field for field in fields])
-    steps = ring.shape[0] // streams
+    steps = capacity // streams
     args = (ring, counters, counters if index is None else index, fields, rows, streams, steps)
     launch(_write, grid, args, constants)
 

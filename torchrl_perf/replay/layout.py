@@ -166,10 +166,13 @@ def leaves_of(data: TensorDictBase, ignored: frozenset[str] = frozenset(), prefi
         ValueError: for an entry that is not a tensor.
     """
     leaves: Leaves = {}
-    for name, value in data.items():
+    entries = entries_of(data) if type(data) is TensorDict else data
+    for name, value in entries.items():
         if isinstance(value, Tensor):
             if prefix or name not in ignored:
                 leaves[*prefix, name] = value
+        elif type(value) is TensorDict:
+            leaves.update(leaves_of(value, ignored, (*prefix, name)))
         elif is_tensor_collection(value) and not is_non_tensor(value):
             leaves.update(leaves_of(value, ignored, (*prefix, name)))
         else:

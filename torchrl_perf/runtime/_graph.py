@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from torchrl_perf.runtime._signature import detached
-from torchrl_perf.runtime.waits.audit import sync_debug_mode
 
 
 @cache
@@ -66,8 +65,9 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Record what ``fn`` does into a CUDA graph without running it, and leave CUDA usable if that fails.
 
-    The sync debug mode raises before a host wait reaches the driver, where it would invalidate the capture and leave
-    the allocator and the random state half switched.
+    A host wait reaches the driver, which refuses it and drops the capture; what that leaves half switched is put back.
+    CUDA's sync debug mode would refuse it before, but belongs to the process: a thread that reads a result meanwhile
+    would be refused too.
 
     Args:
         fn: function without arguments, warm: nothing left to compile, allocate lazily or tune.
@@ -94,7 +94,7 @@ def record(
         # thread_local: a logger or a data thread may use CUDA meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            with torch.compiler.set_stance("fail_on_recompile"), sync_debug_mode("error"):
+            with torch.compiler.set_stance("fail_on_recompile"):
                 outputs = detached(fn())
             graph.capture_end()
         except BaseException:

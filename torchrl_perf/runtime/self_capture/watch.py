@@ -40,7 +40,8 @@ class Watch:
         parts = list(_parts(module))
         # not the module itself, which would live as long as what watches it
         self._parts = parts[1:]
-        self._attributes = [part.__dict__ for part in parts]
+        # a part that answers for another one, as what torch.compile returns, has no flag of its own
+        self._flags = [part.__dict__ for part in parts if "training" in part.__dict__]
         self._slots = [
             _Slot(holder, key, tensor, _kind(tensor), f"{type(part).__name__}.{key}")
             for part in parts
@@ -65,7 +66,7 @@ class Watch:
 
     def modes(self) -> tuple[bool, ...]:
         """The ``training`` flag of each part."""
-        return tuple([attributes["training"] for attributes in self._attributes])
+        return tuple([attributes["training"] for attributes in self._flags])
 
     def settings(self) -> "_Settings":
         """Numbers, words, flags and functions of all parts, as something to compare.

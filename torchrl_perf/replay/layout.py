@@ -171,9 +171,7 @@ def leaves_of(data: TensorDictBase, ignored: frozenset[str] = frozenset(), prefi
         if isinstance(value, Tensor):
             if prefix or name not in ignored:
                 leaves[*prefix, name] = value
-        elif type(value) is TensorDict:
-            leaves.update(leaves_of(value, ignored, (*prefix, name)))
-        elif is_tensor_collection(value) and not is_non_tensor(value):
+        elif type(value) is TensorDict or (is_tensor_collection(value) and not is_non_tensor(value)):
             leaves.update(leaves_of(value, ignored, (*prefix, name)))
         else:
             raise ValueError(

@@ -64,6 +64,7 @@ def test_files_do_what_the_policy_does(name, tmp_path):
     text = (out / "policy.md").read_text()
     assert all(f"| in | `{each}` | [batch" in text for each in names)
     assert all(f"| out | `{each}` | [batch" in text for each in out_names)
+    assert ("Clip an action to its values" in text) == any("2 to" in row for row in text.splitlines() if "| out" in row)
 
 
 def test_command_line(capsys):

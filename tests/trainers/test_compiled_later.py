@@ -189,6 +189,43 @@ def test_a_graph_that_refuses_eager_kernels_takes_compiled_ones(device, request,
     trainer.close()
 
 
+@pytest.mark.parametrize("name", [*KINDS, SYSTEM])
+def test_on_a_cpu_auto_is_eager_and_compiles_updates_later(name, other_rounding):
+    trainer = make_any(name, {"mode": "auto", "compile_after": 4})
+    assert trainer.mode == "eager"
+    run(trainer, 4)
+    assert other_rounding == []
+    run(trainer, 1)
+    assert len(set(other_rounding)) >= 2
+    trainer.close()
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn"])
+def test_a_policy_that_acts_for_envs_on_the_host_is_compiled_in_that_iteration(kind, other_rounding):
+    pytest.importorskip("gymnasium")
+    trainer = make(kind, {"env": "CartPole-v1", "mode": "auto", "compile_after": 3})
+    run(trainer, 3)
+    assert "__call__" not in other_rounding
+    run(trainer, 1)
+    assert "__call__" in other_rounding
+    trainer.close()
+
+
+def test_a_long_run_goes_on_eagerly_where_there_is_no_compiler(monkeypatch, caplog):
+    def compiled(fn, **_):
+        def call(*args, **kwargs):
+            raise torch._dynamo.exc.BackendCompilerFailed(fn, RuntimeError("no C++ compiler"), None)
+
+        return call
+
+    monkeypatch.setattr(precision, "compiled", compiled)
+    expected = run(make("ppo", {"mode": "eager"}), 5).state_dict()
+    trainer = make("ppo", {"mode": "auto", "compile_after": 3})
+    assert_same_state(expected, run(trainer, 5).state_dict())
+    assert "is not compiled, since the compiler refuses it" in caplog.text
+    trainer.close()
+
+
 def test_a_run_says_in_one_line_when_it_changed(other_rounding, tmp_path, caplog):
     trainer = make("dqn", {"mode": "compile", "compile_after": 3, "run_dir": str(tmp_path)})
     train(trainer, progress=False)
@@ -236,7 +273,7 @@ class TestWhen:
         config = kind(total_steps=10**11)
         updates = config.updates_each_iteration
         work = config.num_steps + WORK_OF_UPDATE * updates
-        expected = math.ceil(WORK_BEFORE_COMPILING / work) + getattr(config, "fill_iterations", 0)
+        expected = math.ceil(WORK_BEFORE_COMPILING["cuda"] / work) + getattr(config, "fill_iterations", 0)
         assert config.compiles_at == expected
         twice = 2 * expected * config.batch_size
         assert kind(total_steps=twice).compiles_at == expected
@@ -246,10 +283,14 @@ class TestWhen:
         config = MarineDQNConfig(total_steps=10**11)
         work = MarineDQNConfig.work_of_step * config.num_steps + WORK_OF_UPDATE * config.updates_each_iteration
         assert MarineDQNConfig.work_of_step > 1
-        assert config.compiles_at == math.ceil(WORK_BEFORE_COMPILING / work) + config.fill_iterations
+        assert config.compiles_at == math.ceil(WORK_BEFORE_COMPILING["cuda"] / work) + config.fill_iterations
 
     def test_the_length_of_a_long_run_does_not_matter(self):
         assert PPOConfig(total_steps=10**10).compiles_at == PPOConfig(total_steps=10**11).compiles_at
+
+    def test_a_cpu_repays_it_earlier(self):
+        config = PPOConfig(total_steps=10**11)
+        assert 3 < config.compiles_on("cuda") / config.compiles_on("cpu") < 5
 
     def test_updates_are_counted(self):
         assert PPOConfig(epochs=3, minibatches=8).updates_each_iteration == 24

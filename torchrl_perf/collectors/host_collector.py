@@ -28,6 +28,7 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import check_seed, independent_seed
 
 Mode = Literal["auto", "eager", "compile", "graph"]
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class HostCollector(BaseCollector):
@@ -65,6 +66,8 @@ class HostCollector(BaseCollector):
             read them (an action mask), and below ``"next"``. A mapping of keys to a gymnasium space or a TorchRL spec
             of one env's value; or a list of keys, whose specs are taken from a reset at construction. A tuple is the
             key of an entry in nested dicts. An env whose info lacks the entry (its ``_key`` mask is false) gets zeros.
+        compile: makes a compiled function of the policy's in the modes ``"eager"`` and ``"compile"``, at once or
+            later; by default ``"compile"`` does so at the first step.
 
     Keys written: the observation (``"observation"``, or the keys of a Dict space; a Tuple's entries are
     ``("observation", "0")`` and so on), what the policy writes (``"action"`` among it), the same observation below
@@ -103,6 +106,7 @@ class HostCollector(BaseCollector):
         seed: int | None = None,
         timeout: float | Literal["auto"] | None = "auto",
         info_keys: InfoKeys = (),
+        compile: Compile | None = None,
     ) -> None:
         vector_envs = list(envs) if isinstance(envs, list | tuple) else [envs]
         self.device = policy_device(policy, device)
@@ -126,6 +130,7 @@ class HostCollector(BaseCollector):
         self._next_traj = 0
         self.mode = validation.resolve_mode(mode, self.device)
         self.mode = validation.fastest_mode(self.device) if self.mode == "auto" else self.mode
+        self._compile = compiled if compile is None and self.mode == "compile" else compile
         self._make_rows()
         self._seed_actions()
 
@@ -184,7 +189,10 @@ class HostCollector(BaseCollector):
             _, out = validation.probe_keys(self.policy, specs)
             outputs = {key: out.get(key) for key in out.exclude("next").keys(True, True)}
             call = PolicyCall(self.policy, [*(leaf.key for leaf in self._leaves), INIT_KEY], list(outputs))
-        self._act = compiled(call.__call__) if call is not None and self.mode == "compile" else call
+        if call is not None and self.mode != "graph" and self._compile is not None:
+            self._act = self._compile(call.__call__)
+        else:
+            self._act = call
         self._store = HostBatch(self._leaves, outputs, self.num_steps, self.num_envs, self.device)
         self._rows: list[GroupRows] = [self._rows_of(group) for group in self.groups]
 

@@ -26,8 +26,11 @@ from torchrl_perf.trainers.config_checks import (
 from torchrl_perf.trainers.env_arguments import env_arguments
 from torchrl_perf.trainers.known_envs import settings_for
 
-WORK_BEFORE_COMPILING = 400_000
-"""Steps, of all envs at once, in which compiled kernels repay half a minute of compiling: they save some 75 us each."""
+WORK_BEFORE_COMPILING = {"cuda": 400_000, "cpu": 100_000}
+"""Steps, of all envs at once, in which compiled kernels repay half a minute of compiling, by type of device.
+
+They save some 75 us each in a CUDA graph, and some 300 us on a CPU, most of it Python's time.
+"""
 
 WORK_OF_UPDATE = 5
 """Steps that save as much as one update of small networks."""
@@ -95,8 +98,8 @@ class RunConfig:
     device: str = "auto"
     """Device of everything: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1"."""
     mode: Literal["auto", "eager", "compile", "graph"] = "auto"
-    """How an iteration runs: "graph" captures it into a CUDA graph of compiled kernels. "auto" is "eager" on a CPU; on
-    CUDA it captures eager kernels, within seconds, and compiles them once that repays (see compile_after)."""
+    """How an iteration runs: "graph" captures it into a CUDA graph of compiled kernels. "auto" captures eager kernels on
+    CUDA, within seconds, and is "eager" on a CPU; it compiles them once that repays (see compile_after)."""
     log_interval: int = 10
     """Iterations between two rows of metrics (one copy to the host each)."""
     logger: str = "csv"
@@ -413,16 +416,23 @@ class RunConfig:
 
     @property
     def compiles_at(self) -> int | None:
+        """:meth:`compiles_on` CUDA."""
+        return self.compiles_on("cuda")
+
+    def compiles_on(self, device: str) -> int | None:
         """The iteration, counted from 0, from which on kernels are compiled where a mode compiles; None for never.
 
         Settings alone decide, so that a resumed run changes where the one that was not stopped does.
+
+        Args:
+            device: ``"cuda"`` or ``"cpu"``.
         """
         if self.compile_after is not None:
             return self.compile_after
         if self.mode != "auto":
             return 0
         work = self.work_of_step * self.num_steps + WORK_OF_UPDATE * self.updates_each_iteration
-        first = getattr(self, "fill_iterations", 0) + -(-WORK_BEFORE_COMPILING // work)
+        first = getattr(self, "fill_iterations", 0) + -(-WORK_BEFORE_COMPILING[device] // work)
         return first if 2 * first <= self.iterations else None
 
     @property

@@ -74,11 +74,12 @@ def kernels_of(config: RunConfig, mode: str, device: torch.device) -> CompileSwi
 
     Args:
         config: settings of the run.
-        mode: as :func:`resolve_mode` gives it; ``"eager"`` compiles nothing.
+        mode: as :func:`resolve_mode` gives it; ``"eager"`` compiles nothing, unless it is what ``"auto"`` is on a CPU.
         device: of the run.
     """
-    compile = None if mode == "eager" else partial(acceleration_of(config).compile, device=device)
-    return CompileSwitch(compile, at=config.compiles_at, may_go_on=config.mode == "auto")
+    plain = mode == "eager" and config.mode != "auto"
+    compile = None if plain else partial(acceleration_of(config).compile, device=device)
+    return CompileSwitch(compile, at=config.compiles_on(device.type), may_go_on=config.mode == "auto")
 
 
 def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any]) -> None:

@@ -407,7 +407,8 @@ class OffPolicyTrainer(Checkpointed):
         at_random = config.fill_iterations * frames * self.algorithm.fills_at_random
         if self.env is None:
             options = {"frames_per_batch": frames, "init_random_frames": at_random, "seed": config.seed}
-            return host_collector(self.source, policy, device=self.device, mode=self.mode, **options)
+            options |= {"device": self.device, "mode": self.mode, "compile": self.kernels.function}
+            return host_collector(self.source, policy, **options)
         made = DeviceCollector(
             self.env,
             policy,

@@ -171,7 +171,8 @@ class OnPolicyTrainer(Checkpointed):
         config = self.config
         if self.env is None:
             options = {"frames_per_batch": config.batch_size, "device": self.device, "seed": config.seed}
-            return host_collector(self.source, self.algorithm.policy, mode=self.mode, **options)
+            options |= {"mode": self.mode, "compile": self.kernels.function}
+            return host_collector(self.source, self.algorithm.policy, **options)
         made = DeviceCollector(
             self.env,
             cast("Any", self.algorithm.policy),

@@ -106,6 +106,21 @@ KNOWN: dict[str, Settings] = {
         **_CPU,
         "ppo": {**_PPO_CPU, "num_envs": 16, "num_steps": 128},
     },
+    "LunarLander-*": {
+        **_CPU,
+        "ppo": {
+            **_PPO_CPU,
+            "num_envs": 16,
+            "num_steps": 1024,  # a landing takes up to a thousand steps
+            "minibatches": 256,
+            "epochs": 4,
+            "gamma": 0.999,
+            "lmbda": 0.98,
+            "entropy_coeff": 0.01,
+            "log_interval": 1,
+        },
+        "dqn": {**_DQN_CPU, "total_steps": 200_000},
+    },
     "*-v[0-9]*": _CPU,
 }
 """Settings of algorithms by patterns of names; the first that fits counts."""

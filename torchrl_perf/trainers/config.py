@@ -98,8 +98,8 @@ class RunConfig:
     device: str = "auto"
     """Device of everything: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1"."""
     mode: Literal["auto", "eager", "compile", "graph"] = "auto"
-    """How an iteration runs: "graph" captures it into a CUDA graph of compiled kernels. "auto" captures eager kernels on
-    CUDA, within seconds, and is "eager" on a CPU; it compiles them once that repays (see compile_after)."""
+    """How an iteration runs: "graph" captures it into a CUDA graph of compiled kernels. "auto" captures eager kernels
+    on CUDA, within seconds, and is "eager" on a CPU; it compiles them once that repays (see compile_after)."""
     log_interval: int = 10
     """Iterations between two rows of metrics (one copy to the host each)."""
     logger: str = "csv"

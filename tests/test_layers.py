@@ -12,7 +12,7 @@ PACKAGE = "torchrl_perf"
 
 LAYERS = (
     ("functional", "kernels", "runtime"),
-    ("metrics", "modules", "replay"),
+    ("metrics", "modules", "parallel", "replay"),
     ("envs", "objectives", "transforms"),
     ("collectors",),
     ("trainers",),

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, dict[str, str]], ...] = (
             "modules": "networks, policies,\ndistributions",
             "replay": "storage, writer,\nsamplers, one factory",
             "metrics": "sums on the device,\none copy a row",
+            "parallel": "several ranks,\none policy",
         },
     ),
     (

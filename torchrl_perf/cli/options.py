@@ -16,7 +16,10 @@ from torchrl_perf.trainers.config_checks import settings_from, unknown_setting
 
 __all__ = ["OPTIONS", "joined", "refuse_bad_options"]
 
-OPTIONS: dict[str, bool] = {"config": False, "resume": False, "keep_schedules": True, "progress": True}
+OPTIONS: dict[str, bool] = {
+    **{"config": False, "resume": False, "keep_schedules": True, "progress": True},
+    **{"ranks": False, "gpus": False, "per_rank": True},
+}
 """Options beside the settings, and whether each is a switch."""
 HELP = ("-h", "--help")
 

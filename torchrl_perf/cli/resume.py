@@ -9,12 +9,14 @@ from typing import Any
 
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.envs.registry import is_known
+from torchrl_perf.parallel import Ranks
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import TASKS, RunConfig
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import find_resumable, is_finished
 from torchrl_perf.trainers.run.made_of import check_made_of
+from torchrl_perf.trainers.run.rank_folder import common_checkpoint
 
 __all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start", "refuse_own_env"]
 
@@ -136,8 +138,13 @@ def load_start(trainer: Any, start: Start) -> None:
     """
     if start.run_dir is None:
         return
-    config = trainer.config
-    if start.checkpoint is not None:
+    config = trainer.config.whole
+    ranks: Ranks = getattr(trainer, "ranks", None) or Ranks.alone()
+    if ranks.several:
+        name = "" if start.checkpoint is None else start.checkpoint.name
+        of = start.run_dir, trainer.device
+        path, state = common_checkpoint(ranks, *of, made_by=config.algorithm, name=name)
+    elif start.checkpoint is not None:
         path, state = start.checkpoint, read_checkpoint(start.checkpoint, trainer.device, made_by=config.algorithm)
     else:
         folder = CheckpointFolder(start.run_dir / CHECKPOINTS, keep=config.keep_checkpoints)
@@ -156,4 +163,5 @@ def load_start(trainer: Any, start: Start) -> None:
             f"{start.run_dir}: expected a run with steps left, received one that has taken {taken} of "
             f"{config.total_steps}. Remedy: a larger --total-steps."
         )
-    say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")
+    if ranks.first:
+        say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")

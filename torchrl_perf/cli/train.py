@@ -12,6 +12,7 @@ import torch
 
 from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.options import joined, refuse_bad_options
+from torchrl_perf.cli.ranks import asked_for, fitted_to_ranks, joined_ranks, launch, print_batch
 from torchrl_perf.cli.resume import (
     AUTO,
     Start,
@@ -22,13 +23,16 @@ from torchrl_perf.cli.resume import (
     refuse_own_env,
 )
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
+from torchrl_perf.parallel.watch import first_to_tell, of_collective
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
-from torchrl_perf.trainers.run.run import RunFolderError, TrainingDivergedError, train
+from torchrl_perf.trainers.run.rank_folder import ranks_of_run
+from torchrl_perf.trainers.run.run import RunFolderError, RunResult, TrainingDivergedError, train
 
 __all__ = ["ALGORITHMS", "SYSTEMS", "main"]
 
@@ -53,6 +57,13 @@ class Arguments(Generic[Settings]):
     """With --resume: what is annealed goes on as in the stored run, whatever --total-steps is now."""
     progress: bool = True
     """Show a line of progress on standard error."""
+    ranks: int | None = None
+    """Processes that learn together, each with its part of num_envs, minibatch_size and capacity; started here where
+    torchrun has not. --device cpu for processes on the CPU."""
+    gpus: int | None = None
+    """The same with a GPU for each."""
+    per_rank: bool = False
+    """Take num_envs, minibatch_size and capacity for those of each rank, and not of the whole run."""
 
 
 def unchecked(kind: type[RunConfig]) -> type[RunConfig]:
@@ -80,19 +91,72 @@ def main(name: str, argv: list[str]) -> int:
         torch.set_num_threads(1)
     keep_standard_files()
     try:
-        arguments, start = parse(name, argv)
-        config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
-        if arguments.keep_schedules:
-            config = kept_schedules(config, start)
+        if (number := asked_for(argv)) > 1:
+            return launch(name, argv, number)
+        ranks = joined_ranks(argv)
+    except RankStoppedError as error:
+        return error.exit_code
+    except ValueError as error:
+        return _failed(error)
+    try:
+        return _train_on(ranks, name, argv)
+    except RankStoppedError as error:
+        return error.exit_code
+    finally:
+        leave()
+
+
+def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
+    """The run, as one of its ranks; every error that is expected is said by one of them."""
+    try:
+        settings, start, progress = ranks.of_first(lambda: _settings(name, argv, ranks))
+        config = algorithm_of(name, argv).load("config")(**settings)
+        if not ranks.several and (before := _ranks_before(start)) > 1:
+            return launch(name, argv, before)
+        print_batch(config, ranks)
         trainer = make_trainer(config, start)
     except (ValueError, OSError, ImportError) as error:
         return _failed(error)
+    except RuntimeError as error:
+        if not ranks.several or isinstance(error, RankStoppedError) or not of_collective(error):
+            raise
+        return 1  # another rank has failed, and says why
     try:
-        result = train(trainer, start.run_dir, progress=arguments.progress)
+        result = train(trainer, start.run_dir, progress=progress)
+    except RankLostError as error:
+        say(f"torchrl-perf: {error}")
+        return 1
     except (TrainingDivergedError, RunFolderError, ImportError) as error:
         return _failed(error)
     finally:
         trainer.close()
+    return _ended(result, name) if ranks.first else result.exit_code
+
+
+def _settings(name: str, argv: list[str], ranks: Ranks) -> tuple[dict[str, Any], Start, bool]:
+    """Settings of the whole run as plain values, where it starts from, and whether it shows its progress."""
+    arguments, start = parse(name, argv)
+    config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
+    if arguments.keep_schedules:
+        config = kept_schedules(config, start)
+    before = _ranks_before(start)
+    if ranks.several and start.run_dir is not None and before != ranks.size:
+        raise ConfigError(
+            [
+                f"--resume {start.run_dir}: expected the {before} ranks that the run was begun with, received "
+                f"{ranks.size}. Remedy: --ranks {before}."
+            ]
+        )
+    return fitted_to_ranks(config, arguments, ranks.size).to_dict(), start, arguments.progress
+
+
+def _ranks_before(start: Start) -> int:
+    """The ranks of the run that is gone on with; 1 for a new one."""
+    return 1 if start.run_dir is None else ranks_of_run(start.run_dir)
+
+
+def _ended(result: RunResult, name: str) -> int:
+    """Says how a run ended; its exit code."""
     if result.problem:
         say(f"torchrl-perf: {result.problem}")
     elif result.exit_code:
@@ -235,5 +299,7 @@ def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
 
 
 def _failed(error: Exception) -> int:
-    say(f"torchrl-perf: {error}")
+    """Says what is wrong, where no other rank has said so."""
+    if first_to_tell():
+        say(f"torchrl-perf: {error}")
     return 1

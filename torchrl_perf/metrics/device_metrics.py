@@ -93,6 +93,11 @@ class DeviceMetrics:
         return tuple(self._layout.slots)
 
     @property
+    def reductions(self) -> dict[str, Reduce]:
+        """How each metric that has come so far is combined, by name."""
+        return {name: slot.reduce for name, slot in self._layout.slots.items()}
+
+    @property
     def last_step(self) -> int | None:
         """Step of the latest flush, ``None`` before the first."""
         return self._last_step

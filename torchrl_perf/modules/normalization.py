@@ -1,6 +1,6 @@
 """Layers that normalise by running statistics: of observations, and of rewards by their discounted return."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,8 @@ class EmpiricalNormalization(WideBuffers):
         loc: ``[O]`` float32, what is subtracted.
         scale: ``[O]`` float32, what is multiplied with.
         frozen: whether :meth:`update` does nothing.
+        merge: makes of the summary of the rows of an update that of several processes' rows; None takes them as they
+            are.
 
     Raises:
         ValueError: for a size below 1, and an ``eps`` or ``clip`` that is not positive.
@@ -71,6 +73,7 @@ class EmpiricalNormalization(WideBuffers):
             )
         self.in_keys, self.eps, self.clip = list(in_keys), eps, clip
         self.frozen = False
+        self.merge: Callable[[Moments], Moments] | None = None
         self.register_buffer("count", torch.zeros((), dtype=torch.float64, device=device))
         self.register_buffer("mean", torch.zeros(num_features, dtype=torch.float64, device=device))
         self.register_buffer("squares", torch.zeros(num_features, dtype=torch.float64, device=device))
@@ -98,7 +101,9 @@ class EmpiricalNormalization(WideBuffers):
         """
         if self.frozen:
             return
-        merged = merged_moments(Moments(self.count, self.mean, self.squares), moments_of(rows, valid))
+        found = moments_of(rows, valid)
+        found = found if self.merge is None else self.merge(found)
+        merged = merged_moments(Moments(self.count, self.mean, self.squares), found)
         self.count.copy_(merged.count)
         self.mean.copy_(merged.mean)
         self.squares.copy_(merged.squares)

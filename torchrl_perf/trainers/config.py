@@ -360,6 +360,11 @@ class RunConfig:
         return changed
 
     @property
+    def whole(self) -> Self:
+        """The settings of the whole run, where these are one rank's part of them; see ``trainers/shards.py``."""
+        return self.__dict__.get("_whole", self)
+
+    @property
     def wandb(self) -> WandbSettings:
         """What a W&B run is called and where it belongs."""
         tags = tuple(tag.strip() for tag in self.wandb_tags.split(",") if tag.strip())

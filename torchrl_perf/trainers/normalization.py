@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.rows.valid import fitted_rows
 from torchrl_perf.modules.normalization import DiscountedReturnNormalization, EmpiricalNormalization
+from torchrl_perf.parallel import Ranks
 from torchrl_perf.trainers.config_checks import Checks, is_positive
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import Inputs
@@ -89,6 +90,7 @@ class RunNormalization:
         modules: networks, the policy first, and losses.
         device: of everything.
         valid_key: the env's flag of the rows that count, or None.
+        ranks: the processes whose rows count as one batch; by default this one alone.
 
     Attributes:
         rewards: statistics of the discounted return; None where rewards are not normalised.
@@ -99,7 +101,13 @@ class RunNormalization:
     """
 
     def __init__(
-        self, config: Any, num_envs: int, modules: Iterable[nn.Module], device: torch.device, valid_key: str | None
+        self,
+        config: Any,
+        num_envs: int,
+        modules: Iterable[nn.Module],
+        device: torch.device,
+        valid_key: str | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.layers = _layers_of(modules)
         self._valid_key = valid_key
@@ -108,6 +116,9 @@ class RunNormalization:
         self.rewards: DiscountedReturnNormalization | None = None
         if settings.normalize_rewards:
             self.rewards = DiscountedReturnNormalization(num_envs, gamma=config.gamma, device=device)
+        if ranks is not None and ranks.several:
+            for layer in (*self.layers, *([] if self.rewards is None else [self.rewards.statistics])):
+                layer.merge = ranks.merged
         if settings.normalize_observations and not self.layers:
             raise ValueError(
                 "normalize_observations: expected networks with an EmpiricalNormalization, as the default ones of "

@@ -13,7 +13,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 from torchrl.objectives import ClipPPOLoss
 
-from torchrl_perf.functional.losses.ppo import normalized_advantage
+from torchrl_perf.functional.losses.ppo import advantage_summary, merged_summary, normalized_advantage, normalized_by
 from torchrl_perf.functional.schedules import adaptive, linear
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.runtime.precision import Acceleration
@@ -332,17 +332,31 @@ class PPO(OnPolicyAlgorithm):
         """The KL divergence of a minibatch, as ``kl_estimate`` has it."""
         return statistics["kl" if "kl" in statistics else "kl_approx"]
 
-    def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
+    def whole(self, rows: TensorDictBase, index: Tensor, summary: Tensor | None = None) -> Whole:
         """Advantages that are normalised over the whole minibatch, and how many rows of a part count."""
-        key = self.loss.tensor_keys.advantage
-        advantage, valid = rows.get(key)[index], None
+        advantage, valid = self._advantage_of(rows, index)
+        if self.config.normalize_advantage and summary is None:
+            advantage = normalized_advantage(advantage, valid)
+        elif self.config.normalize_advantage:
+            advantage = normalized_by(advantage, cast("Tensor", summary), valid)
+        counts = None if valid is None else valid.flatten(1).sum(-1) if valid.ndim > 1 else valid
+        return Whole({self.loss.tensor_keys.advantage: advantage}, None if counts is None else counts.to(torch.float32))
+
+    def summary(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
+        """Number, mean and deviation of the advantages of a rank's part of a minibatch, where they are normalised."""
+        return advantage_summary(*self._advantage_of(rows, index)) if self.config.normalize_advantage else None
+
+    def merged(self, summaries: Tensor) -> Tensor:
+        """Those of the minibatches of all ranks."""
+        return merged_summary(summaries)
+
+    def _advantage_of(self, rows: TensorDictBase, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Advantages of the rows at ``index``, and which of them count, None for all."""
+        advantage, valid = rows.get(self.loss.tensor_keys.advantage)[index], None
         if isinstance(self.loss, DeviceClipPPOLoss):
             flags = rows.select(*self.loss.valid_keys, strict=False)
             valid = self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
-        if self.config.normalize_advantage:
-            advantage = normalized_advantage(advantage, valid)
-        counts = None if valid is None else valid.flatten(1).sum(-1) if valid.ndim > 1 else valid
-        return Whole({key: advantage}, None if counts is None else counts.to(torch.float32))
+        return advantage, valid
 
     @contextlib.contextmanager
     def in_parts(self) -> Iterator[None]:

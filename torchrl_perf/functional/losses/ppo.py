@@ -57,6 +57,55 @@ def _of_valid(advantage: Tensor, chosen: Tensor, dims: Sequence[int], least_std:
     return torch.where((low == high) | ~chosen, 0.0, centred / std.clamp_min(least_std))
 
 
+def advantage_summary(advantage: Tensor, valid: Tensor | None = None) -> Tensor:
+    """What a part of a minibatch tells the others of its advantages, for :func:`normalized_by`.
+
+    Args:
+        advantage: any shape, floating point.
+        valid: bool, of its leading dims: the rows that count. None if all count.
+
+    Returns:
+        ``[5]`` float64: number, mean, sum of squared deviations from it, least and greatest of those that count.
+    """
+    advantage = advantage.to(torch.float64)
+    chosen = torch.ones_like(advantage, dtype=torch.bool) if valid is None else spread(valid, advantage)
+    count = chosen.sum().to(torch.float64)
+    mean = torch.where(chosen, advantage, 0.0).sum() / count.clamp_min(1.0)
+    squares = torch.where(chosen, advantage - mean, 0.0).square().sum()
+    low, high = torch.where(chosen, advantage, torch.inf).amin(), torch.where(chosen, advantage, -torch.inf).amax()
+    return torch.stack([count, mean, squares, low, high])
+
+
+def merged_summary(parts: Tensor) -> Tensor:
+    """The summaries ``[*, 5]`` of minibatches from those of their parts, ``[R, *, 5]``."""
+    counts, means, squares, low, high = parts.unbind(-1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count.clamp_min(1.0)
+    total = (squares + counts * (means - mean).square()).sum(0)
+    return torch.stack([count, mean, total, low.amin(0), high.amax(0)], -1)
+
+
+def normalized_by(
+    advantage: Tensor, summary: Tensor, valid: Tensor | None = None, *, least_std: float = LEAST_STD
+) -> Tensor:
+    """:func:`normalized_advantage` of a part of a minibatch, by the summary of the whole.
+
+    Args:
+        advantage: any shape, floating point.
+        summary: ``[5]`` float64, as :func:`merged_summary` gives it.
+        valid: bool, of its leading dims: the rows that count; the others become 0. None if all count.
+        least_std: lower bound of the (unbiased) standard deviation.
+
+    Returns:
+        The same shape, float64 for float64 and float32 otherwise.
+    """
+    dtype = compute_dtype(advantage)
+    count, mean, squares, low, high = summary.unbind()
+    std = (squares / (count - 1.0).clamp_min(1.0)).sqrt().clamp_min(least_std)
+    normal = (advantage.to(torch.float64) - mean) / std.masked_fill(low == high, torch.inf)
+    return (normal if valid is None else torch.where(spread(valid, normal), normal, 0.0)).to(dtype)
+
+
 @computed_wide
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, low: Tensor | float, high: Tensor | float

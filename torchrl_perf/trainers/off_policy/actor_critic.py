@@ -19,12 +19,14 @@ from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.normalization import NormalizedCritic
 from torchrl_perf.objectives.sac import VALUE_KEY
+from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
 from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.shard_weights import weight_of
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
@@ -271,7 +273,9 @@ class ActorCritic(Algorithm):
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
         due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
         with self.setup.acceleration.active(self.setup.device), torch.no_grad():
-            outcome = self._whole_update(sample, due) if self.setup.kernels.on and micro.parts == 1 else None
+            # ranks agree on gradients between the stages
+            at_once = self.setup.kernels.on and micro.parts == 1 and not self.setup.ranks.several
+            outcome = self._whole_update(sample, due) if at_once else None
             outcome = outcome or self._staged_update(sample, due)
             told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
         losses, grad_norms, taken, fault = told
@@ -311,6 +315,9 @@ class ActorCritic(Algorithm):
         critics = {"params": list(loss.critic.parameters()), "lr": config.critic_learning_rate}
         self.critic_optimizer = self._make_optimizer([critics])
         self.actor_optimizer = self._make_optimizer(self.actor_groups())
+        of_ranks: dict[str, Any] = {"ranks": self.setup.ranks, "broadcast": False}
+        self._shared_critic = SharedGradients(self.critic_optimizer.params, **of_ranks)
+        self._shared_actor = SharedGradients(self.actor_optimizer.params, **of_ranks)
         self._critic_targets = list(loss.target_critic.parameters())
         self._actor_targets = list(loss.target_actor.parameters()) if hasattr(loss, "target_actor") else []
         names = {param: name for name, param in loss.named_parameters()}
@@ -414,11 +421,23 @@ class ActorCritic(Algorithm):
             return self._split(self._actor_micro_fn, sample, noise, parts)
 
         critic = micro.run(critics, rows, undo=carry.clear)
+        weight = weight_of(sample, self.setup.ranks)
+        critic = self._agreed(critic, self._shared_critic, weight)
         critic_step = self._critic_step_fn(critic.gradients, critic.loss, tau)
         if not due:
             return self._outcome(critic, critic_step)
-        actor = micro.run(actors, rows)
+        actor = self._agreed(micro.run(actors, rows), self._shared_actor, weight)
         return self._outcome(critic, critic_step, actor, self._actor_step_fn(actor.gradients, actor.loss, tau))
+
+    def _agreed(self, found: Pass, shared: SharedGradients, weight: Tensor | None) -> Pass:
+        """A pass of the rows of all ranks; the priorities are those of this rank's rows."""
+        if not self.setup.ranks.several:
+            return found
+        told = [*found.losses.values(), *found.means.values()]
+        gradients, means = shared.mean_of(found.gradients, *told, weight=weight)
+        losses = dict(zip(found.losses, means, strict=False))
+        others = dict(zip(found.means, means[len(losses) :], strict=True))
+        return Pass(losses, others, gradients, found.priority)
 
     def _micro_batches(
         self, sample: TensorDictBase, noise: Tensor | None, parts: int

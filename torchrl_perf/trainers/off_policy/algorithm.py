@@ -19,7 +19,7 @@ order of a run::
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_perf.metrics import DeviceMetrics
+from torchrl_perf.parallel import Ranks
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import MicroBatches
 from torchrl_perf.runtime.precision import Acceleration
@@ -97,6 +98,8 @@ class Setup:
     """Has to be called once in each update."""
     repaired: Callable[[TensorDictBase], TensorDictBase]
     """Rows ``[R]`` with good ones in place of those that are not finite, where the run shall outlive these."""
+    ranks: Ranks = field(default_factory=Ranks.alone)
+    """The processes that learn together: each of them has rows of its own, and gradients are means over all."""
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, compiled as one graph in the iterations that are, and never in mode ``"eager"``."""

@@ -14,6 +14,7 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.priority_tree import LEAST_PRIORITY
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
+from torchrl_perf.parallel.join import joined
 from torchrl_perf.replay import DevicePrioritizedSampler, DeviceReplayBuffer, DeviceStorage, make_replay_buffer
 from torchrl_perf.replay.stacked_frames import StackedFrames
 from torchrl_perf.runtime.oom import MicroBatches, refused
@@ -30,12 +31,14 @@ from torchrl_perf.trainers.device import (
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.shard_weights import shard_correction
 from torchrl_perf.trainers.off_policy.task import Task
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.shards import config_of_rank
 from torchrl_perf.trainers.sources import Source, check_parts, device_of, find_source, host_collector
 from torchrl_perf.transforms.missing import end_where_missing
 
@@ -62,7 +65,7 @@ class OffPolicyTrainer(Checkpointed):
     ``actor_optimizer``, ``q_network``, ``options``, ...
 
     Args:
-        config: every choice of the run.
+        config: every choice of the run; after ``parallel.join()`` of the whole run, of which each rank does its part.
         algorithm: what is learnt.
         env: a TorchRL env with batch_size [num_envs]; Gymnasium vector envs, one or a list of them (groups), of
             ``num_envs`` envs in all; or a class or function that makes an env of any kind, such as a ``gymnasium.Env``.
@@ -72,6 +75,8 @@ class OffPolicyTrainer(Checkpointed):
         task: makes the env and measures what happens there; by default the package's task that the config names.
 
     Attributes:
+        config: of this rank's part; ``config.whole`` is what was given.
+        ranks: the processes that learn together.
         guard: finds what is not finite, and judges the flushed rows.
         own_env: whether env or collector were given, and the env not made as the config says.
         valid_key: ``"valid"``, or None where all rows count.
@@ -98,9 +103,11 @@ class OffPolicyTrainer(Checkpointed):
         collector: BaseCollector | None = None,
         task: Task | None = None,
     ) -> None:
-        self.config: OffPolicyConfig = config
-        self.algorithm, self.task = algorithm, task or Task()
         self.device = device_of(config, env, collector)
+        self.ranks = joined(self.device)
+        self.config: OffPolicyConfig = config_of_rank(config, self.ranks)
+        self.algorithm, self.task = algorithm, task or Task()
+        config = algorithm.config = self.config
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
@@ -126,8 +133,10 @@ class OffPolicyTrainer(Checkpointed):
         policy = algorithm.build(self._setup())
         fuse_when_compiled(self.kernels, [policy, *self.parts().values()])
         self._make_guard()
-        modules, valid = [policy, *self.networks()], self.valid_key
-        self.normalization = RunNormalization(self.config, self.config.num_streams, modules, self.device, valid)
+        modules = [policy, *self.networks()]
+        self.ranks.broadcast_(modules)
+        place = self.device, self.valid_key, self.ranks
+        self.normalization = RunNormalization(self.config, self.config.num_streams, modules, *place)
         self.collector = cast("Any", given if given is not None else self._make_collector(policy))
         check_parts(self.source, self.collector, policy, self.config)
         algorithm.connect(self.collector)
@@ -289,6 +298,9 @@ class OffPolicyTrainer(Checkpointed):
     def _draw(self, rows: int) -> TensorDictBase:
         """A sample ``[rows]``; if the run shall outlive bad rows, good ones in their place, and they come no more."""
         drawn = self.normalization.drawn(cast("TensorDictBase", self.buffer.sample(rows)))
+        if self.ranks.several and self.config.sampler == "prioritized":
+            sampler = cast("DevicePrioritizedSampler", self.buffer.sampler)
+            drawn.set("priority_weight", drawn.get("priority_weight") * shard_correction(sampler, self.ranks))
         drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
         if not self.guard.repairs:
             return drawn
@@ -368,6 +380,7 @@ class OffPolicyTrainer(Checkpointed):
             progress=lambda: self.progress,
             count=self.count_update,
             repaired=self._repaired,
+            ranks=self.ranks,
         )
 
     def _make_state(self) -> None:
@@ -450,7 +463,7 @@ class OffPolicyTrainer(Checkpointed):
         counters = ("iterations_done", "_fill_left", "_iteration", "frames", "updates", "_first_bad")
         return TrainState(
             made_by=self.config.algorithm,
-            settings=self.config.card(),
+            settings=self.config.whole.card(),
             made_of=describe(self.env or self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=Attributes(self, counters),

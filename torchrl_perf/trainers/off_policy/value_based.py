@@ -16,12 +16,14 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import FusedMLP, hidden_layers
 from torchrl_perf.modules.values.q_networks import DuelingMLP
+from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS, Activation, NetworkSettings
 from torchrl_perf.trainers.normalization import make_normalization, normalized
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.shard_weights import weight_of
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
@@ -167,6 +169,7 @@ class ValueAlgorithm(Algorithm):
             acceleration=setup.acceleration,
             **adam_options(config),
         )
+        self._shared = SharedGradients(self._online, ranks=setup.ranks, broadcast=False)
         self.parameter_names = [name for name, _ in self.q_network.named_parameters()]
         self._losses_fn = setup.compiled(self.sample_losses)
         self._conclude_fn = setup.compiled(self._conclude)
@@ -189,6 +192,8 @@ class ValueAlgorithm(Algorithm):
         """One step of Adam on the temporal differences of ``sample [B]``, then the target network."""
         attempt = functools.partial(self._gradients, sample)
         rows = self.setup.micro.run(attempt, len(sample), undo=self.optimizer.zero_grad)
+        loss, q_value = self._shared.mean_(rows.loss, rows.q_value, weight=weight_of(sample, self.setup.ranks))
+        rows = rows._replace(loss=loss, q_value=q_value)
         step = self._conclude_fn(*rows, self.optimizer.grad_norm())
         self.optimizer.step(step.grad_scale, step.skip)
         self._move_target_fn()

@@ -142,8 +142,27 @@ class OnPolicyAlgorithm(abc.ABC):
             due: bool 0-d; False where the iteration's updates were stopped before this one.
         """
 
-    def whole(self, rows: TensorDictBase, index: Tensor) -> Whole:
-        """What parts of the minibatch of the rows at ``index [B]`` have to know of all of it."""
+    def summary(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
+        """What a rank's part of a minibatch tells the others, ``[K]``, such as its advantages' mean; None for nothing.
+
+        Args:
+            rows: of this rank.
+            index: ``[B]``, those of the minibatch.
+        """
+        return None
+
+    def merged(self, summaries: Tensor) -> Tensor:
+        """The summaries ``[U, K]`` of an iteration's minibatches, of those of each rank's parts, ``[R, U, K]``."""
+        raise NotImplementedError
+
+    def whole(self, rows: TensorDictBase, index: Tensor, summary: Tensor | None = None) -> Whole:
+        """What parts of the minibatch of the rows at ``index [B]`` have to know of all of it.
+
+        Args:
+            rows: of this rank.
+            index: ``[B]``.
+            summary: of the minibatch of all ranks, where there are several.
+        """
         return Whole({})
 
     def in_parts(self) -> contextlib.AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """The loop of every on-policy algorithm: collect, estimate, shuffled minibatches, guarded step, measure."""
 
 from collections import ChainMap
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -15,6 +16,8 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.rows.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
+from torchrl_perf.parallel import SharedGradients
+from torchrl_perf.parallel.join import joined
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
 from torchrl_perf.trainers.captures import capture_iteration, collector_mode, collects_on_device
@@ -36,6 +39,7 @@ from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.shards import config_of_rank
 from torchrl_perf.trainers.sources import check_parts, device_of, find_source, host_collector
 from torchrl_perf.trainers.tasks import make_env
 from torchrl_perf.transforms.missing import fill_missing
@@ -58,7 +62,7 @@ class OnPolicyTrainer(Checkpointed):
     ``gae``, ...
 
     Args:
-        config: every choice of the run.
+        config: every choice of the run; after ``parallel.join()`` of the whole run, of which each rank does its part.
         env: a TorchRL env with batch_size [num_envs]; Gymnasium vector envs, one or a list of them (groups), of
             ``num_envs`` envs in all; or a class or function that makes an env of any kind, such as a ``gymnasium.Env``.
             By default the one that the config names.
@@ -66,6 +70,8 @@ class OnPolicyTrainer(Checkpointed):
         **networks: in place of the algorithm's default ones, by name.
 
     Attributes:
+        config: of this rank's part; ``config.whole`` is what was given.
+        ranks: the processes that learn together.
         algorithm: what is learnt, and how.
         policy: acts in the env.
         loss: the module whose parameters are learnt.
@@ -91,8 +97,9 @@ class OnPolicyTrainer(Checkpointed):
     def __init__(
         self, config: Any, *, env: Any = None, collector: BaseCollector | None = None, **networks: nn.Module | None
     ) -> None:
-        self.config = config
         self.device = device_of(config, env, collector)
+        self.ranks = joined(self.device)
+        self.config = config = config_of_rank(config, self.ranks)
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
@@ -122,12 +129,15 @@ class OnPolicyTrainer(Checkpointed):
         self.loss, self.statistics = self.algorithm.loss, self.algorithm.statistics
         self.valid_key = self.algorithm.valid_key
         learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
-        self.normalization = RunNormalization(config, config.num_envs, learnt, self.device, self.valid_key)
+        place = self.device, self.valid_key, self.ranks
+        self.normalization = RunNormalization(config, config.num_envs, learnt, *place)
         check_networks(type(self).__name__, self.algorithm.networks, specs, config)
         fuse_when_compiled(self.kernels, learnt)
         self._lacks_final_observations = is_native(specs)
         self.collector = cast("Any", given if given is not None else self._make_collector())
         check_parts(self.source, self.collector, self.policy, config)
+        self.ranks.broadcast_(learnt)
+        self.shared = SharedGradients(self.loss.parameters(), ranks=self.ranks, broadcast=False)
         self.optimizer = GuardedAdam(
             self.loss.parameters(),
             learning_rate=config.learning_rate,
@@ -288,16 +298,10 @@ class OnPolicyTrainer(Checkpointed):
         self._stopped.zero_()
         self._sums.zero_()
         self._applied.zero_()
-        for shuffled in minibatch_indices(
-            rows.shape[0],
-            epochs=self.config.epochs,
-            parts=self.config.minibatches,
-            device=self.device,
-            permutation=self._permutation_fn,
-        ):
-            index = shuffled if order is None else order[shuffled]
-            attempt = partial(self._gradients, rows, index)
+        for index, summary in self._minibatches(rows, order):
+            attempt = partial(self._gradients, rows, index, summary)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
+            total, statistics = self.shared.mean_(total, statistics, weight=self._weight(rows, index))
             if self.algorithm.adapts_learning_rate:
                 self._adapt_fn(statistics, self.optimizer.learning_rate)
             grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
@@ -325,14 +329,43 @@ class OnPolicyTrainer(Checkpointed):
 
     # -- one minibatch ------------------------------------------------------------------------------------------------
 
-    def _gradients(self, rows: TensorDictBase, index: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    def _minibatches(self, rows: TensorDictBase, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Indices of each minibatch, and what the ranks' parts of it have in common, in one collective for all."""
+        drawn = minibatch_indices(
+            rows.shape[0],
+            epochs=self.config.epochs,
+            parts=self.config.minibatches,
+            device=self.device,
+            permutation=self._permutation_fn,
+        )
+        indices = (shuffled if order is None else order[shuffled] for shuffled in drawn)
+        if not self.ranks.several:
+            yield from ((index, None) for index in indices)
+            return
+        known = list(indices)
+        parts = [self.algorithm.summary(rows, index) for index in known]
+        if any(part is None for part in parts):
+            yield from ((index, None) for index in known)
+            return
+        gathered = self.ranks.gathered(torch.stack(cast("list[Tensor]", parts)))
+        yield from zip(known, self.algorithm.merged(gathered).unbind(), strict=True)
+
+    def _weight(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
+        """How much this rank's part of a minibatch counts: its rows that do; None where all ranks' count the same."""
+        if not self.ranks.several or self.valid_key is None:
+            return None
+        return rows.get(self.valid_key)[index].sum().to(torch.float32)
+
+    def _gradients(
+        self, rows: TensorDictBase, index: Tensor, summary: Tensor | None, parts: int
+    ) -> tuple[Tensor, Tensor]:
         """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
         self.optimizer.zero_grad()
-        if parts == 1:
+        if parts == 1 and summary is None:
             total, statistics = self._losses_fn(rows, index)
             self.optimizer.scaled(total).backward()
             return total.detach(), statistics
-        whole = self.algorithm.whole(rows, index)
+        whole = self.algorithm.whole(rows, index, summary)
         pieces = {key: parts_of(value, parts) for key, value in whole.entries.items()}
         sums: list[tuple[Tensor, Tensor]] = []
         with self.algorithm.in_parts():
@@ -397,7 +430,7 @@ class OnPolicyTrainer(Checkpointed):
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad"))
         return TrainState(
             made_by=self.config.algorithm,
-            settings=self.config.card(),
+            settings=self.config.whole.card(),
             made_of=describe(self.env if self.env is not None else self.collector, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=ChainMap(counters, self.algorithm.schedules),

@@ -8,15 +8,19 @@ from typing import Any, Protocol
 from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine
+from torchrl_perf.parallel import Ranks
 from torchrl_perf.run_layout import RunState
 from torchrl_perf.runtime.files import CheckpointError
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.runtime.nvml import GpuSampler
+from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.run.files import RunFolder
+from torchrl_perf.trainers.run.joint_rows import joint_row, rank_of_fault
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
 from torchrl_perf.trainers.run.numerics import NumericalGuard
+from torchrl_perf.trainers.run.rank_folder import newest_common
 from torchrl_perf.trainers.run.state import TrainState
 
 logger = logging.getLogger("torchrl_perf")
@@ -72,7 +76,11 @@ class RunLoop:
         line: shows the progress, or None.
         evaluation: evaluates the policy, or None; see :func:`~torchrl_perf.trainers.evaluation.evaluation_of`.
 
+    Where several ranks share the run, each has a loop. All take the same decisions, of rows that are those of all.
+
     Attributes:
+        config: settings of the whole run.
+        ranks: the processes that share it.
         problem: why the last checkpoint that was due is missing, or an empty text.
     """
 
@@ -84,7 +92,11 @@ class RunLoop:
         line: ProgressLine | None,
         evaluation: Any = None,
     ) -> None:
-        config = trainer.config
+        config = self.config = trainer.config.whole
+        self.ranks: Ranks = getattr(trainer, "ranks", None) or Ranks.alone()
+        self._size = self.ranks.size
+        self._fault_of: int | None = None  # the rank with the first number of the last row that was not finite
+        self._asks = True  # whether ranks ask each other, before the next iteration, if one is to stop
         self.trainer, self.folder, self.line = trainer, folder, line
         self.problem = ""
         self._logger = row_logger
@@ -122,7 +134,7 @@ class RunLoop:
     @property
     def steps(self) -> int:
         """Env steps taken, those before a resume included."""
-        return self.trainer.iterations_done * self.trainer.config.batch_size
+        return self.trainer.iterations_done * self.config.batch_size
 
     @property
     def mean_return(self) -> float:
@@ -139,18 +151,20 @@ class RunLoop:
     @property
     def solved(self) -> bool:
         """Whether a row has reached ``stop_return``."""
-        wanted = self.trainer.config.stop_return
+        wanted = self.config.stop_return
         return wanted is not None and self.mean_return >= wanted
 
     @property
     def finished(self) -> bool:
         """Whether the run is over: all iterations are done, or one more after the row that reached the return."""
         done = self.trainer.iterations_done
-        return done >= self.trainer.config.iterations or (self.solved and done > self._notes["row"]["iteration"])
+        return done >= self.config.iterations or (self.solved and done > self._notes["row"]["iteration"])
 
     @property
     def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint in the folder of the run."""
+        """The newest checkpoint in the folder of the run, that all ranks have."""
+        if self._size > 1:
+            return newest_common(self.folder.path, self._size)
         return next(iter(self.folder.checkpoints.files()), None)
 
     @property
@@ -159,14 +173,14 @@ class RunLoop:
         newest = self.newest_checkpoint
         if newest is None:
             return f"The run in {self.folder.path} has no checkpoint yet. Remedy: a checkpoint_interval saves them."
-        command = f"torchrl-perf train {self.trainer.config.algorithm} --resume {self.folder.path}"
+        command = f"torchrl-perf train {self.config.algorithm} --resume {self.folder.path}"
         return f"The last checkpoint is {newest}. To go on from it: {command}"
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Launch an iteration, then finish the row and the checkpoint of the one before."""
-        trainer, config = self.trainer, self.trainer.config
+        trainer, config = self.trainer, self.config
         trainer.step()
         trainer.iterations_done += 1
         self.settle()
@@ -179,6 +193,27 @@ class RunLoop:
             self._take_snapshot()
         if self._evaluation is not None and (done % config.eval_interval == 0 or done == config.iterations):
             self._evaluate()
+
+    def agree_on_stop(self, stop: StopRequest) -> bool:
+        """Whether the run is to stop after this iteration: a signal has come to this rank or to another.
+
+        On CUDA, where an iteration is one launch, ranks ask each other once a row, else before each iteration.
+
+        Args:
+            stop: of this rank; it gets the signal of another.
+        """
+        if not self.ranks.several:
+            return stop.requested
+        if not self._asks:
+            return False
+        self._asks = self.ranks.device.type != "cuda"
+        number = max(self.ranks.values(stop.signum or 0))
+        stop.signum = stop.signum or number or None
+        return number > 0
+
+    def go_alone(self) -> None:
+        """After another rank was lost: what is left to do is done without asking the others."""
+        self.ranks = Ranks.alone(self.ranks.device)
 
     def settle(self) -> None:
         """Read, judge and log the pending row, and write the pending checkpoint.
@@ -236,7 +271,7 @@ class RunLoop:
     def _finish_row(self, *, lasting: bool = True) -> None:
         """Log the pending row and act on it; a resumed run writes a row again if it is not lasting."""
         assert self._row is not None
-        trainer, config = self.trainer, self.trainer.config
+        trainer, config = self.trainer, self.config
         (done, now), self._row = self._row, None
         self.folder.check()
         before, then = self._logged
@@ -252,7 +287,8 @@ class RunLoop:
             **self._memory.row(),
             **(self._gpu.latest() if self._gpu is not None else {}),
         }
-        row = trainer.metrics.finish_flush(extra, summarise=trainer.summarise) or {}
+        row = trainer.metrics.finish_flush(extra, summarise=self._summarise) or {}
+        self._asks = True
         self._mean_return = row.get("episode/mean_return", math.nan)
         if lasting:
             value = row.get(config.best_by.removeprefix("-"), math.nan)
@@ -263,8 +299,16 @@ class RunLoop:
         self.write_status("running")
         self._judge(row)
 
+    def _summarise(self, row: dict[str, float]) -> dict[str, float]:
+        """The row of all ranks, as the trainer has it logged."""
+        if self.ranks.several:
+            rows = self.ranks.values(row)
+            self._fault_of = rank_of_fault(rows)
+            row = joint_row(rows, self.trainer.metrics.reductions)
+        return self.trainer.summarise(row)
+
     def _experiences(self, first: int, last: int) -> float:
-        config = self.trainer.config
+        config = self.config
         fill = getattr(config, "fill_iterations", 0)  # off-policy: iterations that only fill the buffer
         learning = max(last - fill, 0) - max(first - fill, 0)
         return learning * config.experiences_per_iteration
@@ -275,23 +319,24 @@ class RunLoop:
         verdict = guard.verdict(row)
         if verdict is None:
             return
+        message = verdict.message if self._fault_of is None else f"On rank {self._fault_of}: {verdict.message}"
         if verdict.action == "skip":
             if not self._skips:
-                logger.warning("%s The columns nonfinite/... count what follows.", verdict.message)
+                logger.warning("%s The columns nonfinite/... count what follows.", message)
             self._skips += 1
             return
         self._snapshot = None  # it holds the numbers that are not finite
         if verdict.action == "stop":
-            raise TrainingDivergedError(f"{verdict.message} {self.way_on}")
-        logger.warning("%s", verdict.message)
+            raise TrainingDivergedError(f"{message} {self.way_on}")
+        logger.warning("%s", message)
         guard.rollback()
 
     def _evaluate(self) -> None:
         """Evaluate the present policy. The next row has the figures, and the best one so far gets a checkpoint."""
         before, done = self.seconds, self.trainer.iterations_done
-        figures = self._evaluation.row()
+        figures = self.ranks.of_first(self._evaluation.row)
         self._evaluating += self.seconds - before
-        config = self.trainer.config
+        config = self.config
         self._notes["evaluation"] = figures
         value = figures.get(config.best_by.removeprefix("-"), math.nan)
         self._notes["evaluated"] = {
@@ -306,7 +351,7 @@ class RunLoop:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _take_snapshot(self) -> None:
-        if self.trainer.guard.may_save():
+        if self.ranks.all(self.trainer.guard.may_save()):
             self._notes["seconds"] = self._earlier + self.seconds
             self._snapshot = (self.trainer.iterations_done, self.trainer.train_state.snapshot())
 
@@ -340,7 +385,7 @@ class RunLoop:
 
     def _best_of(self, iteration: int) -> dict[str, Any]:
         """The note that makes a checkpoint the best one, if its last row says so."""
-        metric, row, evaluated = self.trainer.config.best_by, self._notes["row"], self._notes.get("evaluated", {})
+        metric, row, evaluated = self.config.best_by, self._notes["row"], self._notes.get("evaluated", {})
         if self._evaluation is not None and metric.removeprefix("-").startswith("eval/"):
             if evaluated.get("iteration") != iteration or evaluated.get("metric") != metric:
                 return {}  # a checkpoint between two evaluations
@@ -353,14 +398,14 @@ class RunLoop:
 
     def _improves(self, value: float) -> bool:
         """Whether a value of the metric that marks the best checkpoint is better than the best so far."""
-        metric, before = self.trainer.config.best_by, self._notes.get("best", {})
+        metric, before = self.config.best_by, self._notes.get("best", {})
         sign = -1.0 if metric.startswith("-") else 1.0
         # with another metric than before the resume, the comparison starts over
         return math.isfinite(value) and (before.get("metric") != metric or sign * value > sign * before["value"])
 
     def _tell_unknown(self, metric: str) -> None:
         """Say once that no row has the metric that marks the best checkpoint, if that is so."""
-        fill = getattr(self.trainer.config, "fill_iterations", 0)  # before, the metrics of updates are not there yet
+        fill = getattr(self.config, "fill_iterations", 0)  # before, the metrics of updates are not there yet
         if self._told or self.trainer.iterations_done <= fill:
             return
         self._told = True

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_perf.metrics import ProgressLine, make_loggers, save_learning_curve
+from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError
+from torchrl_perf.parallel.watch import RankWatch, watched
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.evaluation import evaluation_of
-from torchrl_perf.trainers.run.files import RunFolder, RunFolderError, card, make_run_dir
+from torchrl_perf.trainers.run.files import RunFolderError, card, make_run_dir
 from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run.made_of import env_name
+from torchrl_perf.trainers.run.rank_folder import open_folder, save_rescued
 from torchrl_perf.trainers.run.schedules import go_on
 
 __all__ = ["RunFolderError", "RunResult", "Trainer", "TrainingDivergedError", "train"]
@@ -65,6 +68,9 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
     second one ends the process at once, as a kill may: the files on disk still load. Rows that were logged after the
     checkpoint that ``trainer`` has loaded are dropped; the run writes them again.
 
+    Several ranks call it together: the first one writes rows, status and the folder, each one its checkpoints. Where a
+    rank is lost, the others save what they can and end.
+
     Args:
         trainer: a new trainer, or one that has loaded a checkpoint.
         run_dir: folder of the run; by default a new one under ``config.run_dir``.
@@ -74,6 +80,8 @@ def train(trainer: Trainer, run_dir: str | os.PathLike[str] | None = None, *, pr
         RunFolderError: an OSError, before anything is run, if the folder cannot be used.
         ValueError: before anything is written, if evaluations are wanted and there is no env for them.
         TrainingDivergedError: naming the number that was not finite, after the loggers are closed.
+        RankLostError: where another rank has died, naming it, its host and the step.
+        RankStoppedError: where another rank has failed, and says why.
         Exception: any other of the loop, with a note on how to go on, after the loggers are closed.
     """
     names = _names_of(trainer)
@@ -86,42 +94,49 @@ def _train(
     trainer: Trainer, run_dir: str | os.PathLike[str] | None, names: tuple[str, str], evaluation: Any, progress: bool
 ) -> RunResult:
     """The run, in its folder."""
-    config, (env, label) = trainer.config, names
+    config, (env, label) = trainer.config.whole, names
+    ranks: Ranks = getattr(trainer, "ranks", None) or Ranks.alone()
     resumes = run_dir is not None
-    path = Path(run_dir) if resumes else make_run_dir(config, env, label)
+    path = Path(run_dir) if resumes else ranks.of_first(lambda: make_run_dir(config, env, label))
     if resumes:
         go_on(trainer, path)  # compares the settings with those in the folder, which are overwritten below
-    with RunFolder(path, config, env) as folder:
-        stored = card(config, env)
-        project = config.wandb_project
-        rows = make_loggers(config.logger, path, project, path.name, stored, resume=resumes, wandb=config.wandb)
-        with closing(rows), _progress_line(config, progress) as line:
+    with open_folder(ranks, path, config, env) as folder:
+        stored, names_of = card(config, env), (path, config.wandb_project, path.name)
+        places = config.logger if ranks.first else "none"
+        rows = make_loggers(places, *names_of, stored, resume=resumes, wandb=config.wandb)
+        with closing(rows), _progress_line(config, progress and ranks.first) as line:
             if resumes:
                 rows.load_state_dict({"local": {"last_step": _last_step(trainer)}})
             trainer.metrics.logger = rows
             loop = RunLoop(trainer, folder, rows, line, evaluation)
-            loop.start()
-            result = _run(loop)
+            with watched(ranks, lambda: trainer.iterations_done) as watch:
+                loop.start()
+                result = _run(loop, watch)
             rows.flush()
-            picture = _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return)
+            picture = _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return) if ranks.first else None
             if picture is not None:
                 rows.log_file("learning_curve", picture, result.steps)
     return result
 
 
-def _run(loop: RunLoop) -> RunResult:
+def _run(loop: RunLoop, watch: RankWatch | None = None) -> RunResult:
     """Run the loop to its end, whether it is good or bad, and write that to the status file last."""
     trainer, before = loop.trainer, loop.trainer.iterations_done
     state: RunState = "failed"
     try:
         with StopRequest() as stop:
-            whole = _iterate(loop, stop)
+            whole = _iterate(loop, stop, watch)
             exit_code = 0 if loop.finished else stop.exit_code
             loop.finish(save=whole)
         state = "stopped" if exit_code else "finished"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             state = "stopped"
+        elif isinstance(error, RankLostError | RankStoppedError):
+            loop.rescue()
+            if isinstance(error, RankLostError):
+                save_rescued(loop.trainer, loop.folder.path)
+                error.args = (f"{error} {loop.way_on}",)
         elif not isinstance(error, TrainingDivergedError):
             loop.rescue()
             error.add_note(loop.way_on)
@@ -135,7 +150,7 @@ def _run(loop: RunLoop) -> RunResult:
         steps=loop.steps,
         mean_return=loop.mean_return,
         seconds=seconds,
-        steps_per_second=(trainer.iterations_done - before) * trainer.config.batch_size / max(seconds, 1e-9),
+        steps_per_second=(trainer.iterations_done - before) * loop.config.batch_size / max(seconds, 1e-9),
         solved=loop.solved,
         exit_code=1 if loop.problem else exit_code,
         problem=loop.problem,
@@ -143,14 +158,17 @@ def _run(loop: RunLoop) -> RunResult:
     )
 
 
-def _iterate(loop: RunLoop, stop: StopRequest) -> bool:
+def _iterate(loop: RunLoop, stop: StopRequest, watch: RankWatch | None) -> bool:
     """Iterations until the run is over; whether the last one is whole."""
     try:
-        while not loop.finished and not stop.requested:
+        while not loop.finished and not loop.agree_on_stop(stop):
             loop.advance()
     except TrainingDivergedError:
         raise
     except Exception as error:
+        if watch is not None:
+            loop.go_alone()
+            watch.explain(error, loop.steps)  # raises where another rank is why
         if not stop.requested:
             raise
         # a signal to the whole process group also ends workers and compilers that the iteration needs
@@ -186,7 +204,7 @@ def _last_step(trainer: Trainer) -> int:
     """Env steps at the last row that is part of the state of a trainer."""
     notes = trainer.train_state.notes
     row = notes["row"]["iteration"] if "row" in notes else trainer.iterations_done
-    return row * trainer.config.batch_size
+    return row * trainer.config.whole.batch_size
 
 
 def _draw(run_dir: Path, title: str, mean_return: float) -> Path | None:

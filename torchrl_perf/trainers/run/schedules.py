@@ -161,7 +161,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
     Raises:
         ValueError: for a setting that does not exist in a part that the user has passed to the trainer.
     """
-    config = trainer.config
+    config = trainer.config.whole
     changed = set(_changed(before, config, tuple(field.name for field in dataclasses.fields(config))))
     done = trainer.iterations_done
     for fields, write in _WRITES:
@@ -171,7 +171,7 @@ def apply_changes(trainer: Any, before: RunConfig) -> None:
         if values[0] == values[1] and not schedule_changes(before, config, done):
             continue
         with torch.no_grad():
-            write(trainer, config)
+            write(trainer, trainer.config)
 
 
 def go_on(trainer: Any, run_dir: Path) -> None:
@@ -188,7 +188,7 @@ def go_on(trainer: Any, run_dir: Path) -> None:
     if before is None or not trainer.iterations_done:
         return
     apply_changes(trainer, before)
-    config = trainer.config
+    config = trainer.config.whole
     if text := describe_changes(before, config, trainer.iterations_done):
         logger.warning("resume: %s", text)
     if config.schedule_iterations < config.iterations:

@@ -1,0 +1,182 @@
+"""How a process that ``torchrun`` started finds the others, and how it leaves them."""
+
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchrl_perf import __version__
+from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
+
+__all__ = ["RankError", "RankLostError", "RankStoppedError", "compare", "join", "joined", "leave", "world_size"]
+
+HANG_SECONDS = 600
+"""Longest wait of a rank for the others within a collective: evaluations and compilations take place between two."""
+
+
+_JOINED: list[Ranks] = []
+"""What :func:`join` gave, once it was called: a process has one default group."""
+
+
+class RankError(ValueError):
+    """Ranks that do not fit each other, or cannot find each other."""
+
+
+class RankLostError(RuntimeError):
+    """Another rank has died, hangs or has left."""
+
+
+def world_size() -> int:
+    """Processes of the run, as ``torchrun`` tells each; 1 for one that it did not start."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, one_shot: bool = True) -> Ranks:
+    """The processes that ``torchrun`` started, this one among them; a process alone where it started none.
+
+    With CUDA the GPU of number ``LOCAL_RANK`` becomes the current device. Called again it gives the same processes.
+
+    Args:
+        device: ``"auto"`` (CUDA where there is one), ``"cpu"`` or ``"cuda"``.
+        seconds: longest wait for another rank within a collective.
+        one_shot: see :class:`Ranks`.
+
+    Raises:
+        RankError: for a GPU or a backend that is not there, and a port in use.
+    """
+    wants_cuda = torch.device("cpu" if device == "auto" else device).type == "cuda"
+    on_cuda = wants_cuda or (device == "auto" and torch.cuda.is_available())
+    if _JOINED:
+        return _JOINED[0]
+    if world_size() == 1 and not dist.is_initialized():
+        place = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        return Ranks.alone(place)
+    place = _own_device() if on_cuda else torch.device("cpu")
+    if not dist.is_initialized():
+        _start(place, seconds)
+    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot))
+    return _JOINED[0]
+
+
+def joined(device: torch.device) -> Ranks:
+    """The processes that :func:`join` has found, or this one alone where it was not called.
+
+    Args:
+        device: of the tensors.
+
+    Raises:
+        RankError: for another device than that of this rank.
+    """
+    if not _JOINED:
+        return Ranks.alone(device)
+    ranks = _JOINED[0]
+    if ranks.device != torch.device(device):
+        raise RankError(
+            f"device: expected {ranks.device}, that of {place_of(ranks.rank)}, received {device}. Remedy: "
+            f"device='{ranks.device.type}', of which each rank takes its own."
+        )
+    return ranks
+
+
+def leave() -> None:
+    """Ends the communication of this process; nothing happens where there is none."""
+    _JOINED.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def place_of(rank: int | None = None) -> str:
+    """This process, for messages: rank, host and number of the process."""
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    return f"rank {rank} (host {socket.gethostname()}, process {os.getpid()})"
+
+
+def card_of(settings: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
+    """What ranks have to have in common, as text.
+
+    Args:
+        settings: of the run, or its arguments.
+    """
+    from importlib.metadata import version
+
+    given = settings.items() if isinstance(settings, Mapping) else [("arguments", " ".join(settings))]
+    return {
+        "torchrl_perf": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "tensordict", "torchrl")},
+        **{str(name): repr(value) for name, value in given},
+    }
+
+
+def compare(ranks: Ranks, settings: Mapping[str, Any] | Sequence[str]) -> None:
+    """Refuse ranks with other versions or settings than the first.
+
+    Args:
+        ranks: the processes.
+        settings: of the run, or its arguments.
+
+    Raises:
+        RankError: on the first rank, with what differs.
+        RankStoppedError: on the others.
+    """
+    if not ranks.several:
+        return
+    cards = ranks.values((place_of(ranks.rank), card_of(settings)))
+    own = cards[0][1]
+    problems = [
+        f"{name}: expected {own.get(name)} on all ranks, as rank 0 has it, received {card.get(name)} on {place}."
+        for place, card in cards[1:]
+        for name in sorted({*own, *card})
+        if own.get(name) != card.get(name)
+    ]
+    if problems and ranks.first:
+        differing = {name for _, card in cards[1:] for name in {*own, *card} if own.get(name) != card.get(name)}
+        raise RankError(
+            f"ranks: expected the same {', '.join(sorted(differing))} on all, received others. {' '.join(problems)} "
+            "Remedy: the same command and packages on all hosts."
+        )
+    if problems:
+        raise RankStoppedError(problems[0])
+
+
+def _own_device() -> torch.device:
+    """The GPU of this rank, which becomes the current one."""
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= there:
+        raise RankError(
+            f"gpus: expected a GPU for each rank of this host, received {there} for {place_of()}. Remedy: "
+            f"--nproc-per-node {max(there, 1)} or fewer, or --device cpu."
+        )
+    if not dist.is_nccl_available():
+        raise RankError(
+            "ranks: expected a PyTorch with NCCL for several ranks on CUDA, received one without. Remedy: a build for "
+            "Linux with CUDA, or --device cpu."
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _start(place: torch.device, seconds: float) -> None:
+    """Makes the process group: gloo for values, and for tensors where they are on a CPU."""
+    options: dict[str, Any] = {"backend": "gloo"}
+    if place.type == "cuda":
+        # with its device the communicator is made here, and not at the first collective
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": place}
+    try:
+        dist.init_process_group(timeout=timedelta(seconds=seconds), **options)
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        first = str(error).strip().partition("\n")[0]
+        raise RankError(
+            f"ranks: expected {world_size()} processes that meet at {where}, received at {place_of()}: {first}. Remedy:"
+            " another --master-port where it is in use; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets "
+            "them."
+        ) from error
+    if place.type == "cuda":
+        dist.all_reduce(torch.zeros(1, device=place))  # used once before anything is captured
+    dist.barrier()

@@ -1,0 +1,198 @@
+"""The processes of one run, and what they agree on: sums on the device, decisions on the host."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchrl_perf.functional.moments import Moments, merged_moments
+from torchrl_perf.parallel.one_shot import OneShot
+
+__all__ = ["RankStoppedError", "Ranks"]
+
+T = TypeVar("T")
+
+
+class RankStoppedError(RuntimeError):
+    """Another rank has said what is wrong; this one ends without a word.
+
+    Attributes:
+        exit_code: for the process.
+    """
+
+    def __init__(self, problem: str, exit_code: int = 1) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
+
+
+class Ranks:
+    """The processes of a run, each with its own envs, replay and random numbers, and one policy in common.
+
+    Methods on tensors are collectives of the device (NCCL, gloo on a CPU): each rank has to call them in the same order
+    with the same shapes, none waits for the host, and a CUDA graph may hold them. What they give is equal on all ranks
+    to the last bit. Methods on values are for the host, between iterations. Of one process alone every method is the
+    identity.
+
+    Args:
+        device: of this rank's tensors.
+        group: a process group of ``torch.distributed``; None is a process alone. Its backends have to serve the device,
+            and the CPU for values.
+        one_shot: whether small buffers on CUDA are summed over symmetric memory where peers can reach each other.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: number of processes.
+    """
+
+    def __init__(self, device: torch.device, group: Any = None, *, one_shot: bool = True) -> None:
+        self.device, self._group = torch.device(device), group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self._one_shot = (
+            OneShot(group, self.size) if one_shot and self.device.type == "cuda" and self.size > 1 else None
+        )
+
+    @classmethod
+    def alone(cls, device: torch.device | str = "cpu") -> Self:
+        """A process without others."""
+        return cls(torch.device(device))
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.size > 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes logs and folders."""
+        return self.rank == 0
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # of a copied network: the processes are the same
+
+    def __reduce__(self) -> Any:
+        return Ranks.alone, (str(self.device),)  # a pickled network acts in a process of its own
+
+    # -- on the device ------------------------------------------------------------------------------------------------
+
+    def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Zeros ``[size]`` that :meth:`sum_` adds up fastest; made by all ranks at once, before a capture."""
+        if self._one_shot is not None and self._one_shot.takes(size, dtype):
+            return self._one_shot.empty(size, dtype, self.device).zero_()
+        return torch.zeros(size, dtype=dtype, device=self.device)
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place.
+
+        Args:
+            values: contiguous, of the same shape on all ranks.
+        """
+        if not self.several:
+            return values
+        if self._one_shot is not None and self._one_shot.holds(values):
+            return values.copy_(self._one_shot.sum(values))
+        dist.all_reduce(values, group=self._group)
+        return values
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """``[*]`` of each rank as ``[size, *]``, in the order of ranks."""
+        if not self.several:
+            return values.unsqueeze(0)
+        # each rank adds zeros to the others' rows, which changes no number
+        found = values.new_zeros((self.size, *values.shape))
+        found[self.rank].copy_(values)
+        return self.sum_(found)
+
+    def merged(self, moments: Moments) -> Moments:
+        """The summary of the rows of all ranks, merged in the order of ranks.
+
+        Args:
+            moments: of this rank's rows.
+        """
+        if not self.several:
+            return moments
+        shape = moments.mean.shape
+        flat = torch.cat([moments.count.reshape(1), moments.mean.reshape(-1), moments.squares.reshape(-1)])
+        found = [
+            Moments(row[0], *(part.view(shape) for part in row[1:].chunk(2))) for row in self.gathered(flat).unbind()
+        ]
+        total = found[0]
+        for other in found[1:]:
+            total = merged_moments(total, other)
+        return total
+
+    @torch.no_grad()
+    def broadcast_(self, parts: Iterable[Any]) -> None:
+        """Parameters and buffers of modules, and tensors, become those of the first rank.
+
+        Args:
+            parts: modules and tensors, the same on all ranks; anything else is left alone.
+        """
+        if not self.several:
+            return
+        found: dict[int, Tensor] = {}
+        for part in parts:
+            tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
+            found |= {id(one): one for one in tensors if isinstance(one, Tensor) and one.numel()}
+        for tensor in found.values():
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, 0, group=self._group)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.copy_(whole)
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    def values(self, value: T) -> list[T]:
+        """A plain value of each rank, in the order of ranks; waits for all of them."""
+        if not self.several:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """What a function gives on the first rank, for all; the others wait for it.
+
+        Args:
+            make: called on the first rank alone; gives what can be pickled.
+
+        Raises:
+            RankStoppedError: on the others, where it raised on the first.
+        """
+        if not self.several:
+            return make()
+        told: list[Any] = [None, None]
+        error: BaseException | None = None
+        if self.first:
+            try:
+                told[0] = make()
+            except BaseException as caught:
+                error = caught
+                code = caught.code if isinstance(caught, SystemExit) else 1
+                told[1] = (repr(caught), code if isinstance(code, int) else int(bool(code)))
+        dist.broadcast_object_list(told, 0, group=self._group)
+        if error is not None:
+            raise error
+        if told[1] is not None:
+            raise RankStoppedError(*told[1])
+        return told[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; the same answer on all."""
+        return any(self.values(flag)) if self.several else flag
+
+    def all(self, flag: bool) -> bool:
+        """Whether it is so on all ranks; the same answer on all."""
+        return all(self.values(flag)) if self.several else flag
+
+
+def share(total: int, ranks: int) -> int:
+    """A rank's part of a number, rounded up."""
+    return -(-total // ranks)
+
+
+def numbers_of(values: Sequence[Tensor]) -> int:
+    """How many numbers tensors hold together."""
+    return sum(value.numel() for value in values)

@@ -1,0 +1,226 @@
+"""Who is still there: each rank tells the others that it lives, so that a lost one is noticed and named."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from torchrl_perf.parallel.join import RankLostError, world_size
+from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
+from torchrl_perf.runtime.streams import say
+
+__all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell", "of_collective", "watched"]
+
+BEAT_SECONDS = 0.5
+SILENT_BEATS = 60
+"""Beats without a word after which a rank of another host counts as lost; the process of this host is looked for."""
+EXPLAIN_SECONDS = 10.0
+"""How long a rank whose collective has failed looks for the one that is why."""
+GRACE_SECONDS = 20.0
+"""How long a rank may take to end by itself once another is lost: it may hang in a collective on the device."""
+
+
+class Lost(NamedTuple):
+    """A rank that is no longer there."""
+
+    rank: int
+    host: str
+    pid: int
+    failed: bool
+    """Whether it has said itself what is wrong."""
+
+
+class RankWatch:
+    """Tells the other ranks by the store of ``torch.distributed`` that this one lives, and looks whether they do.
+
+    A process of this host that is gone is noticed within a second, one of another host after ``SILENT_BEATS`` beats of
+    silence. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's do; where
+    it hangs in one, as on a GPU, the watch says what has happened and ends the process after ``GRACE_SECONDS``.
+
+    Args:
+        ranks: several processes, which make it together.
+        iteration: gives the number of iterations that this rank has done.
+        store: where they leave word; by default that of ``MASTER_ADDR`` and ``MASTER_PORT``.
+    """
+
+    def __init__(self, ranks: Ranks, iteration: Callable[[], int], store: dist.Store | None = None) -> None:
+        self._ranks, self._iteration = ranks, iteration
+        base = _own_connection() if store is None else store
+        # torchrun keeps its store over restarts
+        self._store = dist.PrefixStore(ranks.of_first(lambda: uuid.uuid4().hex), base)
+        self._store_is_gone = False
+        self._places: list[tuple[str, int]] = ranks.values((socket.gethostname(), os.getpid()))
+        self._state, self._beats, self._silent = "lives", 0, dict.fromkeys(range(ranks.size), 0)
+        self._heard = [""] * ranks.size
+        self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
+        self._lost: Lost | None = None
+        self._beat()
+        ranks.values(None)  # everyone has left a word
+        self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
+        self._thread.start()
+
+    # -- what the loop asks -------------------------------------------------------------------------------------------
+
+    def explain(self, error: BaseException, step: int) -> None:
+        """After an exception of this rank: raises where another rank is why, and else leaves word that it is this one.
+
+        Args:
+            error: of the loop.
+            step: env steps of the whole run so far.
+
+        Raises:
+            RankLostError: on the rank that tells it.
+            RankStoppedError: on the others, and where the other rank has told why it failed.
+        """
+        # an error that does not come from a collective needs no search
+        collective = isinstance(error, RuntimeError) and of_collective(error)
+        if not collective or not self._found.wait(EXPLAIN_SECONDS) or self._lost is None:
+            self.mark("failed")
+            return
+        lost = self._lost
+        if lost.failed or not self._tells():
+            self.mark("follows")
+            stopped = RankStoppedError(f"rank {lost.rank}")
+            raise stopped from error
+        self.mark("follows")
+        lost_rank = RankLostError(self._words(lost, step))
+        raise lost_rank from error
+
+    def mark(self, state: str) -> None:
+        """Leaves word of what this rank does from now on: ``"left"``, ``"failed"``, or ``"follows"`` another."""
+        self._state = state
+        with contextlib.suppress(RuntimeError):
+            self._beat()
+
+    def fail(self) -> None:
+        """Leaves word that an exception ends this rank, where nothing else was said."""
+        if self._state == "lives":
+            self.mark("failed")
+
+    def close(self) -> None:
+        """Ends the watch of this rank, which leaves in good order."""
+        self._end.set()
+        if self._state == "lives":
+            self.mark("left")
+        self._thread.join(timeout=2 * BEAT_SECONDS)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(BEAT_SECONDS) and self._lost is None:
+                self._beat()
+                self._look()
+        except RuntimeError:  # the store is gone, and with it the process that holds it
+            self._store_is_gone = True
+            self._lost = self._lost or self._known(0, failed=False)
+        if self._lost is None:
+            return
+        self._found.set()
+        if not self._end.wait(GRACE_SECONDS):
+            if not self._lost.failed and self._tells():
+                say(f"torchrl-perf: {self._words(self._lost, None)}")
+            os.kill(os.getpid(), signal.SIGKILL)  # the main thread waits in a driver, where no exception reaches it
+
+    def _beat(self) -> None:
+        with self._lock:
+            self._beats += 1
+            self._store.set(f"{self._ranks.rank}", f"{self._beats} {self._state}")
+
+    def _look(self) -> None:
+        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+        words = self._store.multi_get([f"{rank}" for rank in others])
+        for rank, word in zip(others, words, strict=True):
+            text = word.decode()
+            state = text.split()[1]
+            self._silent[rank] = self._silent[rank] + 1 if text == self._heard[rank] else 0
+            self._heard[rank] = text
+            if state == "failed" or (state == "lives" and self._is_gone(rank)):
+                self._lost = self._known(rank, failed=state == "failed")
+                return
+
+    def _is_gone(self, rank: int) -> bool:
+        host, pid = self._places[rank]
+        if host == socket.gethostname() and Path("/proc/self/stat").exists():
+            return not _runs(pid)
+        return self._silent[rank] >= SILENT_BEATS
+
+    def _known(self, rank: int, *, failed: bool) -> Lost:
+        return Lost(rank, *self._places[rank], failed)
+
+    def _tells(self) -> bool:
+        """Whether this rank says it: the first that asks, or the lowest where there is no one to ask."""
+        if not self._store_is_gone:
+            with contextlib.suppress(RuntimeError):
+                return self._store.add("told", 1) == 1
+        return self._ranks.rank == min({0, 1} - {0 if self._lost is None else self._lost.rank})
+
+    def _words(self, lost: Lost, step: int | None) -> str:
+        # ranks are never more than one collective apart
+        at = f"iteration {self._iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        return (
+            f"rank {lost.rank} of {self._ranks.size} was lost in {at}: its process {lost.pid} on host {lost.host} has "
+            f"ended or cannot be reached. Rank {self._ranks.rank} and the others stop."
+        )
+
+
+@contextlib.contextmanager
+def watched(ranks: Ranks, iteration: Callable[[], int]) -> Iterator[RankWatch | None]:
+    """Within it ranks watch each other; nothing of a process alone, or of ranks without a common address.
+
+    Args:
+        ranks: the processes.
+        iteration: as for :class:`RankWatch`.
+    """
+    if not ranks.several or "MASTER_ADDR" not in os.environ:
+        yield None
+        return
+    watch = RankWatch(ranks, iteration)
+    try:
+        yield watch
+    except BaseException:
+        watch.fail()
+        raise
+    finally:
+        watch.close()
+
+
+def first_to_tell() -> bool:
+    """Whether this process is the first of the run that asks, so that one rank alone says what all have come upon."""
+    if world_size() == 1:
+        return True
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    try:
+        store = dist.PrefixStore("/".join(os.environ.get(name, "") for name in names), _own_connection())
+        return store.add("told", 1) == 1
+    except (RuntimeError, ValueError, KeyError):
+        return True  # the store is gone with the process that held it
+
+
+def _own_connection() -> dist.TCPStore:
+    """A connection that no collective waits on."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=EXPLAIN_SECONDS))
+
+
+def of_collective(error: RuntimeError) -> bool:
+    """Whether an error may come from a collective that another rank has left."""
+    words = f"{type(error).__name__} {error}".lower()
+    return any(word in words for word in ("gloo", "nccl", "connection", "dist", "peer", "socket", "timed out", "rank"))
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of this host is there and not a corpse."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -18,7 +18,11 @@ def rows(run_dir):
     """The rows of a run, without what depends on the clock and the machine."""
     with (run_dir / "progress.csv").open(newline="") as file:
         return [
-            {name: value for name, value in row.items() if not name.startswith(("time/", "memory/", "host/"))}
+            {
+                name: value
+                for name, value in row.items()
+                if not name.startswith(("wall_time", "time/", "memory/", "host/"))
+            }
             for row in csv.DictReader(file)
         ]
 

@@ -299,7 +299,7 @@ class OnPolicyTrainer(Checkpointed):
         self._sums.zero_()
         self._applied.zero_()
         for index, summary in self._minibatches(rows, order):
-            attempt = partial(self._gradients, rows, index, summary)
+            attempt = partial(self._gradients, rows, index, summary=summary)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
             total, statistics = self.shared.mean_(total, statistics, weight=self._weight(rows, index))
             if self.algorithm.adapts_learning_rate:
@@ -357,7 +357,7 @@ class OnPolicyTrainer(Checkpointed):
         return rows.get(self.valid_key)[index].sum().to(torch.float32)
 
     def _gradients(
-        self, rows: TensorDictBase, index: Tensor, summary: Tensor | None, parts: int
+        self, rows: TensorDictBase, index: Tensor, parts: int, summary: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
         self.optimizer.zero_grad()

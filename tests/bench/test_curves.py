@@ -7,7 +7,8 @@ import pytest
 
 from torchrl_perf.bench import curves
 from torchrl_perf.bench.curves import main, stored, summary, thinned
-from torchrl_perf.bench.curves_studies import STUDIES
+from torchrl_perf.bench.curves_studies import STUDIES, Run, Study
+from torchrl_perf.bench.curves_studies import episodes_without_exploration as by_episodes
 from torchrl_perf.trainers.run import run as running
 
 
@@ -41,6 +42,19 @@ def test_runs_are_stored_and_drawn_together(tmp_path, capsys):
     assert capsys.readouterr().out.count("trained") == 2
     assert (tmp_path / "curve_marine-empty.png").stat().st_size > 10_000
     assert [line["of"] for line in summary(stored("marine-empty", tmp_path))] == ["trained", "scripted", "trained"]
+
+
+def test_an_env_of_gymnasium_is_trained_by_its_preset_and_evaluated(tmp_path, monkeypatch, capsys):
+    study = Study("CartPole", {"ppo": Run("ppo", "CartPole-v1")}, {"episode/mean_return": "return"}, by_episodes)
+    monkeypatch.setitem(STUDIES, "pole", study)
+    options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "pole"]
+    assert main([*options, "--seeds", "3", "--total-steps", "4096"]) == 0
+    row = json.loads((tmp_path / "pole_ppo_3.json").read_text())["rows"][0]
+    config = study.runs["ppo"].config(3)
+    assert (config.num_envs, row["steps"]) == (8, 4096)
+    assert row["evaluation"]["trained"]["episodes"] == 50
+    assert 9 < row["evaluation"]["trained"]["mean_return"] < 500
+    assert (tmp_path / "curve_pole.png").exists()
 
 
 def test_a_run_that_a_signal_stopped_is_not_stored(tmp_path, capsys, monkeypatch):

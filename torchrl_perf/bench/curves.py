@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchrl_perf.bench.curves_studies import STUDIES, Study
+from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Study
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.metrics.figure import new_figure, save_figure
 from torchrl_perf.metrics.plot import read_progress
@@ -26,8 +26,9 @@ Value = TypeVar("Value")
 class BenchCurves:
     """Options of ``torchrl-perf bench curves``."""
 
-    study: tuple[str, ...] = tuple(STUDIES)
-    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks."""
+    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
+    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks; and lunar-lander
+    and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS
+from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
+from torchrl_perf.run_layout import FRESH_SEEDS
 
-__all__ = ["STUDIES", "Run", "Study"]
+__all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
 EVALUATION_FIRES = 2_048
+EVALUATION_EPISODES = 50
 
 
 class Run(NamedTuple):
@@ -21,16 +23,19 @@ class Run(NamedTuple):
     algorithm: str
     """As ``torchrl-perf train`` names it."""
     preset: str
+    """Of a system; else the env, whose preset it is."""
     changes: Mapping[str, Any] = {}
 
     def config(self, seed: int, **changes: Any) -> Any:
         """The settings of one seed."""
-        preset = SYSTEMS[self.algorithm].load("presets")[self.preset]
-        return dataclasses.replace(preset, **{**self.changes, "seed": seed, **changes})
+        entry, given = entry_of(self.algorithm), {**self.changes, "seed": seed, **changes}
+        if self.algorithm in SYSTEMS:
+            return dataclasses.replace(entry.load("presets")[self.preset], **given)
+        return entry.load("config")(env=self.preset, **given)
 
     def trainer(self, config: Any) -> Any:
         """A trainer of the settings."""
-        return SYSTEMS[self.algorithm].load("trainer")(config)
+        return entry_of(self.algorithm).load("trainer")(config)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,18 @@ def _breaks(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     }
 
 
+def episodes_without_exploration(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """Returns of whole episodes without exploration, in envs with another seed than that of the run."""
+    import gymnasium
+
+    from torchrl_perf.trainers import evaluate_episodes
+
+    envs = gymnasium.make_vec(trainer.config.env, num_envs=EVALUATION_EPISODES, vectorization_mode="sync")
+    found = evaluate_episodes(trainer.policy, envs, seed=FRESH_SEEDS + trainer.config.seed)
+    figures = {"mean_return": found.mean_return, "deviation": found.return_deviation}
+    return {"trained": {**figures, "episodes": float(len(found.returns))}}
+
+
 # the first stage of the curriculum; exploration ends within it
 _STAGE: dict[str, Any] = {
     "stage_frames": "0",
@@ -106,6 +123,7 @@ _STAGE: dict[str, Any] = {
 }
 _VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 300_000}
 _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
+_RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
 
 STUDIES: dict[str, Study] = {
@@ -136,5 +154,19 @@ STUDIES: dict[str, Study] = {
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
     ),
+    "lunar-lander": Study(
+        "LunarLander-v3, as the command line trains it",
+        {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
+        _RETURNS,
+        episodes_without_exploration,
+    ),
+    "half-cheetah": Study(
+        "HalfCheetah-v5, as the command line trains it",
+        {name: Run(name, "HalfCheetah-v5") for name in ("ppo",)},
+        _RETURNS,
+        episodes_without_exploration,
+    ),
 }
 """Studies by name."""
+WITH_EXTRAS = ("lunar-lander", "half-cheetah")
+"""Studies of envs that need more than the package: Gymnasium's extras box2d and mujoco."""

@@ -49,6 +49,13 @@ _CPU: Settings = {
 """Of envs that step on the CPU, in the absence of better ones: few envs, whose steps are what takes the time."""
 
 
+_LOCOMOTION: Settings = {
+    **_CPU,
+    # observations and rewards of joints have many scales
+    "ppo": {**_PPO_CPU, "normalize_observations": True, "normalize_rewards": True},
+}
+"""Of MuJoCo's robots that walk."""
+
 _ATARI_DQN: dict[str, Any] = {
     "num_envs": 16,
     "num_steps": 1,
@@ -102,10 +109,7 @@ KNOWN: dict[str, Settings] = {
         },
         **{name: {"num_envs": 48} for name in ("sac", "td3", "ddpg", "ac-iqn")},
     },
-    "HalfCheetah-*": {
-        **_CPU,
-        "ppo": {**_PPO_CPU, "num_envs": 16, "num_steps": 128},
-    },
+    **dict.fromkeys((f"{name}-*" for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid")), _LOCOMOTION),
     "LunarLander-*": {
         **_CPU,
         "ppo": {

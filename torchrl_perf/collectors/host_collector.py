@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -10,15 +11,18 @@ import torch
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors import validation
+from torchrl_perf.collectors.delivery import under_next
 from torchrl_perf.collectors.host_faults import HostEnvError
 from torchrl_perf.collectors.host_groups import HostGroup
 from torchrl_perf.collectors.host_info import InfoKeys, info_leaves, learned_info_leaves
+from torchrl_perf.collectors.host_memory import CarriedState, carried_specs
 from torchrl_perf.collectors.host_packed import PackedRows
 from torchrl_perf.collectors.host_policy import PolicyCall, policy_device
 from torchrl_perf.collectors.host_rows import DirectRows, GroupRows, HostBatch
@@ -44,6 +48,9 @@ class HostCollector(BaseCollector):
 
     Several vector envs (groups) step at the same time, each in its own processes (``AsyncVectorEnv``) or in a thread,
     while the policy acts for another group.
+
+    **A recurrent policy** is carried: the states that its modules ask for (``make_tensordict_primer``) begin at their
+    initial values with each episode, and each step acts on what the one before left.
 
     Args:
         envs: a ``gymnasium.vector.VectorEnv``, or a list of them with equal spaces. N is the number of all their envs.
@@ -73,8 +80,9 @@ class HostCollector(BaseCollector):
     ``("observation", "0")`` and so on), what the policy writes (``"action"`` among it), the same observation below
     ``"next"``, ``("next", "reward")`` float32, done, terminated and truncated (bool, ``[N, T, 1]``, at the root too,
     where they are false), ``"is_init"`` bool ``[N, T, 1]``, True at the first step of an episode (below ``"next"``
-    always false), ``("collector", "traj_ids")`` int64 ``[N, T]``, and the entries of ``info_keys``, the final step's
-    own (``final_info``) below ``"next"`` where an episode ends.
+    always false), ``("collector", "traj_ids")`` int64 ``[N, T]``, the states of a recurrent policy before each step
+    and, below ``"next"``, after it, and the entries of ``info_keys``, the final step's own (``final_info``) below
+    ``"next"`` where an episode ends.
 
     Dtypes are those of the spaces, except float64, which becomes torch's default dtype, and uint16 and uint32, which
     become int32 and int64. Discrete values are stored from 0 on, whatever the space's ``start``, which actions get back
@@ -111,6 +119,7 @@ class HostCollector(BaseCollector):
         vector_envs = list(envs) if isinstance(envs, list | tuple) else [envs]
         self.device = policy_device(policy, device)
         self._seed = check_seed("seed", seed)
+        self._carried = carried_specs(policy)
         self._make_groups(vector_envs, _checked_timeout(timeout), info_keys)
         self.num_steps = validation.steps_per_batch(frames_per_batch, self.num_envs)
         self.requested_frames_per_batch = self.frames_per_batch = frames_per_batch
@@ -175,7 +184,8 @@ class HostCollector(BaseCollector):
             self.groups.append(group)
             offset += self.groups[-1].num_envs
         self.num_envs = offset
-        self.specs = HostSpecs(self._leaves, self._action_leaf, offset, self.device)
+        states = {key: spec for key, (spec, _) in self._carried.items()}
+        self.specs = HostSpecs(self._leaves, self._action_leaf, offset, self.device, states)
         # batched again: the collector seeds them, and envpool's ``action_space`` is that of one env
         self._action_spaces = [batch_space(first.single_action_space, group.num_envs) for group in self.groups]
 
@@ -186,22 +196,33 @@ class HostCollector(BaseCollector):
         if self.policy is not None:
             specs = cast("Any", self.specs)  # has the names of an env that the checks read
             validation.check_policy(self.policy, specs, sync_free=self.mode in ("graph", "compile"))
-            _, out = validation.probe_keys(self.policy, specs)
+            root, out = validation.probe_keys(self.policy, specs)
             outputs = {key: out.get(key) for key in out.exclude("next").keys(True, True)}
-            call = PolicyCall(self.policy, [*(leaf.key for leaf in self._leaves), INIT_KEY], list(outputs))
+            for key in self._carried:  # the state that it acted on is stored as an output, and so is the one it left
+                outputs |= {key: root.get(key), under_next(key): out.get(under_next(key))}
+            read = [*(leaf.key for leaf in self._leaves), INIT_KEY, *self._carried]
+            call = PolicyCall(self.policy, read, list(outputs))
         if call is not None and self.mode != "graph" and self._compile is not None:
             self._act = self._compile(call.__call__)
         else:
             self._act = call
         self._store = HostBatch(self._leaves, outputs, self.num_steps, self.num_envs, self.device)
+        self._memories = self._make_memories(list(outputs))
         self._rows: list[GroupRows] = [self._rows_of(group) for group in self.groups]
+
+    def _make_memories(self, outputs: list[NestedKey]) -> dict[int, CarriedState]:
+        """The states of a recurrent policy, those of each group by its number; empty for any other policy."""
+        if self._act is None or not self._carried:
+            return {}
+        make = partial(CarriedState, self._act, outputs, self._carried, device=self.device)
+        return {group.index: make(num_envs=group.num_envs) for group in self.groups}
 
     def _rows_of(self, group: HostGroup) -> GroupRows:
         lockstep = group.mode != "next_step"
         if self.device.type == "cpu":
             return DirectRows(self._store, group.offset, group.num_envs, lockstep=lockstep)
-        graph = self.mode == "graph"
-        return PackedRows(self._store, group.offset, group.num_envs, lockstep=lockstep, graph=graph, policy=self._act)
+        graph, act = self.mode == "graph", self._memories.get(group.index, self._act)
+        return PackedRows(self._store, group.offset, group.num_envs, lockstep=lockstep, graph=graph, policy=act)
 
     def _seed_actions(self) -> None:
         for group, space in zip(self.groups, self._action_spaces, strict=True):
@@ -266,11 +287,15 @@ class HostCollector(BaseCollector):
 
     def _send(self, group: HostGroup, rows: GroupRows) -> None:
         """Acts for a group and starts its step."""
-        if self._act is None or self._frames + rows.slowest * self.num_envs < self._random_steps * self.num_envs:
+        memory = self._memories.get(group.index)
+        act = self._act if memory is None else memory
+        if act is None or self._frames + rows.slowest * self.num_envs < self._random_steps * self.num_envs:
             action = self._action_leaf.read(self._action_spaces[group.index].sample())
             rows.act_at_random(action)
+            if memory is not None:
+                memory.restart()
         else:
-            action = rows.act(self._act)
+            action = rows.act(act)
         if self._action_leaf.start is not None:
             action = action + self._action_leaf.start
         wanted = self._action_spaces[group.index].dtype

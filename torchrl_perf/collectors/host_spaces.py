@@ -1,6 +1,6 @@
 """Gymnasium spaces as TorchRL specs, and observations as flat lists of arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -165,16 +165,24 @@ class HostSpecs:
         action: the action's leaf.
         num_envs: N.
         device: where the batch lives.
+        states: specs of one row of what a policy carries from step to step, further entries of the root.
 
     Attributes:
-        observation_spec: Composite ``[N]`` of the observation keys.
+        observation_spec: Composite ``[N]`` of the observation keys and the states.
         action_spec: of ``"action"``, ``[N, *shape]``.
         full_action_spec: Composite ``[N]`` of it.
         reward_spec: ``[N, 1]`` float32.
         full_done_spec: Composite ``[N]`` of done, terminated and truncated, ``[N, 1]`` bool.
     """
 
-    def __init__(self, observations: Sequence[Leaf], action: Leaf, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        observations: Sequence[Leaf],
+        action: Leaf,
+        num_envs: int,
+        device: torch.device,
+        states: Mapping[NestedKey, TensorSpec] | None = None,
+    ) -> None:
         self.batch_size = torch.Size((num_envs,))
         self.device = device
         self.action_keys = ["action"]
@@ -182,6 +190,8 @@ class HostSpecs:
         self.observation_spec = Composite(shape=self.batch_size, device=device)
         for leaf in observations:
             self.observation_spec[leaf.key] = leaf.spec(num_envs, device)
+        for key, spec in (states or {}).items():
+            self.observation_spec[key] = spec.expand(num_envs, *spec.shape).to(device)
         self.full_action_spec = Composite(action=action.spec(num_envs, device), shape=self.batch_size, device=device)
         self.reward_spec = Unbounded(shape=(num_envs, 1), dtype=torch.float32, device=device)
         flags = {key: Categorical(2, shape=(num_envs, 1), dtype=torch.bool, device=device) for key in DONE_KEYS}

@@ -13,6 +13,7 @@ from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, 
 from torchrl_perf.modules.hybrid_actor import EnsembleHybridQ, HybridActor, hybrid_features
 from torchrl_perf.modules.icem import ICEMPlanner, ICEMSettings
 from torchrl_perf.modules.icm import ICM
+from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.multi_categorical import IndependentCategoricals
@@ -36,6 +37,7 @@ from torchrl_perf.moved import moved_from as _moved_from
 
 __all__ = [
     "ICM",
+    "LRU",
     "BoundedNormal",
     "CategoricalMLP",
     "ComponentValues",
@@ -44,6 +46,8 @@ __all__ = [
     "ConvQMap",
     "DeterministicActor",
     "DeviceActor",
+    "DeviceGRU",
+    "DeviceLSTM",
     "DeviceMaskedCategorical",
     "DiagonalNormal",
     "DiscountedReturnNormalization",
@@ -64,6 +68,7 @@ __all__ = [
     "ImplicitQuantileMLP",
     "IndependentCategoricals",
     "JoinedInputs",
+    "MinGRU",
     "MixedSequential",
     "NodeEncoder",
     "NoisyLinear",

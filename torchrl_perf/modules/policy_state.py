@@ -6,17 +6,18 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
-from torchrl.envs import Transform
+from torchrl.envs import TensorDictPrimer
 
 # Defined beside the policies, which make it for the env they act in; users import it from ``transforms``.
 __all__ = ["PolicyState"]
 
 
-class PolicyState(Transform):
+class PolicyState(TensorDictPrimer):
     """Adds the state of a policy to an env: entries that the policy reads at the root and writes under "next".
 
-    The counterpart of TorchRL's ``TensorDictPrimer``, which asks the host at each reset whether a row is reset. Nothing
-    waits here: ``TransformedEnv(env, PolicyState(...))`` is collected without host reads where ``env`` is.
+    A ``TensorDictPrimer``, so that TorchRL's collectors and helpers know what it carries, without the questions to the
+    host that TorchRL's asks at each reset: ``TransformedEnv(env, PolicyState(...))`` is collected without host reads
+    where ``env`` is.
 
     Keys added, to the specs and to each reset: those of ``specs``, ``[*batch, *size]``, at their initial values. A
     masked reset sets only the rows in "_reset"; the others keep the entries of the TensorDict. After a step the entries
@@ -36,15 +37,17 @@ class PolicyState(Transform):
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec], initial: Mapping[str, float] | None = None) -> None:
-        super().__init__(in_keys=[], out_keys=list(specs))
         given = dict(initial or {})
         unknown = sorted(given.keys() - specs.keys())
         if unknown:
             raise ValueError(
                 f"initial: expected names among {sorted(specs)}, received {unknown} too. Remedy: a spec for each."
             )
+        numbers = {key: given.get(key, 0) for key in specs}
+        super().__init__(Composite(dict(specs)), default_value=dict(numbers), expand_specs=True)
+        self.out_keys = list(specs)
         self.specs = dict(specs)
-        self.initial = {key: given.get(key, 0) for key in specs}
+        self.initial = numbers
         for key, spec in self.specs.items():
             number = self.initial[key]
             is_exact = spec.dtype.is_floating_point or float(number).is_integer()
@@ -70,6 +73,10 @@ class PolicyState(Transform):
             full = spec.expand(*observation_spec.shape, *spec.shape)
             observation_spec[key] = full if observation_spec.device is None else full.to(observation_spec.device)
         return observation_spec
+
+    def transform_input_spec(self, input_spec: TensorSpec) -> TensorSpec:
+        """The spec as it is: the entries are observations to the env's users, and nothing that its step reads."""
+        return input_spec
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for key in self.specs:

@@ -1,0 +1,112 @@
+"""Recurrent policies in every collector: states from step to step, new with each episode, equal to the whole again."""
+
+import pytest
+import torch
+from host_oracle import MODES, PackedCollector, collector, vector
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.collectors import Collector
+from torchrl.modules import GRUModule, LSTMModule
+
+from torchrl_perf.collectors import DeviceCollector, HostCollector
+from torchrl_perf.envs import CartPole
+from torchrl_perf.modules import LRU, DeviceGRU, DeviceLSTM, MinGRU
+
+N, T, H = 3, 12, 4
+KINDS = {"gru": DeviceGRU, "lstm": DeviceLSTM, "min_gru": MinGRU, "lru": LRU}
+
+
+def policy_of(kind):
+    torch.manual_seed(0)
+    memory = kind(4, H, 2, in_key="observation", out_key="features")
+    # an action that ends episodes soon, and depends on the state
+    head = TensorDictModule(lambda y: (y.sum(-1) > 0).long(), ["features"], ["action"])
+    return TensorDictSequential(memory, head), memory
+
+
+def check(data, memory, key="features"):
+    """States begin at 0 with each episode, are passed on, and the whole batch read again gives the same outputs."""
+    for state in memory.in_keys[1:-1]:
+        begins = data["is_init"].squeeze(-1)
+        assert begins[:, 1:].any()
+        assert (data[state][begins] == 0).all()
+        assert (data[state][~begins] != 0).any()
+        after, root = data["next", state][:, :-1], data[state][:, 1:]
+        assert torch.equal(root[~begins[:, 1:]], after[~begins[:, 1:]])
+    again = memory(data.exclude("next", key).clone())
+    torch.testing.assert_close(again[key], data[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestOurModules:
+    def test_device_collector(self, kind, device):
+        policy, memory = policy_of(KINDS[kind])
+        policy = policy.to(device)
+        collecting = DeviceCollector(
+            CartPole(N, device=device, seed=0),
+            policy,
+            frames_per_batch=N * T,
+            auto_register_policy_transforms=True,
+            mode="eager",
+        )
+        check(torch.cat([collecting.collect().clone() for _ in range(3)], 1), memory)
+
+    def test_host_collector_on_arrays(self, kind):
+        policy, memory = policy_of(KINDS[kind])
+        collecting = HostCollector(vector("CartPole-v1", N, "SameStep"), policy, frames_per_batch=N * T, seed=0)
+        check(torch.cat([collecting.collect().clone() for _ in range(3)], 1), memory)
+        collecting.shutdown()
+
+    def test_torchrls_collector(self, kind):
+        policy, memory = policy_of(KINDS[kind])
+        env = CartPole(N, device="cpu", seed=0)
+        collecting = Collector(
+            env, policy, frames_per_batch=N * T, total_frames=3 * N * T, auto_register_policy_transforms=True
+        )
+        check(torch.cat([data.clone() for data in collecting], 1), memory)
+        collecting.shutdown()
+
+
+@pytest.mark.parametrize("path", ["direct", "packed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_host_groups_in_every_mode(mode, path):
+    policy, memory = policy_of(DeviceGRU)
+    envs = [vector("CartPole-v1", n, mode) for n in (2, 1)]
+    collecting = collector(path, envs, policy, frames_per_batch=3 * T, seed=1)
+    if path == "packed":
+        assert isinstance(collecting, PackedCollector)
+    check(torch.cat([collecting.collect().clone() for _ in range(4)], 1), memory)
+    collecting.shutdown()
+
+
+@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
+def test_torchrls_modules_in_the_host_collector(kind):
+    torch.manual_seed(0)
+    memory = kind(4, H, in_key="observation", out_key="features")
+    head = TensorDictModule(lambda y: (y.sum(-1) > 0).long(), ["features"], ["action"])
+    policy = TensorDictSequential(memory, head)
+    collecting = HostCollector(vector("CartPole-v1", N, "SameStep"), policy, frames_per_batch=N * T, seed=0)
+    data = torch.cat([collecting.collect().clone() for _ in range(3)], 1)
+    collecting.shutdown()
+    ours = (DeviceGRU if kind is GRUModule else DeviceLSTM)(4, H, in_key="observation", out_key="features")
+    ours.load_rnn(memory)
+    check(data, ours)
+
+
+def test_random_steps_leave_no_state():
+    policy, _ = policy_of(DeviceGRU)
+    envs = vector("CartPole-v1", N, "SameStep")
+    collecting = HostCollector(envs, policy, frames_per_batch=N * T, init_random_frames=5 * N, seed=0)
+    data = collecting.collect()
+    assert (data["recurrent_state"][:, :6] == 0).all()
+    assert (data["recurrent_state"][:, 6] != 0).any()
+    collecting.shutdown()
+
+
+def test_a_new_start_is_a_new_state():
+    policy, _ = policy_of(DeviceGRU)
+    envs = vector("CartPole-v1", N, "SameStep")
+    collecting = HostCollector(envs, policy, frames_per_batch=N * 4, seed=0)
+    collecting.collect()
+    collecting.reset()
+    assert (collecting.collect()["recurrent_state"][:, 0] == 0).all()
+    collecting.shutdown()

@@ -1,0 +1,169 @@
+"""Linear recurrences as cells: minGRU (arXiv:2410.01201) and the linear recurrent unit (arXiv:2303.06349).
+
+Their state does not pass through a nonlinearity on its way from step to step, so that a sequence is a scan over time
+instead of a loop: the one that GAE uses, with a backward pass that is the same scan the other way round. Dimension key:
+``H`` hidden units.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
+
+__all__ = ["lru_sequence", "lru_step", "min_gru_candidate", "min_gru_sequence", "min_gru_step", "rotations", "scan"]
+
+
+def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
+    """``y_t = value_t + decay_t y_(t-1)``, differentiable in all three, as one node of a graph.
+
+    Args:
+        decay: ``[N, T, H]``; exactly 0 cuts the recurrence.
+        value: ``[N, T, H]``, of the same dtype.
+        initial: y before the first step, ``[N, H]``.
+
+    Returns:
+        ``[N, T, H]`` in ``value``'s dtype; computed in at least float32.
+    """
+    return torch.ops.torchrl_perf.linear_scan(decay, value, initial)
+
+
+@torch.library.custom_op("torchrl_perf::linear_scan", mutates_args=())
+def _scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
+    solved = linear_recurrence(decay, value, initial).to(value.dtype)
+    return solved.clone() if solved is value else solved  # one step is the value itself
+
+
+@torch.library.custom_op("torchrl_perf::linear_scan_backward", mutates_args=())
+def _scan_backward(grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    following = torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
+    of_value = reverse_linear_recurrence(following, grad.to(decay.dtype)).to(grad.dtype)
+    before = torch.cat((initial.unsqueeze(1), solved[:, :-1]), 1)
+    of_decay = torch.where(decay == 0, 0.0, of_value * before)
+    return of_decay.to(decay.dtype), of_value.clone(), torch.where(decay[:, 0] == 0, 0.0, decay[:, 0] * of_value[:, 0])
+
+
+@_scan.register_fake
+def _(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
+@_scan_backward.register_fake
+def _(grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(decay), torch.empty_like(grad), torch.empty_like(initial)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    decay, _, initial = inputs
+    ctx.save_for_backward(decay, output, initial)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    return torch.ops.torchrl_perf.linear_scan_backward(grad, *ctx.saved_tensors)
+
+
+_scan.register_autograd(_gradients, setup_context=_setup_context)
+
+
+# -- minGRU ----------------------------------------------------------------------------------------------------------
+
+
+def min_gru_candidate(inputs: Tensor) -> Tensor:
+    """``g`` of the paper, which keeps a state positive: ``x + 1/2`` above 0 and ``sigmoid(x)`` below."""
+    return torch.where(inputs >= 0, inputs + 0.5, torch.sigmoid(inputs))
+
+
+def min_gru_step(inputs: Tensor, state: Tensor) -> Tensor:
+    """One step: ``h' = (1 - z) h + z g(c)`` with ``z = sigmoid`` of the gate's half of the inputs.
+
+    Args:
+        inputs: ``W x + b``, ``[N, 2 H]``: gate and candidate.
+        state: h of the step before, ``[N, H]``.
+
+    Returns:
+        h of this step, ``[N, H]``.
+    """
+    gate, candidate = inputs.to(state.dtype).chunk(2, -1)
+    return torch.lerp(state, min_gru_candidate(candidate), torch.sigmoid(gate))
+
+
+def min_gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
+    """All steps of ``[N, T]`` sequences; a row's state is 0 before each step that begins an episode.
+
+    The paper solves it in logarithms, since its products of decays underflow there; the scan here multiplies decays of
+    at most 1 alone, and needs none.
+
+    Args:
+        inputs: ``W x + b``, ``[N, T, 2 H]``.
+        initial: h before the first step, ``[N, H]``.
+        begins: bool ``[N, T]``, True where an episode begins.
+
+    Returns:
+        h of each step, ``[N, T, H]``.
+    """
+    gate, candidate = inputs.to(initial.dtype).chunk(2, -1)
+    decay = torch.sigmoid(-gate).masked_fill(begins.unsqueeze(-1), 0)
+    return scan(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
+
+
+# -- linear recurrent unit -------------------------------------------------------------------------------------------
+
+
+def rotations(angle: Tensor, num_steps: int) -> Tensor:
+    """``angle * t`` for t from 1 to ``num_steps``, in one turn: ``[T, H]``.
+
+    Args:
+        angle: ``[H]``, radians a step.
+        num_steps: T.
+    """
+    # in float64: after a thousand steps a float32 angle is off by more than a state's own rounding
+    steps = torch.arange(1, num_steps + 1, dtype=torch.float64, device=angle.device)
+    turned = steps.unsqueeze(-1) * angle.to(torch.float64)
+    whole = (turned.detach() / (2 * torch.pi)).round() * (2 * torch.pi)
+    return (turned - whole).to(angle.dtype)
+
+
+def lru_step(real: Tensor, imaginary: Tensor, state: Tensor, decay: Tensor, angle: Tensor) -> Tensor:
+    """One step of ``s' = decay e^(i angle) s + v`` of complex numbers.
+
+    Args:
+        real: real part of v, ``[N, H]``.
+        imaginary: its imaginary part.
+        state: real part and imaginary part of s, ``[N, 2 H]``.
+        decay: ``[H]``, in (0, 1).
+        angle: ``[H]``, radians a step.
+
+    Returns:
+        s', ``[N, 2 H]``.
+    """
+    past, past_imaginary = state.chunk(2, -1)
+    cos, sin = decay * angle.cos(), decay * angle.sin()
+    return torch.cat((real + cos * past - sin * past_imaginary, imaginary + sin * past + cos * past_imaginary), -1)
+
+
+def lru_sequence(
+    real: Tensor, imaginary: Tensor, initial: Tensor, begins: Tensor, decay: Tensor, angle: Tensor
+) -> Tensor:
+    """All steps of ``[N, T]`` sequences; a row's state is 0 before each step that begins an episode.
+
+    The state is solved in coordinates that turn with it, ``e^(-i angle t) s_t``, in which its decay is a real number:
+    two real scans.
+
+    Args:
+        real: real part of v, ``[N, T, H]``.
+        imaginary: its imaginary part.
+        initial: s before the first step, ``[N, 2 H]``.
+        begins: bool ``[N, T]``, True where an episode begins.
+        decay: ``[H]``, in (0, 1).
+        angle: ``[H]``, radians a step.
+
+    Returns:
+        s of each step, ``[N, T, 2 H]``.
+    """
+    turned = rotations(angle, real.shape[1])
+    cos, sin = turned.cos(), turned.sin()
+    values = torch.cat((real * cos + imaginary * sin, imaginary * cos - real * sin), -1)
+    decays = torch.cat((decay, decay)).expand_as(values).masked_fill(begins.unsqueeze(-1), 0)
+    real, imaginary = scan(decays, values, initial).chunk(2, -1)
+    return torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), -1)

@@ -1,0 +1,167 @@
+"""Long short-term memory (in the form of ``torch.nn.LSTM``): one step, and a sequence with resets.
+
+    i, f, o = sigmoid(W_i x + b_i + W_h h + b_h),  g = tanh(likewise)
+    c' = f c + i g
+    h' = o tanh(c')
+
+Hochreiter and Schmidhuber, "Long short-term memory", 1997. As in :mod:`torchrl_perf.functional.memory.gru`, the part of
+the inputs is one matrix product outside, and the recurrence one operator, ``torchrl_perf::lstm_sequence``, with a
+backward pass of its own. Dimension key: ``H`` hidden units.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.functional.memory.rows import add_bias, as_time_major, grad_or_none, keeps_gates
+
+__all__ = ["lstm_sequence", "lstm_step"]
+
+
+def lstm_step(
+    inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One step of the recurrence.
+
+    Args:
+        inputs: ``W_i x + b_i``, ``[N, 4 H]``: input, forget, cell and output gate.
+        state: h of the step before, ``[N, H]``.
+        cell: c of the step before, ``[N, H]``.
+        weight: ``W_h``, ``[4 H, H]``.
+        bias: ``b_h``, ``[4 H]``, or None.
+
+    Returns:
+        h and c of this step, each ``[N, H]``.
+    """
+    gates = torch.nn.functional.linear(state, weight, bias)
+    into, forget, new, out = (gates + inputs.to(gates.dtype)).chunk(4, -1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
+def lstm_sequence(
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """All steps of ``[N, T]`` sequences; a row's states are 0 before each step that begins an episode.
+
+    Args:
+        inputs: ``W_i x + b_i``, ``[N, T, 4 H]``.
+        state: h before the first step, ``[N, H]``.
+        cell: c before the first step, ``[N, H]``.
+        begins: bool ``[N, T]``, True where an episode begins.
+        weight: ``W_h``, ``[4 H, H]``.
+        bias: ``b_h``, ``[4 H]``, or None.
+
+    Returns:
+        h and c of each step, each ``[N, T, H]``, in ``weight``'s dtype; the memory is time-major.
+    """
+    tensors = (inputs, state, cell, weight) if bias is None else (inputs, state, cell, weight, bias)
+    inputs, state, begins = as_time_major(inputs, state, begins, weight.dtype)
+    cell = cell.to(weight.dtype).contiguous()
+    keeps = keeps_gates(*tensors)
+    states, cells, _ = torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, keeps)
+    return states.transpose(0, 1), cells.transpose(0, 1)
+
+
+@torch.library.custom_op("torchrl_perf::lstm_sequence", mutates_args=())
+def _forward(
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States h and c ``[T, N, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
+    steps, num_envs, hidden = len(inputs), *state.shape
+    states, cells = (inputs.new_empty(steps, num_envs, hidden) for _ in range(2))
+    kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
+    columns = weight.t()
+    for t in range(steps):
+        state, cell = state.masked_fill(begins[t], 0), cell.masked_fill(begins[t], 0)
+        gates = add_bias(state, columns, bias).add_(inputs[t])
+        into, forget, new, out = gates.chunk(4, -1)
+        gates[:, : 2 * hidden].sigmoid_()
+        new.tanh_()
+        out.sigmoid_()
+        cell = torch.addcmul(forget * cell, into, new, out=cells[t])
+        state = torch.mul(out, cell.tanh(), out=states[t])
+        if keeps:
+            kept[t].copy_(gates)
+    return states, cells, kept
+
+
+@torch.library.custom_op("torchrl_perf::lstm_sequence_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    grad_cell: Tensor,
+    states: Tensor,
+    cells: Tensor,
+    kept: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    begins: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[T, N, 4 H]``, which are those of the gates, of both initial states, weight and bias."""
+    steps, num_envs, hidden = states.shape
+    before = torch.cat((state.unsqueeze(0), states[:-1])).masked_fill_(begins, 0)
+    cell_before = torch.cat((cell.unsqueeze(0), cells[:-1])).masked_fill_(begins, 0)
+    into, forget, new, out = kept.chunk(4, -1)
+    squashed = cells.tanh()
+    # what a step's gradient is multiplied by, for all steps at once: the loop is left with the recurrence
+    by_out = squashed * out * (1 - out)
+    to_cell = out * (1 - squashed * squashed)
+    by_cell = torch.cat(
+        (new * into * (1 - into), cell_before * forget * (1 - forget), into * (1 - new * new)), -1
+    ).unflatten(-1, (3, hidden))
+    of_gates = states.new_empty(steps, num_envs, 4 * hidden)
+    carried, carried_cell = torch.zeros_like(state), torch.zeros_like(cell)
+    for t in range(steps - 1, -1, -1):
+        of_state = grad[t] + carried
+        of_cell = torch.addcmul(carried_cell + grad_cell[t], of_state, to_cell[t])
+        gates = of_gates[t].unflatten(-1, (4, hidden))
+        torch.mul(of_cell.unsqueeze(-2), by_cell[t], out=gates[:, :3])
+        torch.mul(of_state, by_out[t], out=gates[:, 3])
+        carried = (of_gates[t] @ weight).masked_fill_(begins[t], 0)
+        carried_cell = of_cell.mul_(forget[t]).masked_fill_(begins[t], 0)
+    flat = of_gates.flatten(0, 1)
+    return of_gates, carried, carried_cell, flat.t() @ before.flatten(0, 1), flat.sum(0)
+
+
+@_forward.register_fake
+def _(
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (len(inputs), *state.shape)
+    kept = inputs.new_empty((*shape[:2], 4 * shape[2]) if keeps else (0,))
+    return inputs.new_empty(shape), inputs.new_empty(shape), kept
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    grad_cell: Tensor,
+    states: Tensor,
+    cells: Tensor,
+    kept: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    begins: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    steps, num_envs, hidden = states.shape
+    inputs, bias = states.new_empty(steps, num_envs, 4 * hidden), weight.new_empty(4 * hidden)
+    return inputs, torch.empty_like(state), torch.empty_like(cell), torch.empty_like(weight), bias
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, state, cell, begins, weight, bias, _ = inputs
+    ctx.save_for_backward(*output, state, cell, begins, weight)
+    ctx.has_bias = bias is not None
+    ctx.mark_non_differentiable(output[2])
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_cell: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    backward = torch.ops.torchrl_perf.lstm_sequence_backward
+    of_inputs, of_state, of_cell, of_weight, of_bias = backward(grad, grad_cell, *ctx.saved_tensors)
+    return of_inputs, of_state, of_cell, None, of_weight, grad_or_none(of_bias, ctx.has_bias), None
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)

@@ -1,0 +1,126 @@
+"""The cores whose state is a linear recurrence: minGRU and the linear recurrent unit."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_perf.functional.memory.linear import lru_sequence, lru_step, min_gru_sequence, min_gru_step
+from torchrl_perf.modules.memory.core import MemoryCore, States
+
+__all__ = ["LRUCore", "MinGRUCore"]
+
+
+class MinGRUCore(MemoryCore):
+    """Layers of minGRU, each one linear map to gate and candidate, and a scan.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        num_layers: L.
+        bias: of the linear maps.
+        dropout: between layers.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,))
+        sizes = [input_size, *[hidden_size] * (num_layers - 1)]
+        make = {"bias": bias, "device": device, "dtype": dtype}
+        self.inputs = nn.ModuleList(nn.Linear(size, 2 * hidden_size, **make) for size in sizes)
+
+    def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
+        """One step; see :meth:`MemoryCore.layer_step`."""
+        state = min_gru_step(self.inputs[layer](x), states[0])
+        return state, (state,)
+
+    def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
+        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        after = min_gru_sequence(self.inputs[layer](x), states[0], begins)
+        return after, (after,)
+
+
+class _LRULayer(nn.Module):
+    """Parameters of one block: ``y = x + GLU(C s + D norm(x))`` with ``s' = diag(lambda) s + gamma B norm(x)``."""
+
+    def __init__(self, size: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        make = {"device": device, "dtype": dtype}
+        self.norm = nn.LayerNorm(size, **make)
+        self.into = nn.Linear(size, 2 * size, bias=False, **make)
+        self.out = nn.Linear(2 * size, size, bias=False, **make)
+        self.skip = nn.Parameter(torch.randn(size, **make))
+        self.gate = nn.Linear(size, 2 * size, **make)
+        # the paper's ring: modulus in [.9, .999], angle in [0, pi / 10], in the parameters of its section 3.3
+        modulus = torch.rand(size, **make) * (0.999**2 - 0.9**2) + 0.9**2
+        self.log_decay = nn.Parameter(torch.log(-0.5 * torch.log(modulus)))
+        self.log_angle = nn.Parameter(torch.log(math.pi / 10 * torch.rand(size, **make).clamp(min=1e-3)))
+        for layer, fan in ((self.into, 2 * size), (self.out, size)):
+            nn.init.normal_(layer.weight, std=fan**-0.5)
+
+    def driven(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The normed input, real and imaginary part of ``gamma B x``, decay and angle."""
+        normed = self.norm(x)
+        decay, angle = torch.exp(-torch.exp(self.log_decay)), torch.exp(self.log_angle)
+        real, imaginary = (self.into(normed).to(decay.dtype).unflatten(-1, (2, -1)) * (1 - decay**2).sqrt()).unbind(-2)
+        return normed, real, imaginary, decay, angle
+
+    def read(self, x: Tensor, normed: Tensor, state: Tensor) -> Tensor:
+        """The output of the block."""
+        return x + nn.functional.glu(self.gate(nn.functional.gelu(self.out(state) + self.skip * normed)), -1)
+
+
+class LRUCore(MemoryCore):
+    """Blocks of linear recurrent units: layer norm, the unit, a gated linear unit, and a skip connection.
+
+    A state is the real and the imaginary part of H complex numbers, S = 2 H.
+
+    Args:
+        input_size: I; a linear map takes it to H.
+        hidden_size: H.
+        num_layers: L.
+        dropout: between layers.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, dropout, (2 * hidden_size,))
+        self.encoder = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(_LRULayer(hidden_size, device, dtype) for _ in range(num_layers))
+
+    def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
+        """One step; see :meth:`MemoryCore.layer_step`."""
+        block = self.layers[layer]
+        x = x if layer else self.encoder(x)
+        normed, real, imaginary, decay, angle = block.driven(x)
+        state = lru_step(real, imaginary, states[0], decay, angle)
+        return block.read(x, normed, state), (state,)
+
+    def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
+        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        block = self.layers[layer]
+        x = x if layer else self.encoder(x)
+        normed, real, imaginary, decay, angle = block.driven(x)
+        after = lru_sequence(real, imaginary, states[0], begins, decay, angle)
+        return block.read(x, normed, after), (after,)

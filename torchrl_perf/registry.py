@@ -66,7 +66,22 @@ ALGORITHMS = {
 }
 """Algorithms for any env whose actions fit."""
 
-TASKS = ("CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous", "Ferry", "HybridTarget")
+TASKS = (
+    "CartPole",
+    "Pendulum",
+    "Acrobot",
+    "MountainCar",
+    "MountainCarContinuous",
+    "StatelessCartPole",
+    "StatelessPendulum",
+    "NoisyStatelessCartPole",
+    "NoisyStatelessPendulum",
+    "TMaze",
+    "RepeatPrevious",
+    "RepeatFirst",
+    "Ferry",
+    "HybridTarget",
+)
 """Classes of ``torchrl_perf.envs`` that any algorithm may name as its task; systems have tasks of their own."""
 
 MARINE = "marine"

@@ -9,7 +9,17 @@ from torchrl_perf import envs
 from torchrl_perf.envs.drawing import bars, heights
 
 CLASSIC = ["CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"]
-WORLDS = ["Ferry", "HybridTarget", "FuelBreaks", "LatentField", "OptionMarket", "Durotaxis"]
+WORLDS = [
+    "TMaze",
+    "RepeatPrevious",
+    "NoisyStatelessCartPole",
+    "Ferry",
+    "HybridTarget",
+    "FuelBreaks",
+    "LatentField",
+    "OptionMarket",
+    "Durotaxis",
+]
 
 
 @pytest.mark.parametrize("name", CLASSIC + WORLDS)

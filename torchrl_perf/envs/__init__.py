@@ -9,6 +9,15 @@ from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation, scenario_set, scripted_action
 from torchrl_perf.envs.market import MarketSettings, OptionMarket, RegimeSettings
+from torchrl_perf.envs.partly_observed import (
+    NoisyStatelessCartPole,
+    NoisyStatelessPendulum,
+    RepeatFirst,
+    RepeatPrevious,
+    StatelessCartPole,
+    StatelessPendulum,
+    TMaze,
+)
 from torchrl_perf.envs.registry import EnvEntry, register
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 from torchrl_perf.envs.toy import Ferry, HybridTarget
@@ -36,10 +45,17 @@ __all__ = [
     "MarketSettings",
     "MountainCar",
     "MountainCarContinuous",
+    "NoisyStatelessCartPole",
+    "NoisyStatelessPendulum",
     "OptionMarket",
     "Pendulum",
     "RegimeSettings",
+    "RepeatFirst",
+    "RepeatPrevious",
+    "StatelessCartPole",
+    "StatelessPendulum",
     "StructuredEnv",
+    "TMaze",
     "Transition",
     "register",
     "scenario_set",

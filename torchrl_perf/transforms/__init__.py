@@ -2,6 +2,7 @@
 
 from torchrl_perf.modules.policy_state import PolicyState
 from torchrl_perf.transforms.gae import GAETransform
+from torchrl_perf.transforms.hidden_entries import HiddenEntries
 from torchrl_perf.transforms.n_step import NStepTransform
 from torchrl_perf.transforms.option_segments import OptionSegments
 from torchrl_perf.transforms.option_state import OptionState
@@ -11,6 +12,7 @@ from torchrl_perf.transforms.running_norm import RunningNorm, RunningRewardNorm
 __all__ = [
     "ComponentAdvantage",
     "GAETransform",
+    "HiddenEntries",
     "NStepTransform",
     "OptionSegments",
     "OptionState",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from tensordict.nn import NormalParamExtractor
+from tensordict.nn import NormalParamExtractor, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.data import Categorical, MultiCategorical
 from torchrl.envs import EnvBase
@@ -13,8 +13,9 @@ from torchrl.modules import ValueOperator
 from torchrl_perf.modules import DeviceActor, FusedMLP
 from torchrl_perf.modules.hybrid_actor import HybridActor, action_leaves, hybrid_features, part_features
 from torchrl_perf.modules.mixed import MixedSequential
+from torchrl_perf.trainers.memory import head_inputs, make_trunk, remembers
 from torchrl_perf.trainers.normalization import normalized
-from torchrl_perf.trainers.spaces import action_choices, observation_inputs
+from torchrl_perf.trainers.spaces import action_choices
 
 
 class _StateIndependentScale(nn.Module):
@@ -65,7 +66,7 @@ def trunk_of(actor: nn.Module) -> _OnTrunk:
     return next(module for module in actor.modules() if isinstance(module, _OnTrunk))
 
 
-def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor:
+def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor | TensorDictSequential:
     """A policy for the env's action spec: writes ``action`` and ``action_log_prob``.
 
     It reads what :func:`~torchrl_perf.trainers.spaces.observation_inputs` finds. Discrete (index) actions get a
@@ -83,28 +84,33 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor:
     if choices.discrete:
         _refuse_scale(config)
     size, device = choices.features, cast("torch.device", env.device)
+    trunk = make_trunk(env, config)
     last: list[nn.Module] = []
     if not choices.discrete:
         last = [] if dependent else [_StateIndependentScale([size], [True], device)]
         last.append(NormalParamExtractor("exp"))
-    return DeviceActor(
+    actor = DeviceActor(
         _policy_network(env, config, 2 * size if dependent else size, last),
         distribution_class=cast("Any", choices.distribution),
         param_keys=["logits"] if choices.discrete else ["loc", "scale"],
-        in_keys=observation_inputs(env, config).keys,
+        in_keys=head_inputs(env, config).keys,
         spec=env.full_action_spec,
     )
+    return TensorDictSequential(*trunk, actor) if trunk else actor
 
 
-def make_critic(env: EnvBase, config: Any, below: _OnTrunk | None = None) -> ValueOperator:
+def make_critic(
+    env: EnvBase, config: Any, below: _OnTrunk | None = None, trunk: Sequence[TensorDictModuleBase] = ()
+) -> ValueOperator | TensorDictSequential:
     """A value network: reads what :func:`make_actor` reads, writes ``state_value [*, 1]``.
 
     Args:
         env: that the values are of.
         config: of the run.
         below: what :func:`trunk_of` gives, for a critic on the actor's trunk; by default it has a network of its own.
+        trunk: encoder and memory of the actor, where the config asks for a memory.
     """
-    inputs = observation_inputs(env, config)
+    inputs = head_inputs(env, config)
     layers = config.critic_layers if below is None else {"hidden_sizes": ()}
     net: nn.Module = FusedMLP(
         inputs.size if below is None else below.features,
@@ -116,12 +122,14 @@ def make_critic(env: EnvBase, config: Any, below: _OnTrunk | None = None) -> Val
     )
     if below is not None:
         return ValueOperator(_OnTrunk(below.trunk, net, below.features), in_keys=inputs.keys)
+    if trunk:
+        return TensorDictSequential(*trunk, ValueOperator(net, in_keys=inputs.keys))
     net = normalized(net, inputs, config, env.device)
     network = inputs.network(net, precision=config.precision, device=env.device)
     return ValueOperator(network, in_keys=inputs.keys)
 
 
-def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor:
+def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor | TensorDictSequential:
     """A policy for the env's action spec: writes each part of the action and log-probabilities.
 
     It reads what :func:`~torchrl_perf.trainers.spaces.observation_inputs` finds.
@@ -148,8 +156,10 @@ def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor:
         ]
         features = sum(sizes)
         last = [_StateIndependentScale(sizes, continuous, cast("torch.device", env.device))]
+    trunk = make_trunk(env, config)
     network = _policy_network(env, config, features, last)
-    return HybridActor(network, spec=spec, in_keys=observation_inputs(env, config).keys)
+    actor = HybridActor(network, spec=spec, in_keys=head_inputs(env, config).keys)
+    return TensorDictSequential(*trunk, actor) if trunk else actor
 
 
 def _policy_network(env: EnvBase, config: Any, features: int, last: Sequence[nn.Module]) -> nn.Module:
@@ -157,11 +167,13 @@ def _policy_network(env: EnvBase, config: Any, features: int, last: Sequence[nn.
 
     With ``shared_trunk`` its parts are apart, so that a critic can stand on all but the last layers.
     """
-    inputs = observation_inputs(env, config)
+    inputs = head_inputs(env, config)
     place = {"precision": config.precision, "device": env.device}
     layers = FusedMLP(inputs.size, features, activation=config.activation, output_gain=0.01, **place, **config.layers)
     if not config.shared_trunk:
         net = nn.Sequential(layers, *last) if last else layers
+        if remembers(config):
+            return net  # what reads the observation lies below
         return inputs.network(normalized(net, inputs, config, env.device), **place)
     *hidden, output = layers
     trunk = normalized(MixedSequential(*hidden, precision=config.precision), inputs, config, env.device)

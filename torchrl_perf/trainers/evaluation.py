@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.metrics.aggregates import bootstrap_interval
+from torchrl_perf.modules.memory.module import memories_of
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.blueprints import Blueprint, blueprint_of
@@ -215,7 +216,14 @@ def _collector_of(source: Source, policy: Any, *, mode: str, seed: int, steps: i
         options: dict[str, Any] = {"frames_per_batch": rows * steps, "device": source.specs.device, "seed": seed}
         return host_collector(source, policy, mode="eager", **options)
     steps, mode = min(steps, episode_limit(source.env) or steps), "eager" if steps_on_host(source.env) else mode
-    return DeviceCollector(source.env, policy, frames_per_batch=rows * steps, mode=mode, compact_obs=True)  # pyright: ignore
+    return DeviceCollector(
+        source.env,
+        policy,
+        frames_per_batch=rows * steps,
+        mode=mode,
+        compact_obs=True,
+        auto_register_policy_transforms=bool(memories_of(policy)),
+    )
 
 
 def evaluate_episodes(

@@ -20,6 +20,7 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.memory import MEMORY_SETTINGS, MemorySettings, Streams, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
@@ -28,7 +29,7 @@ from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(NormalizationSettings, GaussianNetworkSettings, RunConfig):
+class PPOConfig(MemorySettings, NormalizationSettings, GaussianNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:
@@ -44,6 +45,7 @@ class PPOConfig(NormalizationSettings, GaussianNetworkSettings, RunConfig):
         *NETWORK_SETTINGS,
         *POLICY_SETTINGS,
         *NORMALIZATION_SETTINGS,
+        *MEMORY_SETTINGS,
     )
 
     gamma: float = 0.98
@@ -200,10 +202,13 @@ class PPO(OnPolicyAlgorithm):
         critic: writes ``state_value``.
         gae: writes ``advantage``, ``value_target`` and ``state_value`` into a batch.
         value_size: numbers that the critic gives for a state, 1 unless a subclass has components.
+        streams: makes minibatches of whole streams where the config has a memory; None without one.
     """
 
     losses: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "loss_entropy")
     value_size: int = 1
+    has_memory: ClassVar[bool] = True
+    """Whether the networks can have the memory that a config asks for."""
     loss: ClipPPOLoss  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -221,10 +226,13 @@ class PPO(OnPolicyAlgorithm):
                 f"shared_trunk: expected the default actor and critic, received {' and '.join(given)} from Python. "
                 "Remedy: shared_trunk=False; networks of your own share the modules that they both hold."
             )
+        self.valid_key = valid_key_of(env)
+        if remembers(config):
+            self._check_memory({"actor": actor, "critic": critic})
         self.actor = acceleration.policy(actor or self.make_actor(env))
+        self.streams = Streams(list(cast("Any", self.actor))[:-1]) if remembers(config) else None
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
-        self.valid_key = valid_key_of(env)
         if self.valid_key is not None and config.loss == "torchrl":
             raise ValueError(
                 f"loss: expected 'device' for {type(env).__name__}, whose rows do not all count ({self.valid_key!r}), "
@@ -234,11 +242,32 @@ class PPO(OnPolicyAlgorithm):
         statistics = (*self.losses, "entropy", "kl_approx", "clip_fraction")
         self.statistics = (*statistics, "kl") if closed_form else statistics
         # the closed form needs the old policy's parameters
-        self.unused_keys = () if closed_form else getattr(self.actor, "param_keys", ("logits", "loc", "scale"))
+        self.unused_keys = () if closed_form else getattr(self._head, "param_keys", ("logits", "loc", "scale"))
+        if self.streams is not None:
+            self.unused_keys = (*self.unused_keys, *self.streams.written)
+            self.carried = self.streams.state_keys
         self.gae = self.make_gae()
         self.loss = self._make_loss()
         self.row_keys = self._loss_keys()
         self.schedules = {"entropy_coeff": cast("Tensor", self.loss.entropy_coeff)}
+
+    @property
+    def _head(self) -> nn.Module:
+        """What the loss calls as its actor: the policy, or the part of it above the memory."""
+        return self.actor if self.streams is None else cast("Any", self.actor)[-1]
+
+    def _check_memory(self, given: Mapping[str, nn.Module | None]) -> None:
+        """Refuse what no memory can be put below."""
+        config, kind = self.config, type(self.env).__name__
+        problem = ""
+        if parts := [name for name, one in given.items() if one is not None]:
+            problem = f"networks of the trainer's own, received {' and '.join(parts)} from Python"
+        elif not self.has_memory:
+            problem = f"networks that can have a memory, received those of {config.algorithm}, which have none"
+        elif self.valid_key is not None:
+            problem = f"an env whose rows all count, received {kind}, with {self.valid_key!r}"
+        if problem:
+            raise ValueError(f"memory: expected with {config.memory!r} {problem}. Remedy: memory='none'.")
 
     def make_actor(self, env: EnvBase) -> nn.Module:
         """The default actor, :func:`make_actor`."""
@@ -246,6 +275,8 @@ class PPO(OnPolicyAlgorithm):
 
     def make_critic(self, env: EnvBase) -> nn.Module:
         """The default critic, :func:`make_critic`."""
+        if self.streams is not None:
+            return make_critic(env, self.config, trunk=list(cast("Any", self.streams.trunk)))
         return make_critic(env, self.config, trunk_of(self.actor) if self.config.shared_trunk else None)
 
     def make_gae(self) -> GAETransform:
@@ -262,9 +293,10 @@ class PPO(OnPolicyAlgorithm):
             "valid_key": self.valid_key,
         }
         kind, own = (DeviceClipPPOLoss, own) if config.loss == "device" else (ClipPPOLoss, {})
+        critic: Any = self.critic
         loss = kind(
-            cast("Any", self.actor),
-            cast("Any", self.critic),
+            cast("Any", self._head),
+            critic if self.streams is None else critic[-1],
             **own,
             clip_epsilon=config.clip_epsilon,
             clip_value=value_range if config.clip_value else False,
@@ -274,6 +306,8 @@ class PPO(OnPolicyAlgorithm):
             loss_critic_type="l2",
             functional=False,
         )
+        if self.streams is not None:
+            loss.add_module("memory", self.streams.trunk)  # its parameters are learnt with those of both heads
         if config.loss == "torchrl" and config.clip_value:
             # it asks at each call whether this is set: of a buffer, that is a host read
             del loss.clip_value
@@ -290,7 +324,7 @@ class PPO(OnPolicyAlgorithm):
         ]
         for key in (keys.action, keys.sample_log_prob):  # a list of them where the action has several parts
             read += [key] if isinstance(key, str | tuple) else cast("list[NestedKey]", key)
-        read += cast("Any", self.actor)[-1].in_keys if "kl" in self.statistics else []
+        read += cast("Any", self._head)[-1].in_keys if "kl" in self.statistics else []
         read += [] if self.valid_key is None else [self.valid_key]
         return list(dict.fromkeys(read))
 
@@ -307,9 +341,13 @@ class PPO(OnPolicyAlgorithm):
         """Adds ``advantage``, ``value_target`` and ``state_value`` to the batch."""
         return self.gae(batch)
 
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        """Transitions ``[T * N]``, or with a memory streams ``[N]``."""
+        return super().rows(batch) if self.streams is None else self.streams.rows(batch, self.row_keys)
+
     def minibatch_loss(self, rows: TensorDictBase) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The clipped objective, the critic's loss and the entropy bonus."""
-        losses = self.loss(rows)
+        losses = self.loss(rows if self.streams is None else self.streams.read(rows))
         return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], losses
 
     def stop(self, statistics: Mapping[str, Tensor]) -> Tensor | None:
@@ -368,11 +406,11 @@ class PPO(OnPolicyAlgorithm):
             self.loss.normalize_advantage = self.config.normalize_advantage
 
     def probe_rows(self, rows: TensorDictBase) -> TensorDictBase:
-        """Rows with advantages, values and targets of 0."""
+        """Rows with advantages, values and targets of 0; with a memory, streams of one step."""
         keys = self.loss.tensor_keys
         for key, size in ((keys.advantage, 1), (keys.value_target, self.value_size), (keys.value, self.value_size)):
             rows.set(key, torch.zeros(len(rows), size, device=self.env.device))
-        return rows
+        return rows if self.streams is None else self.streams.rows(rows.unsqueeze(-1), self.row_keys)
 
 
 class PPOTrainer(OnPolicyTrainer):

@@ -1,7 +1,7 @@
 """Generalized advantage estimation on TensorDict batches."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from torchrl_perf.functional import generalized_advantage_estimate
 from torchrl_perf.functional.losses.ppo import normalized_advantage
 from torchrl_perf.functional.rows.missing import stand_in, steps_without_successor
 from torchrl_perf.functional.rows.valid import fitted_rows
+from torchrl_perf.modules.memory.module import memories_of
 from torchrl_perf.runtime.self_capture import self_capturing
 from torchrl_perf.runtime.upstream.transforms import holder_of
 from torchrl_perf.transforms.gae_rows import (
@@ -90,8 +91,10 @@ class GAETransform(ValueEstimatorBase, Transform):
 
     The value network runs once, on the rows of the root and of the true next observations together, without gradient:
     a truncated step bootstraps from its true final observation. A recurrent network (``"is_init"`` among its
-    ``in_keys``, or an ``LSTMModule`` or ``GRUModule`` inside) runs on the two ``[*batch, T]`` sequences instead, each
-    step that begins an episode marked in both; time has to be the last batch dimension for it.
+    ``in_keys``, or an ``LSTMModule`` or ``GRUModule`` inside) runs on the ``[*batch, T]`` sequence instead, for which
+    time has to be the last batch dimension. With the package's own modules (``DeviceGRU``, ...) V(s') is one step of
+    the network from the state after step t, before any reset: what it would be with the whole history of the episode.
+    TorchRL's modules keep no such states: they run on the sequence of next observations, which lacks the first one.
 
     **A final observation that is missing** is NaN in TorchRL's convention (``_torchrl_native_autoreset``: envs that
     reset themselves). As in TorchRL's ``GAE``, the step's own observation stands in for it: a truncated step
@@ -402,7 +405,8 @@ class GAETransform(ValueEstimatorBase, Transform):
         own = hold_out_net(network) if self.differentiable and params.root is None else contextlib.nullcontext()
         with own:
             if _is_recurrent(network):
-                computed = self._sequence_values(network, td, dim, signals.ended, params)
+                solve = self._remembered_values if memories_of(network) else self._sequence_values
+                computed = solve(network, td, dim, signals.ended, params)
             else:
                 computed = self._row_values(network, td, signals, dim, params)
         if not skips:
@@ -467,6 +471,20 @@ class GAETransform(ValueEstimatorBase, Transform):
         self, network: TensorDictModuleBase, td: TensorDictBase, dim: int, ended: Tensor, params: _Parameters
     ) -> tuple[Tensor, Tensor]:
         """V(s) and V(s') of a recurrent network, one call on each sequence."""
+        root, following = self._sequences(network, td, dim, ended)
+        if "is_init" in root.keys():
+            # The next observation of an episode's first step does not continue the episode before it either.
+            following.set("is_init", following.get("is_init") | root.get("is_init"))
+        call = self._sequence_caller(network, td)
+        with _holding(network, params.root):
+            value = call(root)
+        with _holding(network, params.following):
+            return value, call(following)
+
+    def _sequences(
+        self, network: TensorDictModuleBase, td: TensorDictBase, dim: int, ended: Tensor
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """What a recurrent network reads of the root and of the next observations, ``[*batch, T]`` each."""
         if dim != td.batch_dims - 1:
             raise ValueError(
                 "expected time to be the last batch dimension for a recurrent value network, received dimension "
@@ -478,25 +496,41 @@ class GAETransform(ValueEstimatorBase, Transform):
             own, after = root.get(key, None), following.get(key, None)
             if own is not None:
                 following.set(key, own if after is None else stand_in(after, own, ended, td.batch_dims))
-        if "is_init" in root.keys():
-            # The next observation of an episode's first step does not continue the episode before it either.
-            following.set("is_init", following.get("is_init") | root.get("is_init"))
-        call = self._sequence_caller(network, td)
-        with _holding(network, params.root):
-            value = call(root)
-        with _holding(network, params.following):
-            return value, call(following)
+        return root, following
+
+    def _remembered_values(
+        self, network: TensorDictModuleBase, td: TensorDictBase, dim: int, ended: Tensor, params: _Parameters
+    ) -> tuple[Tensor, Tensor]:
+        """V(s) of a sequence, and V(s') of one step from each of the states that the sequence leaves."""
+        root, following = self._sequences(network, td, dim, ended)
+        modules, parts = memories_of(network), self._parts_of(td)
+        values, nexts = [], []
+        for now, after in zip(_split(root, parts), _split(following, parts), strict=True):
+            with _holding(network, params.root), set_recurrent_mode(True):
+                known = network(now)
+            values.append(known.get(self.tensor_keys.value))
+            for module in modules:
+                # V(s') is of the same episode, whatever begins after it
+                after.set(module.in_keys[-1], torch.zeros_like(now.get(module.in_keys[-1])))
+                for key in module.state_keys:
+                    after.set(key, known.get(unravel_key(("next", key))))
+            with _holding(network, params.following), set_recurrent_mode(False):
+                nexts.append(network(after).get(self.tensor_keys.value))
+        return torch.cat(values), torch.cat(nexts)
+
+    def _parts_of(self, td: TensorDictBase) -> int | None:
+        """How many sequences one call takes; None for all."""
+        chunk_size = self._chunk(td)
+        if chunk_size is None or td.batch_dims < 2:
+            return None
+        return max(1, chunk_size * td.batch_size[0] // td.batch_size.numel())
 
     def _sequence_caller(self, network: TensorDictModuleBase, td: TensorDictBase) -> Callable[[TensorDictBase], Tensor]:
-        sequences = None
-        chunk_size = self._chunk(td)
-        if chunk_size is not None and td.batch_dims > 1:
-            sequences = max(1, chunk_size * td.batch_size[0] // td.batch_size.numel())
+        sequences = self._parts_of(td)
 
         def call(data: TensorDictBase) -> Tensor:
-            parts = (data,) if sequences is None else data.split(sequences, 0)
             with set_recurrent_mode(True):
-                return torch.cat([network(part).get(self.tensor_keys.value) for part in parts])
+                return torch.cat([network(part).get(self.tensor_keys.value) for part in _split(data, sequences)])
 
         return call
 
@@ -519,6 +553,11 @@ def _check_numbers(chunk_size: int | None, other: int | None, **numbers: float |
     for name, number in numbers.items():
         if not isinstance(number, Tensor) and not 0 <= number <= 1:
             raise ValueError(f"expected {name} between 0 and 1, received {number}. Remedy: a number such as 0.99")
+
+
+def _split(data: TensorDictBase, sequences: int | None) -> Sequence[TensorDictBase]:
+    """Parts of so many sequences; all in one for None."""
+    return (data,) if sequences is None else data.split(sequences, 0)
 
 
 def _is_recurrent(network: TensorDictModuleBase) -> bool:

@@ -6,14 +6,14 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey, unravel_key, unravel_key_list
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Unbounded
-from torchrl.modules import recurrent_mode
+from torchrl.modules import GRUModule, LSTMModule, recurrent_mode
 
 from torchrl_perf.modules.memory.core import MemoryCore
 from torchrl_perf.modules.policy_state import PolicyState
 
-__all__ = ["INIT_KEY", "MemoryModule"]
+__all__ = ["INIT_KEY", "MemoryModule", "memories_of"]
 
 INIT_KEY = "is_init"
 
@@ -168,3 +168,10 @@ class MemoryModule(TensorDictModuleBase):
         if sequence:
             state = state.select(tensordict.ndim - 1, 0)
         return state.reshape(rows, *shape).to(core.dtype)
+
+
+def memories_of(network: nn.Module) -> list[MemoryModule]:
+    """The recurrent modules of a network, if all of them keep the state of each step of a sequence; else none."""
+    modules = list(network.modules())
+    known = [module for module in modules if isinstance(module, MemoryModule)]
+    return [] if any(isinstance(module, LSTMModule | GRUModule) for module in modules) else known

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.config import RunConfig
+from torchrl_perf.trainers.on_policy.minibatches import flat_rows
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Stateful
@@ -86,6 +87,7 @@ class OnPolicyAlgorithm(abc.ABC):
         unused_keys: entries that the policy writes and no one reads, left out of the batch.
         schedules: 0-d tensors that :meth:`schedule` writes and that are no part of a network, by name.
         valid_key: the env's flag of the rows that count, or None; see :func:`valid_key_of`.
+        carried: root entries of the policy's state that the algorithm learns from in their order.
         metric_names: columns that :meth:`measure` adds, so that a misspelt one is found before a run.
     """
 
@@ -100,6 +102,7 @@ class OnPolicyAlgorithm(abc.ABC):
     unused_keys: Iterable[NestedKey] = ()
     schedules: dict[str, Tensor]
     valid_key: str | None = None
+    carried: Collection[NestedKey] = ()
     metric_names: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
@@ -108,6 +111,10 @@ class OnPolicyAlgorithm(abc.ABC):
     @abc.abstractmethod
     def estimate(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds what the updates learn from, advantages or targets, to a batch ``[N, T]`` that may be changed."""
+
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        """What minibatches are drawn from, ``[R]``: the transitions of an estimated batch ``[N, T]``."""
+        return flat_rows(batch, self.row_keys)
 
     @abc.abstractmethod
     def minibatch_loss(self, rows: TensorDictBase) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -181,7 +188,13 @@ class OnPolicyAlgorithm(abc.ABC):
         return {}
 
 
-def check_networks(owner: str, networks: Mapping[str, nn.Module], env: EnvBase, config: RunConfig) -> None:
+def check_networks(
+    owner: str,
+    networks: Mapping[str, nn.Module],
+    env: EnvBase,
+    config: RunConfig,
+    carried: Collection[NestedKey] = (),
+) -> None:
     """Refuse an env or networks that do not fit each other; the collector checks the policy.
 
     Args:
@@ -189,18 +202,19 @@ def check_networks(owner: str, networks: Mapping[str, nn.Module], env: EnvBase, 
         networks: by name; those that act have been made for the env.
         env: of the run.
         config: of the run.
+        carried: states that the algorithm learns from in their order, which its collector adds to the env.
 
     Raises:
         ValueError: for networks with memory, another number of envs, and in_keys that the env does not give.
     """
-    refuse_recurrent(owner, dict(networks), env=env)
+    refuse_recurrent(owner, dict(networks), env=env, own_state=carried)
     if env.batch_size != (config.num_envs,):
         raise ValueError(
             f"env: expected batch_size [{config.num_envs}], the config's num_envs, received {list(env.batch_size)}. "
             "Remedy: make both the same."
         )
     root = env.fake_tensordict().exclude("next")
-    known = root.keys(True)
+    known = {*root.keys(True), *carried, *(["is_init"] if carried else [])}
     for name, network in networks.items():
         if name != "actor" and (absent := [key for key in getattr(network, "in_keys", []) if key not in known]):
             raise ValueError(

@@ -31,7 +31,7 @@ from torchrl_perf.trainers.device import (
 )
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
-from torchrl_perf.trainers.on_policy.minibatches import flat_rows, minibatch_indices
+from torchrl_perf.trainers.on_policy.minibatches import minibatch_indices
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
@@ -131,7 +131,7 @@ class OnPolicyTrainer(Checkpointed):
         learnt = [self.policy, *self.algorithm.networks.values(), self.loss]
         place = self.device, self.valid_key, self.ranks
         self.normalization = RunNormalization(config, config.num_envs, learnt, *place)
-        check_networks(type(self).__name__, self.algorithm.networks, specs, config)
+        check_networks(type(self).__name__, self.algorithm.networks, specs, config, self.algorithm.carried)
         fuse_when_compiled(self.kernels, learnt)
         self._lacks_final_observations = is_native(specs)
         self.collector = cast("Any", given if given is not None else self._make_collector())
@@ -191,6 +191,7 @@ class OnPolicyTrainer(Checkpointed):
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=tuple(self.algorithm.unused_keys),
+            auto_register_policy_transforms=bool(self.algorithm.carried),
         )
         self.kernels.follow(made.compile_steps)
         return made
@@ -293,7 +294,7 @@ class OnPolicyTrainer(Checkpointed):
     @accelerated
     def update(self, batch: TensorDictBase) -> None:
         """``epochs`` passes over the batch in shuffled minibatches."""
-        rows = flat_rows(batch, self.algorithm.row_keys)
+        rows = self.algorithm.rows(batch)
         order = self.guard.repair(rows)[1] if self.guard.repairs else None
         self._stopped.zero_()
         self._sums.zero_()

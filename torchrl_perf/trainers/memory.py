@@ -1,0 +1,132 @@
+"""The recurrent trunk of an actor and its critic: settings, modules, and streams in place of single rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.utils import NestedKey
+from torch import nn
+
+from torchrl_perf.modules.memory.module import MemoryModule
+from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
+from torchrl_perf.modules.mixed import MixedSequential
+from torchrl_perf.modules.mlp import hidden_layers
+from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.normalization import normalized
+from torchrl_perf.trainers.spaces import Inputs, observation_inputs
+
+__all__ = ["MEMORY_SETTINGS", "MemorySettings", "Streams", "head_inputs", "make_trunk", "remembers"]
+
+MEMORY_SETTINGS = ("memory", "memory_size")
+"""Fields of :class:`MemorySettings`."""
+INPUT, FEATURES = "memory_input", "memory_features"
+KINDS: dict[str, type[MemoryModule]] = {"gru": DeviceGRU, "lstm": DeviceLSTM, "mingru": MinGRU, "lru": LRU}
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """A memory of earlier observations, for tasks that one observation does not tell enough of."""
+
+    memory: Literal["none", "gru", "lstm", "mingru", "lru"] = "none"
+    """Recurrent layer below actor and critic, which both read: a GRU (arXiv:1406.1078), an LSTM, or one that is linear
+    in its state and so fast over long streams, minGRU (arXiv:2410.01201) or a linear recurrent unit (arXiv:2303.06349).
+    Minibatches are whole streams of some envs then."""
+    memory_size: int = 128
+    """Hidden units of the memory."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
+        checks.each(("memory_size",), is_count, "a positive integer")
+        if not checks.sound("memory") or self.memory == "none":
+            return
+        config = cast("Any", self)
+        if checks.sound("num_envs", "minibatches") and config.num_envs % config.minibatches:
+            checks.add(
+                "minibatches",
+                f"minibatches: expected a divisor of num_envs = {config.num_envs} with memory={self.memory!r}, whose "
+                f"minibatches are whole streams, received {config.minibatches}. Remedy: a number of envs that it "
+                "divides.",
+            )
+        if checks.sound("shared_trunk") and config.shared_trunk:
+            checks.add(
+                "shared_trunk",
+                f"shared_trunk: expected False with memory={self.memory!r}, which actor and critic share already, "
+                "received True. Remedy: leave it out.",
+            )
+
+
+def remembers(config: Any) -> bool:
+    """Whether a config asks for a memory."""
+    return getattr(config, "memory", "none") != "none"
+
+
+def head_inputs(env: Any, config: Any) -> Inputs:
+    """What the perceptrons of actor and critic read: the features of the memory, or else the observation."""
+    return Inputs([FEATURES], config.memory_size) if remembers(config) else observation_inputs(env, config)
+
+
+def make_trunk(env: Any, config: Any) -> list[TensorDictModuleBase]:
+    """What actor and critic stand on: a layer that reads the observation, and the memory. Empty without one.
+
+    Args:
+        env: or anything with its specs and device.
+        config: of the run.
+    """
+    if not remembers(config):
+        return []
+    inputs = observation_inputs(env, config)
+    size, place = config.memory_size, {"precision": config.precision, "device": env.device}
+    layers = hidden_layers([inputs.size, size], config.activation, layer_norm=config.layer_norm, device=env.device)
+    nn.init.orthogonal_(cast("nn.Linear", layers[0]).weight, 2**0.5)
+    nn.init.zeros_(cast("nn.Linear", layers[0]).bias)
+    reads = normalized(MixedSequential(*layers, precision=config.precision), inputs, config, env.device)
+    encoder = TensorDictModule(inputs.network(reads, **place), in_keys=inputs.keys, out_keys=[INPUT])
+    make: Any = KINDS[config.memory]
+    return [encoder, make(size, size, in_key=INPUT, out_key=FEATURES, device=env.device)]
+
+
+class Streams:
+    """Batches as streams ``[N]`` of T steps, each with the state that it starts from, and a trunk that reads them.
+
+    Args:
+        trunk: what :func:`make_trunk` gives.
+
+    Attributes:
+        trunk: as one module, whose parameters are those of the encoder and the memory.
+        state_keys: root entries that hold the states.
+        written: entries that the trunk adds to a batch and no one reads later.
+    """
+
+    def __init__(self, trunk: Sequence[TensorDictModuleBase]) -> None:
+        self.trunk = TensorDictSequential(*trunk)
+        memory = cast("MemoryModule", trunk[-1])
+        self.state_keys: list[NestedKey] = list(memory.state_keys)
+        self.written: list[NestedKey] = [INPUT, FEATURES, *memory.out_keys[1:]]
+
+    def rows(self, batch: TensorDictBase, keys: Sequence[NestedKey]) -> TensorDictBase:
+        """The streams ``[N]`` of a batch ``[N, T]``: entries ``[N, T, *]`` and the first states ``[N, L, S]``.
+
+        Args:
+            batch: of a collector.
+            keys: the entries that the loss reads.
+        """
+        wanted = [key for key in keys if key not in self.state_keys]
+        streams = TensorDict({}, batch_size=batch.batch_size[:1], device=batch.device)
+        for key in wanted:
+            streams.set(key, batch.get(key))
+        for key in self.state_keys:
+            streams.set(key, batch.get(key)[:, 0])
+        return streams
+
+    def read(self, streams: TensorDictBase) -> TensorDictBase:
+        """A batch ``[B, T]`` with the features of the memory, of streams ``[B]``."""
+        steps = streams.get("is_init").shape[1]
+        batch = TensorDict({}, batch_size=[streams.shape[0], steps], device=streams.device, names=[None, "time"])
+        for key in streams.keys(True, True):
+            value = streams.get(key)
+            if key in self.state_keys:
+                value = value.unsqueeze(1).expand(-1, steps, *value.shape[1:])
+            batch.set(key, value)
+        return self.trunk(batch)

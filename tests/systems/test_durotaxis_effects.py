@@ -14,7 +14,6 @@ from declared import ADAM, repeated, unread
 from states import run
 
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
-from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS
 
 WEAK = {"entropy_coeff": 0.0, "anneal_learning_rate": False}
 # (what both runs have, the value that is tried)
@@ -72,7 +71,7 @@ COLONY = {
 }
 CASES = {**LEARNING, **COLONY}
 # one value, which says that the other one of PPO does not exist; a name for two presets of one task
-ALONE = ("loss", "env", *NETWORK_SETTINGS, *POLICY_SETTINGS, *DurotaxisConfig.not_normalized)
+ALONE = ("loss", "env", *DurotaxisConfig.not_taken, *DurotaxisConfig.not_normalized)
 
 
 @cache

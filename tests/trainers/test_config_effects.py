@@ -106,6 +106,8 @@ CASES: dict[str, Case] = {
     "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
+    "memory": Case("mingru"),
+    "memory_size": Case(16, {"memory": "gru"}),
     # action values
     "double": Case(False, {"double": True, **FAR_TARGET}),
     "eps_start": Case(0.5, {"eps_start": 1.0}),

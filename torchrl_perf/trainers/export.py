@@ -76,7 +76,8 @@ class ActingNetwork(nn.Module):
         if absent := [key for key in self.in_keys if key not in known]:
             raise ExportError(
                 f"export: expected a policy of {sorted(map(str, known))}, which its env observes, received one that "
-                f"reads {absent}, the state of a filter or planner. Remedy: load_policy, which keeps it as it is."
+                f"reads {absent}, the state of a memory, filter or planner. Remedy: load_policy, which keeps it as it "
+                "is."
             )
         carried = [key for key in policy.out_keys if isinstance(key, tuple) and key[0] == "next"]  # pyright: ignore
         self.out_keys: list[NestedKey] = [*policy.specs.action_keys, *carried]  # pyright: ignore

@@ -207,8 +207,6 @@ class PPO(OnPolicyAlgorithm):
 
     losses: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "loss_entropy")
     value_size: int = 1
-    has_memory: ClassVar[bool] = True
-    """Whether the networks can have the memory that a config asks for."""
     loss: ClipPPOLoss  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -258,16 +256,13 @@ class PPO(OnPolicyAlgorithm):
 
     def _check_memory(self, given: Mapping[str, nn.Module | None]) -> None:
         """Refuse what no memory can be put below."""
-        config, kind = self.config, type(self.env).__name__
-        problem = ""
+        problem, kind = "", type(self.env).__name__
         if parts := [name for name, one in given.items() if one is not None]:
             problem = f"networks of the trainer's own, received {' and '.join(parts)} from Python"
-        elif not self.has_memory:
-            problem = f"networks that can have a memory, received those of {config.algorithm}, which have none"
         elif self.valid_key is not None:
             problem = f"an env whose rows all count, received {kind}, with {self.valid_key!r}"
         if problem:
-            raise ValueError(f"memory: expected with {config.memory!r} {problem}. Remedy: memory='none'.")
+            raise ValueError(f"memory: expected with {self.config.memory!r} {problem}. Remedy: memory='none'.")
 
     def make_actor(self, env: EnvBase) -> nn.Module:
         """The default actor, :func:`make_actor`."""

@@ -55,8 +55,6 @@ class ColonyPPO(PPO):
             window=max(WINDOW, config.num_envs),
         )
 
-    has_memory: ClassVar[bool] = False
-
     def make_actor(self, env: EnvBase) -> HybridActor:
         """:func:`~torchrl_perf.systems.durotaxis.networks.make_colony_actor`."""
         return make_colony_actor(_durotaxis(env), self.config)

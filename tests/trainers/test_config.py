@@ -72,7 +72,8 @@ def test_frozen():
 
 
 def test_presets_name_their_task():
-    assert set(PRESETS) == {"CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"}
+    classic = {"CartPole", "Pendulum", "Acrobot", "MountainCar", "MountainCarContinuous"}
+    assert set(PRESETS) == {*classic, "StatelessCartPole"}
     for name, preset in PRESETS.items():
         assert preset.env == name
         assert hasattr(envs, name)

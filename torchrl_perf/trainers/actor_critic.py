@@ -108,7 +108,8 @@ def make_critic(
         env: that the values are of.
         config: of the run.
         below: what :func:`trunk_of` gives, for a critic on the actor's trunk; by default it has a network of its own.
-        trunk: encoder and memory of the actor, where the config asks for a memory.
+        trunk: encoder and memory of the actor, where the config asks for a memory; without them the critic reads the
+            features that the actor has written.
     """
     inputs = head_inputs(env, config)
     layers = config.critic_layers if below is None else {"hidden_sizes": ()}
@@ -122,8 +123,9 @@ def make_critic(
     )
     if below is not None:
         return ValueOperator(_OnTrunk(below.trunk, net, below.features), in_keys=inputs.keys)
-    if trunk:
-        return TensorDictSequential(*trunk, ValueOperator(net, in_keys=inputs.keys))
+    if remembers(config):
+        value = ValueOperator(net, in_keys=inputs.keys)
+        return TensorDictSequential(*trunk, value) if trunk else value
     net = normalized(net, inputs, config, env.device)
     network = inputs.network(net, precision=config.precision, device=env.device)
     return ValueOperator(network, in_keys=inputs.keys)

@@ -167,6 +167,16 @@ PRESETS: dict[str, PPOConfig] = {
         log_interval=1,
     ),
     "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99, log_interval=1),
+    "StatelessCartPole": PPOConfig(
+        env="StatelessCartPole",
+        num_envs=64,
+        total_steps=400_000,
+        epochs=6,
+        learning_rate=2e-3,
+        memory="gru",
+        memory_size=64,
+        log_interval=2,
+    ),
     # PPO's noise, drawn anew at each step, does not climb the hill: the mean return stays at -200, the least there is.
     "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99, log_interval=4),
     # The goal is first reached by chance: a large entropy weight keeps the noise up, and falls to let it end. 92 to 95.

@@ -266,13 +266,15 @@ class PPO(OnPolicyAlgorithm):
 
     def _check_memory(self, given: Mapping[str, nn.Module | None]) -> None:
         """Refuse what no memory can be put below."""
-        problem, kind = "", type(self.env).__name__
+        expected, received = "", ""
         if parts := [name for name, one in given.items() if one is not None]:
-            problem = f"networks of the trainer's own, received {' and '.join(parts)} from Python"
+            expected, received = "networks of the trainer's own", f"{' and '.join(parts)} from Python"
         elif self.valid_key is not None:
-            problem = f"an env whose rows all count, received {kind}, with {self.valid_key!r}"
-        if problem:
-            raise ValueError(f"memory: expected with {self.config.memory!r} {problem}. Remedy: memory='none'.")
+            expected, received = "an env whose rows all count", f"{type(self.env).__name__}, with {self.valid_key!r}"
+        if expected:
+            raise ValueError(
+                f"memory: expected with {self.config.memory!r} {expected}, received {received}. Remedy: memory='none'."
+            )
 
     def make_actor(self, env: EnvBase) -> nn.Module:
         """The default actor, :func:`make_actor`."""

@@ -1,6 +1,6 @@
 """The cores of GRU and LSTM, whose parameters have the names, shapes and first values of torch's."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ class GatedCore(MemoryCore):
         num_layers: L.
         bias: whether there are biases.
         dropout: between layers.
-        device: of the parameters.
-        dtype: of the parameters.
+        place: device and dtype of the parameters.
     """
 
     num_gates: ClassVar[int]
@@ -36,15 +35,7 @@ class GatedCore(MemoryCore):
     """torch's module with the same parameters."""
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, input_size: int, hidden_size: int, num_layers: int, bias: bool, dropout: float, **place: Any
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,) * self.num_states)
         self.bias = bias
@@ -53,7 +44,7 @@ class GatedCore(MemoryCore):
             shapes = {"weight_ih": (rows, hidden_size if layer else input_size), "weight_hh": (rows, hidden_size)}
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
             for name, shape in shapes.items():
-                value = torch.empty(shape, device=device, dtype=dtype).uniform_(-bound, bound)
+                value = torch.empty(shape, **place).uniform_(-bound, bound)
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(value))
 
     @classmethod
@@ -115,13 +106,13 @@ class GRUCore(GatedCore):
     kind = nn.GRU
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step; see :meth:`MemoryCore.layer_step`."""
+        """One step of one layer: its output and states."""
         inputs, weight, bias = self._parts(layer, x)
         state = gru_step(inputs, states[0], weight, bias)
         return state, (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
-        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        """All steps of one layer: outputs and states."""
         inputs, weight, bias = self._parts(layer, x)
         after = gru_sequence(inputs, states[0], begins, weight, bias)
         return after, (after,)
@@ -135,13 +126,13 @@ class LSTMCore(GatedCore):
     kind = nn.LSTM
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step; see :meth:`MemoryCore.layer_step`."""
+        """One step of one layer: its output and states."""
         inputs, weight, bias = self._parts(layer, x)
         state, cell = lstm_step(inputs, *states, weight, bias)
         return state, (state, cell)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
-        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        """All steps of one layer: outputs and states."""
         inputs, weight, bias = self._parts(layer, x)
         after, cells = lstm_sequence(inputs, *states, begins, weight, bias)
         return after, (after, cells)

@@ -1,6 +1,7 @@
 """The cores whose state is a linear recurrence: minGRU and the linear recurrent unit."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,33 +21,23 @@ class MinGRUCore(MemoryCore):
         num_layers: L.
         bias: of the linear maps.
         dropout: between layers.
-        device: of the parameters.
-        dtype: of the parameters.
+        place: device and dtype of the parameters.
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, input_size: int, hidden_size: int, num_layers: int, bias: bool, dropout: float, **place: Any
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,))
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
-        make = {"bias": bias, "device": device, "dtype": dtype}
-        self.inputs = nn.ModuleList(nn.Linear(size, 2 * hidden_size, **make) for size in sizes)
+        self.inputs = nn.ModuleList(nn.Linear(size, 2 * hidden_size, bias, **place) for size in sizes)
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step; see :meth:`MemoryCore.layer_step`."""
+        """One step of one layer: its output and states."""
         state = min_gru_step(self.inputs[layer](x), states[0])
         return state, (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
-        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        """All steps of one layer: outputs and states."""
         after = min_gru_sequence(self.inputs[layer](x), states[0], begins)
         return after, (after,)
 
@@ -54,18 +45,17 @@ class MinGRUCore(MemoryCore):
 class _LRULayer(nn.Module):
     """Parameters of one block: ``y = x + GLU(C s + D norm(x))`` with ``s' = diag(lambda) s + gamma B norm(x)``."""
 
-    def __init__(self, size: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def __init__(self, size: int, **place: Any) -> None:
         super().__init__()
-        make = {"device": device, "dtype": dtype}
-        self.norm = nn.LayerNorm(size, **make)
-        self.into = nn.Linear(size, 2 * size, bias=False, **make)
-        self.out = nn.Linear(2 * size, size, bias=False, **make)
-        self.skip = nn.Parameter(torch.randn(size, **make))
-        self.gate = nn.Linear(size, 2 * size, **make)
+        self.norm = nn.LayerNorm(size, **place)
+        self.into = nn.Linear(size, 2 * size, bias=False, **place)
+        self.out = nn.Linear(2 * size, size, bias=False, **place)
+        self.skip = nn.Parameter(torch.randn(size, **place))
+        self.gate = nn.Linear(size, 2 * size, **place)
         # the paper's ring: modulus in [.9, .999], angle in [0, pi / 10], in the parameters of its section 3.3
-        modulus = torch.rand(size, **make) * (0.999**2 - 0.9**2) + 0.9**2
+        modulus = torch.rand(size, **place) * (0.999**2 - 0.9**2) + 0.9**2
         self.log_decay = nn.Parameter(torch.log(-0.5 * torch.log(modulus)))
-        self.log_angle = nn.Parameter(torch.log(math.pi / 10 * torch.rand(size, **make).clamp(min=1e-3)))
+        self.log_angle = nn.Parameter(torch.log(math.pi / 10 * torch.rand(size, **place).clamp(min=1e-3)))
         for layer, fan in ((self.into, 2 * size), (self.out, size)):
             nn.init.normal_(layer.weight, std=fan**-0.5)
 
@@ -91,26 +81,16 @@ class LRUCore(MemoryCore):
         hidden_size: H.
         num_layers: L.
         dropout: between layers.
-        device: of the parameters.
-        dtype: of the parameters.
+        place: device and dtype of the parameters.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        dropout: float = 0.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float, **place: Any) -> None:
         super().__init__(input_size, hidden_size, num_layers, dropout, (2 * hidden_size,))
-        self.encoder = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(_LRULayer(hidden_size, device, dtype) for _ in range(num_layers))
+        self.encoder = nn.Linear(input_size, hidden_size, **place)
+        self.layers = nn.ModuleList(_LRULayer(hidden_size, **place) for _ in range(num_layers))
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step; see :meth:`MemoryCore.layer_step`."""
+        """One step of one layer: its output and states."""
         block = self.layers[layer]
         x = x if layer else self.encoder(x)
         normed, real, imaginary, decay, angle = block.driven(x)
@@ -118,7 +98,7 @@ class LRUCore(MemoryCore):
         return block.read(x, normed, state), (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
-        """All steps; see :meth:`MemoryCore.layer_sequence`."""
+        """All steps of one layer: outputs and states."""
         block = self.layers[layer]
         x = x if layer else self.encoder(x)
         normed, real, imaginary, decay, angle = block.driven(x)

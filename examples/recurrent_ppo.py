@@ -1,12 +1,11 @@
 """A recurrent PPO whose loop fits on a screen: a GRU below actor and critic, CartPole without its velocities.
 
-Run it with ``python examples/recurrent_ppo.py``; a few minutes on two CPU cores. Expected last line, the number within
-a few per cent:
+Run it with ``python examples/recurrent_ppo.py``; it takes about three minutes on one CPU core. It printed last:
 
-    mean return of the last 100 episodes: 490.0
+    mean return of the last 100 episodes: 471.5
 
 ``torchrl-perf train ppo --env StatelessCartPole --memory gru`` is the same by settings, and docs/memory.md says more.
-Without the memory (``--memory none``) the pole falls within some 50 steps however long it trains.
+With ``--memory none`` that run ends at 47.1.
 """
 
 import argparse

@@ -259,6 +259,7 @@ def seen_by(look: Callable[[Any], Any], name: str) -> Callable[[dict[str, Any]],
 
 # what a key needs to be looked at
 ASKING = {"sampler": "prioritized", "beta_final": 1.0, "entropy_coeff_final": 0.5, "risk": "cvar", "desired_kl": 0.01}
+REMEMBERING = {"memory": "gru"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -271,9 +272,13 @@ def test_every_key_is_read(name, monkeypatch):
         trainer.close()
 
     fields = {field.name for field in dataclasses.fields(KINDS[name])}
-    asking = {key: value for key, value in ASKING.items() if key in fields}
-    config = KINDS[name].without_task(**{**SMALL[name], **asking})
-    assert unread(config, iterate, monkeypatch) - set(RUN_KEYS) - set(KINDS[name].not_taken) == set()
+    runs = [{key: value for key, value in ASKING.items() if key in fields}]
+    runs += [REMEMBERING] if "memory" in fields - {*KINDS[name].not_taken} else []
+    left = fields - {*RUN_KEYS, *KINDS[name].not_taken}
+    for options in runs:
+        config = KINDS[name].without_task(**{**SMALL[name], **options})
+        left &= unread(config, iterate, monkeypatch)
+    assert left == set()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -198,7 +198,8 @@ PRESETS: dict[str, PPOConfig] = {
         log_interval=2,
     ),
 }
-"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores.
+"""Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores;
+StatelessCartPole, which ends at 497.6, takes about a minute and a half.
 
 A whole run logs 60 to 100 rows, so that its learning curve is a curve.
 """

@@ -330,6 +330,12 @@ ELSEWHERE = {
     "of parameters and moments, tested with the optimisers": {
         "adam.adam_step_", "adam.adam_steps_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
     },
+    "recurrences, rounded at each step to the dtype of their weights, in test_memory_functions.py": {
+        "gru.gru_step", "gru.gru_sequence", "lstm.lstm_step", "lstm.lstm_sequence", "linear.scan", "linear.rotations",
+        "linear.min_gru_candidate", "linear.min_gru_step", "linear.min_gru_sequence", "linear.lru_step",
+        "linear.lru_sequence", "rows.as_time_major", "rows.keeps_gates", "rows.add_bias", "rows.grad_or_none",
+    },
+    "float64 by contract, in test_ranks.py": {"ppo.advantage_summary", "ppo.merged_summary", "ppo.normalized_by"},
     "the rule itself": {
         "wide.wide_dtype", "wide.widened", "wide.compute_dtype", "wide.result_dtype", "wide.computed_wide",
         "wide.outside_autocast",

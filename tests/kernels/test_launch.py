@@ -59,9 +59,9 @@ def test_the_second_launch_is_of_what_was_compiled(kernel: Kernel):
         (torch.zeros(64), 33, 0.5),
         (torch.zeros(64), 2**31, 0.5),
         (torch.zeros(64), 32, 2),
-        (torch.zeros(64), (32,), 0.5),
+        (torch.zeros(64), (torch.zeros(32),), 0.5),
     ],
-    ids=["alignment", "dtype", "one", "no multiple of 16", "wide", "float or int", "tuple"],
+    ids=["alignment", "dtype", "one", "no multiple of 16", "wide", "float or int", "tuple of tensors"],
 )
 def test_other_assumptions_are_compiled_anew(kernel: Kernel, args: tuple[Any, ...]):
     module.launch(kernel, (1,), (torch.zeros(64), 32, 0.5), {"WIDTH": 7, "BLOCK": 128})

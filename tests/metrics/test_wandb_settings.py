@@ -23,6 +23,8 @@ def offline(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("WANDB_SILENT", "true")
+    # a busy machine takes long to write the last rows
+    monkeypatch.setattr(wandb_sink, "_CLOSE_LIMITS", {"online": 60.0, "offline": 60.0})
 
 
 def test_a_run_has_its_names_its_code_and_its_pictures(tmp_path, monkeypatch):
@@ -57,8 +59,6 @@ def test_a_run_has_its_names_its_code_and_its_pictures(tmp_path, monkeypatch):
 
 
 def test_a_run_shows_its_curve_and_counts_its_time(tmp_path, monkeypatch):
-    # a busy machine takes long to write the last rows
-    monkeypatch.setattr(wandb_sink, "_CLOSE_LIMITS", {"online": 60.0, "offline": 60.0})
     options = ["--num-envs=8", "--num-steps=32", "--epochs=1", "--device=cpu", "--log-interval=1", "--no-progress"]
     names = ["--logger=csv,wandb", "--wandb-mode=offline", "--wandb-name=mine", f"--run-dir={tmp_path}"]
     assert main(["train", "ppo", "--total-steps=1024", *options, *names]) == 0

@@ -14,6 +14,7 @@ from torchrl_perf import modules
 from torchrl_perf.functional.losses.risk import Risk
 from torchrl_perf.modules import (
     ICM,
+    LRU,
     CategoricalMLP,
     ComponentValues,
     ConvLayer,
@@ -21,6 +22,8 @@ from torchrl_perf.modules import (
     ConvQMap,
     DeterministicActor,
     DeviceActor,
+    DeviceGRU,
+    DeviceLSTM,
     DiscountedReturnNormalization,
     DuelingMLP,
     EmpiricalNormalization,
@@ -36,6 +39,7 @@ from torchrl_perf.modules import (
     ICEMSettings,
     ImplicitQuantileCritic,
     ImplicitQuantileMLP,
+    MinGRU,
     MixedSequential,
     NodeEncoder,
     NoisyLinear,
@@ -119,7 +123,21 @@ def reward_normalization():
     return layer
 
 
+def memory(kind):
+    """A module on a step and on a sequence with a reset."""
+
+    def remembered(net, c):
+        begins = torch.arange(B).unsqueeze(-1) % 3 == 0
+        step = net(td(c, is_init=begins))
+        batch = TensorDict({"observation": c(floats(2, 5, IN)), "is_init": begins[:5].expand(2, 5, 1)}, [2, 5])
+        batch.names = [None, "time"]
+        return step["features"], step["next", net.state_keys[0]], net(batch)["features"]
+
+    return lambda: kind(IN, D, in_key="observation", out_key="features"), remembered
+
+
 CASES = {
+    **{kind.__name__: memory(kind) for kind in (DeviceGRU, DeviceLSTM, MinGRU, LRU)},
     "ICM": (lambda: ICM(IN, spec=SPEC), lambda net, c: net(transitions(c))["next", "intrinsic_reward"]),
     "BeliefFilter": (
         lambda: BeliefFilter(ObservationEncoder(IN, D, D, hidden_size=8)),

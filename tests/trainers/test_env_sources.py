@@ -293,7 +293,8 @@ def _newest(run_dir):
 
 class TestKnownSettings:
     def test_patterns(self):
-        assert settings_for("HalfCheetah-v5", "ppo")["num_envs"] == 16
+        assert settings_for("HalfCheetah-v5", "ppo")["normalize_observations"] is True
+        assert settings_for("LunarLander-v3", "ppo")["gamma"] == 0.999
         assert settings_for("gym:HalfCheetah-v5", "ppo") == settings_for("HalfCheetah-v5", "ppo")
         assert settings_for("ALE/Pong-v5", "dqn")["compact"] is True
         assert settings_for("LunarLander-v3", "dqn")["num_envs"] == 8

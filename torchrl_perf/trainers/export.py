@@ -343,8 +343,8 @@ def readme(policy: LoadedPolicy, network: ActingNetwork, files: list[str], diffe
         for key, title in zip(keys, titles, strict=True):
             spec = described.get(_now(key))
             lines.append(f"| {role} | `{title}` | {_shape(spec)} | {_dtype(spec)} | {_values(spec)} |")
-    floats = [key for key in network.out_keys if key in described and described[key].dtype.is_floating_point]
-    if any(_values(described[key]) for key in floats):
+    acted = [described[key] for key in network.out_keys if key in described]
+    if any(isinstance(spec, Bounded) and spec.dtype.is_floating_point for spec in acted):
         lines += ["", "Clip an action to its values, as the env does: the mean of a Gaussian may lie beyond them."]
     state = ", ".join(f"`{title}`" for key, title in zip(network.out_keys, out_names, strict=True) if _now(key) != key)
     if state:

@@ -169,8 +169,8 @@ def test_a_memory_solves_what_no_policy_without_one_can():
     found = {}
     for memory in ("gru", "none"):
         options = {"num_envs": 32, "num_steps": 16, "learning_rate": 5e-3, "epochs": 4, "memory_size": 16}
-        trainer = make(env="TMaze", env_args=("length=3",), memory=memory, total_steps=16_384, **options, seed=1)
-        run(trainer, 25)
+        trainer = make(env="TMaze", env_args=("length=3",), memory=memory, total_steps=40_960, **options, seed=1)
+        run(trainer, 40)
         found[memory] = float(trainer.episodes.mean_return)
     assert found["gru"] > 3.5
     assert found["none"] < 2.6

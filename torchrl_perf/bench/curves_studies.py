@@ -155,13 +155,13 @@ STUDIES: dict[str, Study] = {
         _breaks,
     ),
     "lunar-lander": Study(
-        "LunarLander-v3, as the command line trains it",
+        "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
         _RETURNS,
         episodes_without_exploration,
     ),
     "half-cheetah": Study(
-        "HalfCheetah-v5, as the command line trains it",
+        "HalfCheetah-v5",
         {name: Run(name, "HalfCheetah-v5") for name in ("ppo",)},
         _RETURNS,
         episodes_without_exploration,

@@ -100,6 +100,15 @@ def collector_line() -> str:
     )
 
 
+TRAINING_SIDES = {
+    "torchrl_perf": "eager",
+    "torchrl_perf-compile": "compiled",
+    "sb3": "Stable-Baselines3",
+    "cleanrl": "CleanRL",
+}
+"""Sides of ``bench training``, as the sentences name them."""
+
+
 def _rows(name: str, folder: Path) -> list[dict[str, Any]]:
     """Rows of one file of results; none where it has not been measured."""
     return read_results(name, folder)["rows"] if (folder / f"{name}.json").exists() else []
@@ -128,7 +137,7 @@ def replay_table(folder: Path = RESULTS) -> str:
 def training_line(folder: Path = RESULTS) -> str:
     """Sentences on SAC, DQN and the collection from CPU envs; empty where none has been measured."""
     rows = _rows("offpolicy", folder)
-    lines = [line for line in (_sac_line(rows), _dqn_line(rows), host_line(folder)) if line]
+    lines = [line for line in (_sac_line(rows), _dqn_line(rows), host_line(folder), *whole_lines(folder)) if line]
     return "\n".join(["## Off-policy training and envs on the CPU", "", *lines]) if lines else ""
 
 
@@ -164,6 +173,19 @@ def host_line(folder: Path = RESULTS) -> str:
         f"`HostCollector` on {num_envs} envs of {ours['env']} takes {ours['frames_per_second']:,.0f} frames a "
         f"second{share}{times}."
     )
+
+
+def whole_lines(folder: Path = RESULTS) -> list[str]:
+    """A sentence on each case of whole training on a CPU, ours beside other packages'."""
+    rows, lines = _rows("training_cpu", folder), []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case]
+        speed = {row["side"]: row["frames_per_second"] for row in own if "frames_per_second" in row}
+        cells = [f"{words} {speed[side]:,.0f}" for side, words in TRAINING_SIDES.items() if side in speed]
+        if cells:
+            algorithm, env = case.split("-", 1)
+            lines.append(f"Training {algorithm.upper()} on {env}, 2 CPU cores, frames a second: {', '.join(cells)}.")
+    return lines
 
 
 def policies_line(folder: Path = RESULTS, num_rows: int = 4096) -> str:

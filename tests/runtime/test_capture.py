@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.runtime import Captured, CaptureError, HostSyncError, capture, is_capturing
+from torchrl_perf.runtime._graph import shorten
 from torchrl_perf.runtime._signature import detached, signature
 
 on_cpu = partial(capture, device="cpu")
@@ -345,3 +346,12 @@ def test_cuda_where_there_is_none_is_refused_at_construction():
 def test_other_devices_are_refused():
     with pytest.raises(CaptureError, match="meta"):
         capture(lambda: None, device="meta")
+
+
+def test_of_the_drivers_error_the_first_line_is_kept():
+    long = RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be ...")
+    other = RuntimeError("mine\nin two lines")
+    for error in (long, other, KeyError("key")):
+        shorten(error)
+    assert str(long) == "CUDA error: operation not permitted when stream is capturing"
+    assert str(other) == "mine\nin two lines"

@@ -162,7 +162,7 @@ STUDIES: dict[str, Study] = {
     ),
     "half-cheetah": Study(
         "HalfCheetah-v5",
-        {name: Run(name, "HalfCheetah-v5") for name in ("ppo",)},
+        {"ppo": Run("ppo", "HalfCheetah-v5")},
         _RETURNS,
         episodes_without_exploration,
     ),

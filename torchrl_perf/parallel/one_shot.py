@@ -23,7 +23,7 @@ class OneShot:
 
     def __init__(self, group: Any, size: int) -> None:
         self._name, self._size = getattr(group, "group_name", None), size
-        self._held: set[int] = set()
+        self._whole: dict[int, Tensor] = {}  # each buffer with what pads it, by its address
         self._reaches: bool | None = None
 
     def takes(self, size: int, dtype: torch.dtype) -> bool:
@@ -44,14 +44,13 @@ class OneShot:
         per_load = 16 // dtype.itemsize
         whole = symmetric.empty(-(-size // per_load) * per_load, dtype=dtype, device=device)
         symmetric.rendezvous(whole, self._name)
-        self._held.add(whole.data_ptr())
-        self._whole = getattr(self, "_whole", {}) | {whole.data_ptr(): whole}
+        self._whole[whole.data_ptr()] = whole
         whole.zero_()
         return whole[:size]
 
     def holds(self, values: Tensor) -> bool:
         """Whether it is such a buffer."""
-        return values.data_ptr() in self._held
+        return values.data_ptr() in self._whole
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks, as a new tensor."""

@@ -97,10 +97,21 @@ def record(
             with torch.compiler.set_stance("fail_on_recompile"):
                 outputs = detached(fn())
             graph.capture_end()
-        except BaseException:
+        except BaseException as error:
             _abandon(graph, device, pool, generators)
+            shorten(error)
             raise
     return graph, outputs
+
+
+def shorten(error: BaseException) -> None:
+    """Leave of the driver's error its first line: the advice below it is on errors that are told late.
+
+    Args:
+        error: any; others stay as they are.
+    """
+    if isinstance(error, RuntimeError) and str(error).startswith("CUDA error"):
+        error.args = (str(error).partition("\n")[0],)
 
 
 def _abandon(

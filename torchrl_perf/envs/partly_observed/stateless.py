@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchrl_perf.envs.classic_control.cartpole import CartPole
 from torchrl_perf.envs.classic_control.pendulum import Pendulum
+from torchrl_perf.envs.device_env import DeviceEnv
 from torchrl_perf.envs.drawing import Line
+
+_Task = DeviceEnv if TYPE_CHECKING else object  # the task comes behind, as the next base
 
 __all__ = ["NoisyStatelessCartPole", "NoisyStatelessPendulum", "StatelessCartPole", "StatelessPendulum"]
 
@@ -59,11 +62,42 @@ class StatelessPendulum(Pendulum):
         return super().observe(state)[:, :2]
 
 
-class NoisyStatelessCartPole(StatelessCartPole):
+class _Noisy(_Task):
+    """Normal noise on the two entries of an observation, clipped to its bounds; beside a task without velocities.
+
+    The state is that of the task, and behind it the noise of the present observation in units of ``sigma``.
+    """
+
+    def __init__(self, num_envs: int, *, sigma: float = 0.1, **options: Any) -> None:
+        check_sigma(type(self).__name__, sigma)
+        self.sigma = float(sigma)
+        super().__init__(num_envs, **options)
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Map ``uniform`` [N, S] in [0, 1) to a state [N, S]."""
+        return torch.cat((super().initial_state(uniform[:, :-2]), normal(uniform[:, -2:])), -1)
+
+    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """That of the task, with new noise; see :meth:`DeviceEnv.dynamics`."""
+        moved, reward, terminated = super().dynamics(state[:, :-2], action)
+        return torch.cat((moved, torch.randn_like(state[:, -2:])), -1), reward, terminated
+
+    def observe(self, state: Tensor) -> Tensor:
+        """Map ``state`` [N, S] to a noisy observation [N, 2]."""
+        noisy = super().observe(state[:, :-2]) + self.sigma * state[:, -2:]
+        low, high = self.observation_low, self.observation_high
+        return torch.stack([x.clamp(*bounds) for x, *bounds in zip(noisy.unbind(-1), low, high, strict=True)], -1)
+
+    def scene(self, state: dict[str, Tensor]) -> list[Line]:
+        """Return what the task draws."""
+        return super().scene({"state": state["state"][:, :-2]})
+
+
+class NoisyStatelessCartPole(_Noisy, StatelessCartPole):
     """:class:`StatelessCartPole` with normal noise on its observation, clipped to its bounds (arXiv:2303.01859).
 
     State [N, 6]: that of :class:`CartPole`, and the noise of the present observation in units of ``sigma``, drawn anew
-    at each step from the default generator of the env's device.
+    at each step from the default generator of the env's device. Observation [N, 2]: noisy positions.
 
     Args:
         num_envs: number of envs N.
@@ -77,36 +111,12 @@ class NoisyStatelessCartPole(StatelessCartPole):
     num_state = 6
     num_reset_noise = 6
 
-    def __init__(self, num_envs: int, *, sigma: float = 0.1, **options: Any) -> None:
-        check_sigma(type(self).__name__, sigma)
-        self.sigma = float(sigma)
-        super().__init__(num_envs, **options)
 
-    def initial_state(self, uniform: Tensor) -> Tensor:
-        """Map ``uniform`` [N, 6] in [0, 1) to a state [N, 6]."""
-        return torch.cat((super().initial_state(uniform[:, :4]), normal(uniform[:, 4:])), -1)
-
-    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """That of CartPole, with new noise; see :meth:`DeviceEnv.dynamics`."""
-        moved, reward, terminated = super().dynamics(state[:, :4], action)
-        return torch.cat((moved, torch.randn_like(state[:, 4:])), -1), reward, terminated
-
-    def observe(self, state: Tensor) -> Tensor:
-        """Map ``state`` [N, 6] to noisy positions [N, 2]."""
-        noisy = super().observe(state) + self.sigma * state[:, 4:]
-        bounds = zip(noisy.unbind(-1), self.observation_low, self.observation_high, strict=True)
-        return torch.stack([entry.clamp(low, high) for entry, low, high in bounds], -1)
-
-    def scene(self, state: dict[str, Tensor]) -> list[Line]:
-        """Return the track, the cart and the pole."""
-        return super().scene({"state": state["state"][:, :4]})
-
-
-class NoisyStatelessPendulum(StatelessPendulum):
+class NoisyStatelessPendulum(_Noisy, StatelessPendulum):
     """:class:`StatelessPendulum` with normal noise on its observation, clipped to its bounds (arXiv:2303.01859).
 
     State [N, 4]: that of :class:`Pendulum`, and the noise of the present observation in units of ``sigma``, drawn anew
-    at each step from the default generator of the env's device.
+    at each step from the default generator of the env's device. Observation [N, 2]: noisy cos and sin of the angle.
 
     Args:
         num_envs: number of envs N.
@@ -119,25 +129,3 @@ class NoisyStatelessPendulum(StatelessPendulum):
 
     num_state = 4
     num_reset_noise = 4
-
-    def __init__(self, num_envs: int, *, sigma: float = 0.1, **options: Any) -> None:
-        check_sigma(type(self).__name__, sigma)
-        self.sigma = float(sigma)
-        super().__init__(num_envs, **options)
-
-    def initial_state(self, uniform: Tensor) -> Tensor:
-        """Map ``uniform`` [N, 4] in [0, 1) to a state [N, 4]."""
-        return torch.cat((super().initial_state(uniform[:, :2]), normal(uniform[:, 2:])), -1)
-
-    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """That of Pendulum, with new noise; see :meth:`DeviceEnv.dynamics`."""
-        moved, reward, terminated = super().dynamics(state[:, :2], action)
-        return torch.cat((moved, torch.randn_like(state[:, 2:])), -1), reward, terminated
-
-    def observe(self, state: Tensor) -> Tensor:
-        """Map ``state`` [N, 4] to noisy cos and sin of the angle [N, 2]."""
-        return (super().observe(state[:, :2]) + self.sigma * state[:, 2:]).clamp(-1.0, 1.0)
-
-    def scene(self, state: dict[str, Tensor]) -> list[Line]:
-        """Return the rod and its axle."""
-        return super().scene({"state": state["state"][:, :2]})

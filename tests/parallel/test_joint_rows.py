@@ -64,11 +64,16 @@ def test_seeds_of_ranks_differ():
     ("config", "words"),
     [
         (PPOConfig(num_envs=7, num_steps=8, minibatches=4), "num_envs: expected a multiple of the 2 ranks, received 7"),
+        (
+            PPOConfig(num_envs=4, minibatches=4, memory="gru"),
+            "num_envs: expected a multiple of minibatches = 4 on each",
+        ),
+        (DQNConfig.without_task(memory="gru"), "memory: expected 'none' on several ranks for dqn"),
         (PPOConfig(num_envs=6, num_steps=2, minibatches=4), "to be a multiple of minibatches = 4, received 6"),
         (DQNConfig(minibatch_size=33), "minibatch_size: expected a multiple of the 2 ranks, received 33"),
         (SACOptionsConfig(), "ranks: expected 1 for sac-options, received 2"),
     ],
-    ids=["envs", "minibatches", "rows", "algorithm"],
+    ids=["envs", "streams", "slices", "minibatches", "rows", "algorithm"],
 )
 def test_what_ranks_cannot_share_is_refused_by_name(config, words):
     assert words in " ".join(shard_problems(config, 2))

@@ -58,6 +58,7 @@ DISAGREEING = {
     "eps_start": 0.0,
     "eps_end": 0.0,
 }
+SLICES = {"slice_length": 4, "burn_in": 1, "n_step": 1, "learning_starts": 32}
 FAR_TARGET = {"target_interval": 50, "updates_per_iteration": 10, "learning_rate": 1e-2}
 
 # by the name of the field; what is not here gets another value that its type suggests, beside a usual run
@@ -106,8 +107,10 @@ CASES: dict[str, Case] = {
     "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
-    "memory": Case("mingru"),
-    "memory_size": Case(16, {"memory": "gru"}),
+    "memory": Case("mingru", SLICES),
+    "memory_size": Case(16, {"memory": "gru", **SLICES}),
+    "slice_length": Case(8, {"memory": "gru", **SLICES}),
+    "burn_in": Case(2, {"memory": "gru", **SLICES}),
     # action values
     "double": Case(False, {"double": True, **FAR_TARGET}),
     "eps_start": Case(0.5, {"eps_start": 1.0}),
@@ -259,7 +262,7 @@ def seen_by(look: Callable[[Any], Any], name: str) -> Callable[[dict[str, Any]],
 
 # what a key needs to be looked at
 ASKING = {"sampler": "prioritized", "beta_final": 1.0, "entropy_coeff_final": 0.5, "risk": "cvar", "desired_kl": 0.01}
-REMEMBERING = {"memory": "gru"}
+REMEMBERING = {"memory": "gru", **SLICES}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -273,7 +276,8 @@ def test_every_key_is_read(name, monkeypatch):
 
     fields = {field.name for field in dataclasses.fields(KINDS[name])}
     runs = [{key: value for key, value in ASKING.items() if key in fields}]
-    runs += [REMEMBERING] if "memory" in fields - {*KINDS[name].not_taken} else []
+    if "memory" in fields - {*KINDS[name].not_taken}:
+        runs.append({key: value for key, value in REMEMBERING.items() if key in fields})
     left = fields - {*RUN_KEYS, *KINDS[name].not_taken}
     for options in runs:
         config = KINDS[name].without_task(**{**SMALL[name], **options})

@@ -1,6 +1,6 @@
 """The recurrent trunk of an actor and its critic: settings, modules, and streams in place of single rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,11 +17,23 @@ from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.spaces import Inputs, observation_inputs
 
-__all__ = ["MEMORY_SETTINGS", "MemorySettings", "Streams", "head_inputs", "make_trunk", "remembers"]
+__all__ = [
+    "FEATURES",
+    "INPUT",
+    "MEMORY_SETTINGS",
+    "MemorySettings",
+    "StreamMemorySettings",
+    "Streams",
+    "head_inputs",
+    "make_trunk",
+    "refuse_memory",
+    "remembers",
+]
 
 MEMORY_SETTINGS = ("memory", "memory_size")
 """Fields of :class:`MemorySettings`."""
 INPUT, FEATURES = "memory_input", "memory_features"
+VALID = "valid"  # an env's flag of the rows that count
 KINDS: dict[str, type[MemoryModule]] = {"gru": DeviceGRU, "lstm": DeviceLSTM, "mingru": MinGRU, "lru": LRU}
 
 
@@ -30,15 +42,22 @@ class MemorySettings:
     """A memory of earlier observations, for tasks that one observation does not tell enough of."""
 
     memory: Literal["none", "gru", "lstm", "mingru", "lru"] = "none"
-    """Recurrent layer below actor and critic, which both read: a GRU (arXiv:1406.1078), an LSTM, or one that is linear
-    in its state and so fast over long streams, minGRU (arXiv:2410.01201) or a linear recurrent unit (arXiv:2303.06349).
-    Minibatches are whole streams of some envs then."""
+    """Recurrent layer below the other networks: a GRU (arXiv:1406.1078), an LSTM, or one that is linear in its state
+    and so fast over long sequences, minGRU (arXiv:2410.01201) or a linear recurrent unit (arXiv:2303.06349)."""
     memory_size: int = 128
     """Hidden units of the memory."""
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
         checks.each(("memory_size",), is_count, "a positive integer")
+
+
+@dataclass(frozen=True)
+class StreamMemorySettings(MemorySettings):
+    """The memory of an actor and its critic, which learn from whole streams of some envs."""
+
+    def _check(self, checks: Checks) -> None:
+        super()._check(checks)
         if not checks.sound("memory") or self.memory == "none":
             return
         config = cast("Any", self)
@@ -60,6 +79,28 @@ class MemorySettings:
 def remembers(config: Any) -> bool:
     """Whether a config asks for a memory."""
     return getattr(config, "memory", "none") != "none"
+
+
+def refuse_memory(config: Any, given: Mapping[str, Any], env: Any) -> None:
+    """Refuse what no memory can be put below.
+
+    Args:
+        config: of a run that asks for a memory.
+        given: networks from Python by name, or None for those that were not given.
+        env: of the run.
+
+    Raises:
+        ValueError: for networks from Python, and an env whose rows do not all count.
+    """
+    expected, received = "", ""
+    if parts := [name for name, one in given.items() if one is not None]:
+        expected, received = "networks of the trainer's own", f"{' and '.join(parts)} from Python"
+    elif env is not None and VALID in env.observation_spec.keys():
+        expected, received = "an env whose rows all count", f"{type(env).__name__}, with {VALID!r}"
+    if expected:
+        raise ValueError(
+            f"memory: expected with {config.memory!r} {expected}, received {received}. Remedy: memory='none'."
+        )
 
 
 def head_inputs(env: Any, config: Any) -> Inputs:

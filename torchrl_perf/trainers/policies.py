@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -271,7 +271,8 @@ def read_run(path: str | os.PathLike[str], device: torch.device | str = "cpu", *
 def _accelerate(policy: nn.Module, acceleration: Acceleration) -> None:
     """Networks in the run's precision, as the trainer has them."""
     acceleration.policy(getattr(policy, "actor", policy))
-    network = getattr(policy, "network", None)
+    acting = policy[-1] if isinstance(policy, TensorDictSequential) else policy
+    network = getattr(acting, "network", None)
     if isinstance(network, nn.Module):
         acceleration.module(network)
 

@@ -20,7 +20,7 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.memory import MEMORY_SETTINGS, MemorySettings, Streams, remembers
+from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
@@ -29,7 +29,7 @@ from torchrl_perf.transforms import GAETransform
 
 
 @dataclass(frozen=True)
-class PPOConfig(MemorySettings, NormalizationSettings, GaussianNetworkSettings, RunConfig):
+class PPOConfig(StreamMemorySettings, NormalizationSettings, GaussianNetworkSettings, RunConfig):
     """Every choice of a PPO run (arXiv:1707.06347). Frames, steps, transitions: all one action of one env.
 
     Raises:

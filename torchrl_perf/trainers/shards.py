@@ -86,6 +86,12 @@ def shard_problems(config: RunConfig, ranks: int) -> list[str]:
             f"ranks: expected 1 for {config.algorithm or type(config).__name__}, received {ranks}. Remedy: one process,"
             f" or one of {', '.join(ON_RANKS)}."
         ]
+    remembers = getattr(config, "memory", "none") != "none"
+    if remembers and hasattr(config, "slice_length"):
+        return [
+            f"memory: expected 'none' on several ranks for {config.algorithm}, whose slices are drawn by one, received "
+            f"{config.memory!r}. Remedy: one process, or ppo."  # pyright: ignore[reportAttributeAccessIssue]
+        ]
     checks = Checks(config)
     for name in SHARED:
         value = getattr(config, name, None)
@@ -97,6 +103,12 @@ def shard_problems(config: RunConfig, ranks: int) -> list[str]:
                 f"{below + ranks if below == 0 else below}, or --per-rank with the number of each.",
             )
     parts = getattr(config, "minibatches", 1)
+    if remembers and checks.sound("num_envs") and config.num_envs // ranks % parts:
+        checks.add(
+            "num_envs",
+            f"num_envs: expected a multiple of minibatches = {parts} on each of the {ranks} ranks, where minibatches "
+            f"are whole streams with a memory, received {config.num_envs}. Remedy: num_envs={ranks * parts}.",
+        )
     if checks.sound("num_envs") and config.batch_size // ranks % parts:
         checks.add(
             "num_envs",

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
 from torchrl_perf.trainers.dqn import DQNConfig
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS
+from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
 
 __all__ = ["FUEL_BREAKS_PRESETS", "FuelBreaksConfig"]
 
@@ -30,7 +31,7 @@ class FuelBreaksConfig(DQNConfig):
     blueprint_in: ClassVar[str] = "systems.fuel_breaks.blueprint:FUEL_BREAKS"
     env_class: ClassVar[str] = "FuelBreaks"
     work_of_step: ClassVar[int] = 4
-    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *SLICE_MEMORY_SETTINGS)
     not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
 

@@ -11,6 +11,7 @@ from torchrl_perf.trainers.dqn import DQNConfig
 from torchrl_perf.trainers.iqn import IQNConfig
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
 from torchrl_perf.trainers.rainbow import RainbowConfig
 from torchrl_perf.trainers.sac import SACConfig
 
@@ -33,7 +34,7 @@ class MarineSettings:
 
     env_class: ClassVar[str] = "MarineNavigation"
     work_of_step: ClassVar[int] = 20
-    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *SLICE_MEMORY_SETTINGS)
     not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
     sizes: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.sizes, "max_robots")
 

@@ -20,7 +20,7 @@ order of a run::
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -33,6 +33,7 @@ from torchrl_perf.parallel import Ranks
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import MicroBatches
 from torchrl_perf.runtime.precision import Acceleration
+from torchrl_perf.trainers.off_policy.slice_memory import SliceMemory
 from torchrl_perf.trainers.run.state import Stateful
 
 __all__ = ["Algorithm", "Count", "Setup", "Update", "with_steps"]
@@ -119,6 +120,7 @@ class Algorithm(ABC):
         parameter_names: of the parameters whose gradients it tells; :meth:`build` sets them.
         metric_names: columns that rows have besides, so that a misspelt one is found before a run.
         excluded_keys: outputs of the policy that are not stored.
+        slices: reads slices of streams with a memory; None where single rows are learnt from.
         fills_at_random: whether actions are random until learning starts, or the policy's.
         policy: acts in the envs; :meth:`build` sets it.
     """
@@ -128,7 +130,8 @@ class Algorithm(ABC):
     losses: tuple[str, ...] = ("loss",)
     parameter_names: Sequence[str] = ()
     metric_names: tuple[str, ...] = ()
-    excluded_keys: ClassVar[tuple[NestedKey, ...]] = ()
+    excluded_keys: tuple[NestedKey, ...] = ()
+    slices: SliceMemory | None = None
     fills_at_random: bool = True
     policy: Any
 
@@ -149,7 +152,7 @@ class Algorithm(ABC):
         """One update: losses, optimiser steps, targets.
 
         Args:
-            sample: rows ``[B]`` of the replay buffer.
+            sample: rows ``[B]`` of the replay buffer, or slices ``[S]`` of it with a memory.
             number: of the update within its iteration, from 0; the same in each iteration.
         """
 

@@ -285,12 +285,15 @@ class OffPolicyTrainer(Checkpointed):
         self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
 
     def samples(self) -> Iterator[TensorDictBase]:
-        """A sample ``[B]`` for each update of the iteration; uniform ones are drawn together, in one gather."""
+        """A sample ``[B]`` for each update of the iteration; uniform ones are drawn together, in one gather.
+
+        With a memory it is one of slices, ``[S]``.
+        """
         config = self.config
         rows = config.minibatch_size
         if config.draws_together:
             drawn = self._draw(config.updates_per_iteration * rows)
-            yield from drawn.split(rows)
+            yield from drawn.split(len(drawn) // config.updates_per_iteration)
             return
         for _ in range(config.updates_per_iteration):
             yield self._draw(rows)
@@ -302,6 +305,7 @@ class OffPolicyTrainer(Checkpointed):
             sampler = cast("DevicePrioritizedSampler", self.buffer.sampler)
             drawn.set("priority_weight", drawn.get("priority_weight") * shard_correction(sampler, self.ranks))
         drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
+        drawn = drawn if self.algorithm.slices is None else self.algorithm.slices.shaped(drawn)
         if not self.guard.repairs:
             return drawn
         good, order = self.guard.repair(drawn)
@@ -310,7 +314,7 @@ class OffPolicyTrainer(Checkpointed):
             # no slot has generation -2: the good rows keep their priority
             self.buffer.update_priority(
                 drawn.get("index"), torch.full_like(order, LEAST_PRIORITY, dtype=torch.float32),
-                torch.where(good, -2, generation),
+                torch.where(good.view(-1, *(1,) * (generation.ndim - 1)), -2, generation),
             )  # fmt: skip
         return drawn[order]
 
@@ -431,6 +435,7 @@ class OffPolicyTrainer(Checkpointed):
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             exclude_keys=self.algorithm.excluded_keys,
+            auto_register_policy_transforms=self.algorithm.slices is not None,
         )
         self.kernels.follow(made.compile_steps)
         return made
@@ -445,11 +450,15 @@ class OffPolicyTrainer(Checkpointed):
             options |= {"beta_end": config.beta_final, "anneal_steps": config.schedule_iterations}
         if self.valid_key is not None:
             options["mask_key"] = self.valid_key
+        slices = self.algorithm.slices
+        if slices is not None:
+            # flags as they are stored: the true next observation is there at the end of a slice too
+            options |= {"slice_len": slices.length, "within_episode": False, "truncated_key": None}
         return make_replay_buffer(
             config.capacity,
             batch_size=config.minibatch_size,
             device=self.device,
-            sampler=config.sampler,
+            sampler=config.sampler if slices is None else "slice",
             n_step=config.n_step,
             gamma=config.gamma,
             compact=config.compact,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
@@ -19,20 +20,27 @@ from torchrl_perf.modules.values.q_networks import DuelingMLP
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.memory import head_inputs, make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS, Activation, NetworkSettings
 from torchrl_perf.trainers.normalization import make_normalization, normalized
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.shard_weights import weight_of
+from torchrl_perf.trainers.off_policy.slice_memory import (
+    SLICE_MEMORY_SETTINGS,
+    OwnFeatures,
+    SliceMemorySettings,
+    slice_memory_of,
+)
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import Inputs, observation_inputs, single_choice
+from torchrl_perf.trainers.spaces import Inputs, single_choice
 
 
 @dataclass(frozen=True)
-class ValueConfig(NetworkSettings, OffPolicyConfig):
+class ValueConfig(SliceMemorySettings, NetworkSettings, OffPolicyConfig):
     """A run that learns a value for each discrete action and acts on the greatest, or at random now and then.
 
     Raises:
@@ -44,6 +52,7 @@ class ValueConfig(NetworkSettings, OffPolicyConfig):
         *("hidden_size", "hidden_sizes", "activation", "layer_norm"),
         *CONVOLUTION_SETTINGS,
         "dueling",
+        *SLICE_MEMORY_SETTINGS,
     )
 
     double: bool = True
@@ -114,6 +123,7 @@ class ValueAlgorithm(Algorithm):
         make_policy: in place of :meth:`make_policy`, such as a system's, whose networks are its own.
 
     Attributes:
+        greedy: the :class:`EpsilonGreedy` of the policy: the policy itself, or what acts on its memory.
         loss: what is minimised, with the target network.
         q_network: the online network of action values.
         target_network: its delayed copy.
@@ -137,8 +147,8 @@ class ValueAlgorithm(Algorithm):
     # -- what an algorithm writes -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_policy(self, env: EnvBase) -> EpsilonGreedy:
-        """The policy for an env, of a network as the config has it."""
+    def make_policy(self, env: EnvBase) -> nn.Module:
+        """The policy for an env, of a network as the config has it: an :class:`EpsilonGreedy`, or one on a memory."""
 
     @abstractmethod
     def make_loss(self, network: nn.Module, policy: EpsilonGreedy) -> ValueLoss:
@@ -146,22 +156,32 @@ class ValueAlgorithm(Algorithm):
 
     # -- what the trainer asks for ------------------------------------------------------------------------------------
 
-    def build(self, setup: Setup) -> EpsilonGreedy:
+    def build(self, setup: Setup) -> nn.Module:
         """The online network, its target, the optimiser; the policy is epsilon-greedy on the online network."""
         given = self._given_policy if self._given_policy is not None else setup.collecting
         refuse_recurrent(setup.owner, {"policy": given}, env=setup.env)
+        if remembers(self.config):
+            refuse_memory(self.config, {"policy": given}, setup.env)
         policy = given or self._default_policy(cast("EnvBase", setup.specs))
-        if not isinstance(policy, EpsilonGreedy):
+        greedy = cast("Any", policy)[-1] if remembers(self.config) else policy
+        if not isinstance(greedy, EpsilonGreedy):
             raise ValueError(
                 f"policy: expected an EpsilonGreedy, whose network is trained, received {type(policy).__name__}. "
                 "Remedy: EpsilonGreedy(network, spec=action_spec), the same in the collector and here."
             )
-        config, self.policy, self.setup = self.config, policy, setup
-        self.q_network = setup.acceleration.module(policy.network)
-        self.loss = self.make_loss(self.q_network, policy)
+        config, self.policy, self.greedy, self.setup = self.config, policy, greedy, setup
+        self.q_network = setup.acceleration.module(cast("nn.Module", greedy.network))
+        self.loss = self.make_loss(self.q_network, greedy)
         self.target_network = self.loss.target_network
-        self._online = list(self.q_network.parameters())
-        self._target = list(self.target_network.parameters())
+        named, self._target = dict(self.q_network.named_parameters()), list(self.target_network.parameters())
+        self.slices = slice_memory_of(policy, config, both=config.double)
+        if self.slices is not None:
+            setup.acceleration.policy(self.slices.online)
+            self.slices.delay(self.target_network)
+            named |= {f"memory.{name}": parameter for name, parameter in self.slices.online.named_parameters()}
+            self._target += self.slices.delayed.parameters()
+            self.excluded_keys = self.slices.written
+        self._online = list(named.values())
         self.optimizer = GuardedAdam(
             self._online,
             learning_rate=config.learning_rate,
@@ -170,23 +190,28 @@ class ValueAlgorithm(Algorithm):
             **adam_options(config),
         )
         self._shared = SharedGradients(self._online, ranks=setup.ranks, broadcast=False)
-        self.parameter_names = [name for name, _ in self.q_network.named_parameters()]
+        self.parameter_names = list(named)
         self._losses_fn = setup.compiled(self.sample_losses)
         self._conclude_fn = setup.compiled(self._conclude)
         self._move_target_fn = setup.compiled(self._move_target)
         return policy
 
     def parts(self) -> dict[str, Stateful]:
-        """Policy with its schedule, target network, optimiser."""
-        return {"policy": self.policy, "target_network": self.target_network, "optimizer": self.optimizer}
+        """Policy with its schedule, target network and target memory, optimiser."""
+        delayed: dict[str, Stateful] = {} if self.slices is None else {"target_memory": self.slices.delayed}
+        return {"policy": self.policy, "target_network": self.target_network, **delayed, "optimizer": self.optimizer}
 
     def schedule(self) -> Mapping[str, Tensor]:
         """Epsilon of the next collection, learning rate of this iteration's updates."""
         config, rate = self.config, self.optimizer.learning_rate
-        self.policy.step(config.batch_size)
+        self.greedy.step(config.batch_size)
         if config.anneal_learning_rate:
             rate.copy_(config.learning_rate * (1.0 - self.setup.progress()))
-        return {"train/epsilon": self.policy.epsilon, "train/learning_rate": rate}
+        return {"train/epsilon": self.greedy.epsilon, "train/learning_rate": rate}
+
+    def keep(self, batch: TensorDictBase) -> TensorDictBase:
+        """What the buffer is to store of a batch ``[N, T]``."""
+        return batch if self.slices is None else self.slices.stored(batch)
 
     def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of Adam on the temporal differences of ``sample [B]``, then the target network."""
@@ -208,15 +233,16 @@ class ValueAlgorithm(Algorithm):
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        self.sample_losses(with_steps(rows)).loss.backward()
+        rows = with_steps(rows) if self.slices is None else self.slices.probed(rows)
+        self.sample_losses(rows).loss.backward()
 
     # -- one update ---------------------------------------------------------------------------------------------------
 
     def sample_losses(self, sample: TensorDictBase) -> ValueRows:
-        """The loss of a sample ``[b]``, and what is told of its rows."""
-        return ValueRows(*self.loss.losses(sample))
+        """The loss of a sample ``[b]``, and what is told of its rows; with a memory of slices ``[b]``."""
+        return ValueRows(*self.loss.losses(sample if self.slices is None else self.slices.read(sample)))
 
-    def _default_policy(self, env: EnvBase) -> EpsilonGreedy:
+    def _default_policy(self, env: EnvBase) -> nn.Module:
         return self.make_policy(env) if self._make_policy is None else self._make_policy(env, self.config)
 
     def _gradients(self, sample: TensorDictBase, parts: int) -> ValueRows:
@@ -242,7 +268,8 @@ class ValueAlgorithm(Algorithm):
         statistics = {"loss": loss, "td_error": td_error.abs().mean(), "q_value": q_value, "grad_norm": grad_norm}
         self.setup.count(statistics, taken, fault)
         grad_scale = (grad_norm / self.config.max_grad_norm).clamp_min(1.0)
-        priority = td_error.abs() + LEAST_PRIORITY if self.config.sampler == "prioritized" else None
+        errors = td_error.abs() if self.slices is None else self.slices.priority(td_error.abs())
+        priority = errors + LEAST_PRIORITY if self.config.sampler == "prioritized" else None
         return _Step(grad_scale, (~taken).to(torch.float32), priority, statistics, taken, fault)
 
     @torch.no_grad()
@@ -264,12 +291,13 @@ class _Step(NamedTuple):
     fault: Tensor
 
 
-def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[..., nn.Module]) -> EpsilonGreedy:
-    """Epsilon-greedy on a network: writes ``action``.
+def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[..., nn.Module]) -> Any:
+    """Epsilon-greedy on a network, an :class:`EpsilonGreedy`: writes ``action``.
 
     It reads what :func:`~torchrl_perf.trainers.spaces.observation_inputs` finds. A network of distributions reads
     features of a trunk where that is more than one vector, or where ``hidden_sizes`` are given; the last of these is
-    the width of its own layers.
+    the width of its own layers. Where the config asks for a memory, the policy is a sequence of encoder, memory and
+    the :class:`EpsilonGreedy` on its features.
 
     Args:
         env: gives sizes and device.
@@ -280,21 +308,25 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
     Raises:
         ValueError: for continuous actions, several of them at once, and an env without an observation to read.
     """
-    spec, inputs = single_choice(env), observation_inputs(env, config)
+    spec, inputs = single_choice(env), head_inputs(env, config)
     place: dict[str, Any] = {"precision": config.precision, "device": env.device}
     options = {"activation": config.activation, **place}
     choices = int(cast("Any", spec.space).n)
     if make_network in (FusedMLP, DuelingMLP):
         network = make_network(inputs.size, choices, **options, **config.layers)
-        network = inputs.network(normalized(network, inputs, config, env.device), **place)
+        if remembers(config):
+            network = nn.Sequential(OwnFeatures(inputs.size), network)
+        else:
+            network = inputs.network(normalized(network, inputs, config, env.device), **place)
     elif len(inputs.keys) == 1 and not inputs.parts and config.hidden_sizes is None:
         network = make_network(inputs.size, choices, hidden_size=config.hidden_size, **options)
-        if (layer := make_normalization(inputs, config, env.device)) is not None:
+        layer = OwnFeatures(inputs.size) if remembers(config) else make_normalization(inputs, config, env.device)
+        if layer is not None:
             network.trunk = layer  # the network is called by several methods, which all begin there
     else:
         trunk, features, width = _trunk(inputs, config, place)
         network = make_network(features, choices, hidden_size=width, trunk=trunk, **options)
-    return EpsilonGreedy(
+    greedy = EpsilonGreedy(
         network,
         spec=spec,
         in_keys=inputs.keys,
@@ -303,6 +335,8 @@ def epsilon_greedy(env: EnvBase, config: ValueConfig, make_network: Callable[...
         decay_frames=config.eps_frames,
         write_values=False,
     )
+    trunk = make_trunk(env, config)
+    return TensorDictSequential(*trunk, greedy) if trunk else greedy
 
 
 def _trunk(inputs: Inputs, config: ValueConfig, place: dict[str, Any]) -> tuple[nn.Module, int, int]:
@@ -319,5 +353,8 @@ def _trunk(inputs: Inputs, config: ValueConfig, place: dict[str, Any]) -> tuple[
     *hidden, width = (config.hidden_size,) if config.hidden_sizes is None else config.hidden_sizes
     layers = hidden_layers([inputs.size, *hidden], config.activation, device=place["device"])
     body = MixedSequential(*layers, precision=config.precision) if layers else nn.Identity()
+    features = [inputs.size, *hidden][-1]
+    if remembers(config):
+        return nn.Sequential(OwnFeatures(inputs.size), body), features, width
     body = normalized(body, inputs, config, place["device"])
-    return inputs.network(body, **place), [inputs.size, *hidden][-1], width
+    return inputs.network(body, **place), features, width

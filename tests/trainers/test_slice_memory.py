@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import nn
 from walkers import Walkers
 
-from torchrl_perf.envs import AgentStreams, StatelessCartPole
+from torchrl_perf.envs import AgentStreams, StatelessCartPole, StatelessPendulum
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.registry import ALGORITHMS
 from torchrl_perf.runtime import no_host_sync
@@ -19,6 +19,7 @@ from torchrl_perf.trainers.config import ConfigError
 from torchrl_perf.trainers.evaluation import evaluate_episodes
 
 VALUES = ["dqn", "qr-dqn", "iqn", "rainbow"]
+ACTORS = ["sac", "td3", "ddpg"]
 MEMORIES = ["gru", "lstm", "mingru", "lru"]
 SMALL = {
     **{"memory": "gru", "memory_size": 8, "slice_length": 6, "burn_in": 2, "n_step": 1},
@@ -31,7 +32,8 @@ SMALL = {
 def config_of(name, **options):
     kind = ALGORITHMS[name].load("config")
     fields = {field.name for field in dataclasses.fields(kind)}
-    options = {"env": "StatelessCartPole", **SMALL, **options}
+    env = "StatelessPendulum" if name in ACTORS else "StatelessCartPole"
+    options = {"env": env, **SMALL, **options}
     return kind.without_task(**{key: value for key, value in options.items() if key in fields})
 
 
@@ -136,7 +138,7 @@ class TestWhatIsRead:
         assert torch.equal(done[:, :-1], slices["memory_begins"][:, 1:])
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", VALUES + ACTORS)
 class TestEachAlgorithm:
     def test_every_parameter_learns(self, name):
         trainer = make(name)
@@ -166,8 +168,67 @@ class TestEachAlgorithm:
         trainer = make(name, run_dir=str(tmp_path), total_steps=120)
         train(trainer, progress=False)
         policy = load_policy(trainer.save(tmp_path / "checkpoint.pt"))
-        expected = evaluate_episodes(trainer.policy, StatelessCartPole(5, device="cpu"), seed=3)
-        assert evaluate_episodes(policy, StatelessCartPole(5, device="cpu"), seed=3).returns == expected.returns
+        kind = StatelessPendulum if name in ACTORS else StatelessCartPole
+        expected = evaluate_episodes(trainer.policy, kind(5, device="cpu"), seed=3)
+        assert evaluate_episodes(policy, kind(5, device="cpu"), seed=3).returns == expected.returns
+
+
+@pytest.mark.parametrize("name", ACTORS)
+class TestActorsAndCritics:
+    def test_what_each_reads(self, name):
+        trainer = make(name)
+        run(trainer, 12)
+        slices = trainer.algorithm.slices
+        drawn = trainer._draw(24)
+        sample, found = slices.prepared(drawn), slices.read(drawn)
+        rows, learnt = slices.rows(sample), slices.learnt(sample)
+        of_critic = "memory_critic_features"
+        own, later = found["next", "memory_features"].unflatten(0, (4, 4)).chunk(2, -1)
+        torch.testing.assert_close(rows["memory_features"].flatten(0, 1), found["memory_features"])
+        torch.testing.assert_close(rows["next", of_critic], later)
+        torch.testing.assert_close(rows["next", "memory_features"], own)
+        assert torch.equal(own, later) == (name != "sac")  # the target actor's own memory is the delayed one
+        torch.testing.assert_close(learnt[of_critic], rows[of_critic])
+        assert learnt[of_critic].requires_grad
+        assert not any(value.requires_grad for value in rows.values(True, True))
+
+    def test_the_memory_learns_from_the_critics(self, name):
+        trainer = make(name)
+        algorithm = run(trainer, 6).algorithm
+        before = {key: p.clone() for key, p in algorithm.slices.online.named_parameters()}
+        algorithm.actor_optimizer.param_groups[0]["lr"] = 0.0
+        memory = list(algorithm.slices.online.parameters())
+        assert all(any(p is one for one in algorithm.critic_optimizer.params) for p in memory)
+        assert not any(any(p is one for one in algorithm.actor_optimizer.params) for p in memory)
+        run(trainer, 1)
+        assert not any(torch.equal(p, before[key]) for key, p in algorithm.slices.online.named_parameters())
+
+    def test_micro_batches_step_alike(self, name):
+        found = []
+        for parts in (1, 2):
+            trainer = run(make(name), 6)
+            trainer.micro.parts = parts
+            run(trainer, 1)
+            found.append([p.detach() for p in trainer.policy.parameters()])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sampler": "prioritized"},
+            {"normalize_observations": True},
+            {"hidden_sizes": (16, 8), "critic_hidden_sizes": (8,), "layer_norm": True},
+            {"on_nan": "skip"},
+            {"noise": "ou"},
+            {"env": "Pendulum-v1"},
+        ],
+        ids="-".join,
+    )
+    def test_settings_work_together(self, name, options, tmp_path):
+        trainer = make(name, **options, total_steps=96, run_dir=str(tmp_path))
+        assert train(trainer, progress=False).steps == 96
+        assert int(trainer.updates) > 0
+        assert all(bool(p.isfinite().all()) for p in trainer.policy.parameters())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +290,7 @@ def test_micro_batches_have_the_gradient_of_all_slices():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", VALUES + ACTORS)
 def test_a_captured_iteration_equals_an_eager_one(name):
     found = []
     for mode in ("eager", "graph"):
@@ -281,6 +342,10 @@ class TestRefused:
         env = AgentStreams(Walkers(2, 2, device="cpu", own_flags=True))
         with pytest.raises(ValueError, match=r"memory: expected with 'gru' an env whose rows all count.*Remedy"):
             make(parts={"env": env})
+
+    def test_an_actor_from_python(self):
+        with pytest.raises(ValueError, match=r"memory: expected with 'gru' networks of .*received actor from.*Remedy"):
+            make("sac", parts={"actor": make("sac", memory="none").policy})
 
     def test_a_system_with_networks_of_its_own(self):
         with pytest.raises(ConfigError, match=r"memory: expected .*received 'gru'.*Remedy"):

@@ -22,6 +22,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     NoisyActor,
     make_deterministic_actor,
 )
+from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.spaces import inputs_of
 
@@ -39,7 +40,11 @@ class ACIQNConfig(DeterministicConfig):
     blueprint_in: ClassVar[str] = "trainers.blueprints:AC_IQN"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DeterministicConfig.fixed_by_checkpoint, "num_cosines")
 
-    not_taken: ClassVar[tuple[str, ...]] = ("layer_norm", *CONVOLUTION_SETTINGS)  # it reads a vector
+    not_taken: ClassVar[tuple[str, ...]] = (
+        "layer_norm",
+        *CONVOLUTION_SETTINGS,
+        *SLICE_MEMORY_SETTINGS,
+    )  # it reads a vector
 
     kappa: float = 1.0
     """Temporal difference up to which the quantile loss is quadratic; 0 is nowhere."""

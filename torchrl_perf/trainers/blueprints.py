@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict.nn import TensorDictSequential
 from torch import nn
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
@@ -16,6 +17,7 @@ from torchrl_perf.trainers.actor_critic import make_actor, make_hybrid_actor
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.dqn import make_q_policy
 from torchrl_perf.trainers.iqn import make_quantile_policy
+from torchrl_perf.trainers.memory import make_trunk, remembers
 from torchrl_perf.trainers.off_policy.deterministic import make_deterministic_actor
 from torchrl_perf.trainers.pqn import make_pqn_policy
 from torchrl_perf.trainers.rainbow import make_rainbow_policy
@@ -51,6 +53,12 @@ class Blueprint:
     evaluation: Callable[[Any], Any] | None = None
     """Makes what evaluates a trainer during its run, with ``row()`` and ``close()``; None where returns of episodes do.
     """
+    on_memory: Weights | None = None
+    """As ``weights``, of a policy on a memory, where that differs."""
+
+    def weights_of(self, config: Any) -> Weights:
+        """Where a checkpoint of a run with this config holds the parameters of its policy."""
+        return self.weights if self.on_memory is None or not remembers(config) else self.on_memory
 
 
 def blueprint_of(config: RunConfig) -> Blueprint:
@@ -80,7 +88,9 @@ def with_specs(
     """
 
     def make_policy(specs: Any, config: Any) -> nn.Module:
-        return make(read(specs), continuous_action(specs), config, *more)
+        actor = make(read(specs), continuous_action(specs), config, *more)
+        trunk = make_trunk(specs, config)
+        return TensorDictSequential(TensorDictSequential(*trunk), actor) if trunk else actor
 
     return make_policy
 
@@ -111,6 +121,7 @@ def _ferry(config: Any, device: torch.device, **arguments: Any) -> EnvBase:
 
 ACTOR: Weights = {"": ("actor", "")}
 OF_LOSS: Weights = {"": ("loss", "actor_network")}
+OF_MEMORY: Weights = {"module.0": ("loss", "memory"), "module.1": ("loss", "actor_network")}
 OPTIONS: Weights = {"controller": ("loss", "option.actor_network"), "actor": ("loss", "actor_network")}
 
 PPO = Blueprint(make_actor, ACTOR)
@@ -119,7 +130,7 @@ PQN = Blueprint(make_pqn_policy)
 DQN = Blueprint(make_q_policy)
 QUANTILES = Blueprint(make_quantile_policy)
 RAINBOW = Blueprint(make_rainbow_policy)
-SAC = Blueprint(with_specs(make_sac_actor), OF_LOSS)
-DDPG = Blueprint(with_specs(make_deterministic_actor), OF_LOSS)
+SAC = Blueprint(with_specs(make_sac_actor), OF_LOSS, on_memory=OF_MEMORY)
+DDPG = Blueprint(with_specs(make_deterministic_actor), OF_LOSS, on_memory=OF_MEMORY)
 AC_IQN = Blueprint(with_specs(make_deterministic_actor, "atan", read=vector_observation), OF_LOSS)
 SAC_OPTIONS = Blueprint(_ferry_policy, OPTIONS, _ferry)

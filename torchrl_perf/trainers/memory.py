@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from tensordict.utils import NestedKey
 from torch import nn
+from torchrl.data import TensorSpec
 
 from torchrl_perf.modules.memory.module import MemoryModule
 from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
@@ -15,7 +16,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.normalization import normalized
-from torchrl_perf.trainers.spaces import Inputs, observation_inputs
+from torchrl_perf.trainers.spaces import Inputs, inputs_of, observation_inputs
 
 __all__ = [
     "FEATURES",
@@ -24,8 +25,10 @@ __all__ = [
     "MemorySettings",
     "StreamMemorySettings",
     "Streams",
+    "actor_inputs",
     "head_inputs",
     "make_trunk",
+    "on_inputs",
     "refuse_memory",
     "remembers",
 ]
@@ -106,6 +109,25 @@ def refuse_memory(config: Any, given: Mapping[str, Any], env: Any) -> None:
 def head_inputs(env: Any, config: Any) -> Inputs:
     """What the perceptrons of actor and critic read: the features of the memory, or else the observation."""
     return Inputs([FEATURES], config.memory_size) if remembers(config) else observation_inputs(env, config)
+
+
+def actor_inputs(observation: TensorSpec, config: Any) -> Inputs:
+    """The same of an actor that is made for the spec of its observation."""
+    return Inputs([FEATURES], config.memory_size) if remembers(config) else inputs_of(observation, config)
+
+
+def on_inputs(network: nn.Module, inputs: Inputs, config: Any, device: Any) -> nn.Module:
+    """A network of ``[*, O]`` as one of its inputs, normalised where the settings ask for it; a memory does that below.
+
+    Args:
+        network: of one vector.
+        inputs: what it reads.
+        config: of the run.
+        device: of the statistics.
+    """
+    if remembers(config):
+        return network
+    return inputs.network(normalized(network, inputs, config, device), precision=config.precision, device=device)
 
 
 def make_trunk(env: Any, config: Any) -> list[TensorDictModuleBase]:

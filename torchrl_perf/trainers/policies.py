@@ -200,7 +200,7 @@ def save_policy(
     """
     run = read_run(run_or_checkpoint, which=which)
     parts: dict[str, dict[str, Any]] = {}
-    for part, within in run.blueprint.weights.values():
+    for part, within in run.blueprint.weights_of(run.config).values():
         names = {f"{within}.", f"{within}_params."} if within else {""}
         held = run.state["parts"].get(part, {})
         found = {key: value for key, value in held.items() if key.startswith(tuple(names))}
@@ -280,7 +280,7 @@ def _accelerate(policy: nn.Module, acceleration: Acceleration) -> None:
 def _load(policy: nn.Module, run: SavedRun, *, given: bool) -> None:
     """Parameters of a checkpoint into the modules of a policy."""
     modules = dict(policy.named_modules())
-    for path, (part, within) in run.blueprint.weights.items():
+    for path, (part, within) in run.blueprint.weights_of(run.config).items():
         module = modules.get(path)
         if module is None:
             continue  # an optional part that these settings leave out

@@ -20,7 +20,7 @@ from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss, frozen
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
-from torchrl_perf.trainers.normalization import normalized
+from torchrl_perf.trainers.memory import actor_inputs, on_inputs
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
@@ -33,7 +33,6 @@ from torchrl_perf.trainers.off_policy.algorithm import Setup
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -143,13 +142,13 @@ class SACPasses(Passes):
         """``[2 B, D]`` for actions that are the same however often they are drawn; None for another distribution."""
         if not self._reparametrizes_noise:
             return None
-        like = sample.get(self.loss.action_key)
-        return torch.randn(2 * len(sample), like.shape[-1], dtype=like.dtype, device=like.device)
+        like = self.rows(sample).get(self.loss.action_key)
+        return torch.randn(2 * len(sample), *like.shape[1:], dtype=like.dtype, device=like.device)
 
     def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Draw:
         """Actions for states and next states."""
         if not to_actor:
-            _, _, *following = self.loss.sample(sample, noise)
+            _, _, *following = self.loss.sample(self.rows(sample), noise)
             return Draw(None, None, tuple(following), None)
         (action, log_prob), following, pull = self._sample.pullback((sample, noise))
         return Draw(action, log_prob, following, pull)
@@ -173,15 +172,16 @@ class SACPasses(Passes):
         return Pass(losses, {"alpha": alpha, "entropy": entropy}, grads + temperature)
 
     def _sample_part(self, context: tuple[TensorDictBase, Tensor | None]) -> tuple[tuple[Tensor, ...], ...]:
-        action, log_prob, *following = self.loss.sample(*context)
+        action, log_prob, *following = self.loss.sample(self.rows(context[0]), context[1])
         return (action, log_prob), tuple(following)
 
     def _critic_part(self, context: tuple[TensorDictBase, Tensor, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
-        loss, priority, value = self.loss.critic_losses(*context)
+        sample, *following = context
+        loss, priority, value = self.loss.critic_losses(self.learnt(sample), *following)
         return (loss,), (priority, value, priority.mean())
 
     def _actor_part(self, sample: TensorDictBase, action: Tensor, log_prob: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-        actor, temperature = self.loss.actor_losses(sample, action, log_prob)
+        actor, temperature = self.loss.actor_losses(self.rows(sample), action, log_prob)
         row = (actor, temperature, self.loss.log_alpha.exp(), -log_prob.mean())
         return (actor + temperature,), tuple(value.detach() for value in row)
 
@@ -325,12 +325,11 @@ def make_sac_actor(observation: TensorSpec, action: TensorSpec, config: SACConfi
             "unbounded ones."
         )
     head = SquashedNormalHead(*action_bounds(action))
-    inputs = inputs_of(observation, config)
+    inputs = actor_inputs(observation, config)
     layers = actor_layers(inputs.size, 2 * action.shape[-1], config)
     net: nn.Module = MixedSequential(*layers, head, precision=config.precision).to(action.device)
-    net = normalized(net, inputs, config, action.device)
     return DeviceActor(
-        inputs.network(net, precision=config.precision, device=action.device),
+        on_inputs(net, inputs, config, action.device),
         distribution_class=SquashedNormal,
         param_keys=SquashedNormalHead.param_keys,
         in_keys=inputs.keys,

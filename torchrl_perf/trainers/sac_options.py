@@ -35,6 +35,7 @@ from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Pass, Passes, actor_layers
 from torchrl_perf.trainers.off_policy.algorithm import Setup, Update
+from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
@@ -65,7 +66,7 @@ class SACOptionsConfig(SACConfig):
     presets_in: ClassVar[str] = "trainers.sac_options:SAC_OPTIONS_PRESETS"
     blueprint_in: ClassVar[str] = "trainers.blueprints:SAC_OPTIONS"
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*SACConfig.fixed_by_checkpoint, "option_capacity")
-    not_taken: ClassVar[tuple[str, ...]] = NETWORK_SETTINGS
+    not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *SLICE_MEMORY_SETTINGS)
     not_normalized: ClassVar[tuple[str, ...]] = NORMALIZATION_SETTINGS  # choices are drawn from a memory of their own
 
     env: str = "Ferry"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -22,23 +22,36 @@ from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import Part, parts_of, refused
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
+from torchrl_perf.trainers.memory import make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
 from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.shard_weights import weight_of
+from torchrl_perf.trainers.off_policy.slice_memory import (
+    CRITIC_FEATURES,
+    SLICE_MEMORY_SETTINGS,
+    SliceMemory,
+    SliceMemorySettings,
+)
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import continuous_action, inputs_of, readable_observation, vector_observation
+from torchrl_perf.trainers.spaces import (
+    Inputs,
+    continuous_action,
+    inputs_of,
+    readable_observation,
+    vector_observation,
+)
 
 MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
 """Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig(CriticNetworkSettings, OffPolicyConfig):
+class ActorCriticConfig(SliceMemorySettings, CriticNetworkSettings, OffPolicyConfig):
     """A run that learns a policy of bounded continuous actions from a critic.
 
     Raises:
@@ -49,6 +62,7 @@ class ActorCriticConfig(CriticNetworkSettings, OffPolicyConfig):
         *OffPolicyConfig.fixed_by_checkpoint,
         *("hidden_size", "activation"),
         *NETWORK_SETTINGS,
+        *SLICE_MEMORY_SETTINGS,
     )
 
     env: str = "Pendulum"
@@ -127,6 +141,17 @@ class Passes(ABC):
     lines are run (:class:`~torchrl_perf.functional.pullback.Differentiable`).
     """
 
+    slices: SliceMemory | None = None
+    """Of an algorithm with a memory, whose samples are slices ``[S]``."""
+
+    def rows(self, sample: TensorDictBase) -> TensorDictBase:
+        """What actor and targets read of a sample: its rows ``[B]``, or with a memory ``[S, T]`` with its features."""
+        return sample if self.slices is None else self.slices.rows(sample)
+
+    def learnt(self, sample: TensorDictBase) -> TensorDictBase:
+        """What the critics learn from: the same, with a memory that learns with them."""
+        return sample if self.slices is None else self.slices.learnt(sample)
+
     def noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
         return None
@@ -171,6 +196,7 @@ class ActorCritic(Algorithm):
         actor_losses: names of the losses of the actor's pass, in order.
         actor_means: names of its other statistics.
         carried: entries of a policy's state that this algorithm learns from; others are refused.
+        acting: what acts: the policy itself, or what reads its memory.
         loss: actor, critics and targets.
         passes: the equations.
         critic_optimizer: Adam of the critics, whose targets follow its steps.
@@ -243,12 +269,16 @@ class ActorCritic(Algorithm):
         (actor, critic), collecting = self._given, setup.collecting
         given = {"actor": actor, "critic": critic, "policy": collecting}
         refuse_recurrent(setup.owner, given, env=setup.env, own_state=self.carried)
+        if remembers(self.config):
+            refuse_memory(self.config, given, setup.env)
         if actor is None and collecting is not None:
             actor = self.actor_of(collecting)
         actor, critic = self._with_default_networks(actor, critic)
         self.loss = self.make_loss(setup.acceleration.policy(actor), setup.acceleration.policy(critic))
+        self._make_slices()
         self._make_optimizers()
         self.passes = self.make_passes()
+        self.passes.slices = self.slices
         self.weights = dict.fromkeys(self._of_the_actor, self.actor_interval) if self.actor_interval > 1 else {}
         self._update_fn = setup.compiled(self._update)
         self._critic_step_fn, self._actor_step_fn = map(setup.compiled, (self._critic_step, self._actor_step))
@@ -258,7 +288,9 @@ class ActorCritic(Algorithm):
         self._trials = 3 * self.actor_interval
         # a collector's that does not act with this actor is refused where the collector is checked
         own = collecting is not None and self.actor_of(collecting) is actor
-        self.policy = collecting if own else self.policy_of(actor)
+        self.acting = self.policy = collecting if own else self.policy_of(actor)
+        if self.slices is not None:
+            self.policy = TensorDictSequential(self.slices.online, self.acting)
         return self.policy
 
     def parts(self) -> dict[str, Stateful]:
@@ -279,12 +311,13 @@ class ActorCritic(Algorithm):
             outcome = outcome or self._staged_update(sample, due)
             told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
         losses, grad_norms, taken, fault = told
-        return Update(outcome.priority, outcome.statistics, losses, grad_norms, taken, fault)
+        priority = outcome.priority if self.slices is None else self.slices.priority(outcome.priority)
+        return Update(priority, outcome.statistics, losses, grad_norms, taken, fault)
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
         with torch.no_grad():
-            rows = with_steps(rows)
+            rows = with_steps(rows) if self.slices is None else self._prepared(self.slices.probed(rows))
             context = self.passes.context(rows, None)
             self.passes.critic(rows, context)
             self.passes.actor(rows, context)
@@ -310,15 +343,35 @@ class ActorCritic(Algorithm):
             critic = self.make_critic(*of) if self._make_critic is None else self._make_critic(*of, config)
         return actor, critic
 
+    def _make_slices(self) -> None:
+        """The memory below actor and critics, where the config asks for one: the critics' loss alone trains it."""
+        trunk, config, loss = make_trunk(self.setup.specs, self.config), self.config, self.loss
+        if not trunk:
+            return
+        both = not hasattr(loss, "target_actor")  # the next action is then the actor's own
+        self.slices = SliceMemory(trunk, config.slice_length, config.burn_in, both=both)
+        self.setup.acceleration.policy(self.slices.online)
+        loss.add_module("memory", self.slices.online)
+        loss.add_module("target_memory", self.slices.delayed)
+        self.excluded_keys = (*self.excluded_keys, *self.slices.written)
+
+    def _prepared(self, sample: TensorDictBase) -> TensorDictBase:
+        """A sample as the passes read it."""
+        return sample if self.slices is None else self.slices.prepared(sample)
+
     def _make_optimizers(self) -> None:
         loss, config = self.loss, self.config
-        critics = {"params": list(loss.critic.parameters()), "lr": config.critic_learning_rate}
+        of_critics, of_targets = [loss.critic], [loss.target_critic]
+        if self.slices is not None:
+            of_critics, of_targets = [loss.critic, self.slices.online], [loss.target_critic, self.slices.delayed]
+        learnt = [param for module in of_critics for param in module.parameters()]
+        critics = {"params": learnt, "lr": config.critic_learning_rate}
         self.critic_optimizer = self._make_optimizer([critics])
         self.actor_optimizer = self._make_optimizer(self.actor_groups())
         of_ranks: dict[str, Any] = {"ranks": self.setup.ranks, "broadcast": False}
         self._shared_critic = SharedGradients(self.critic_optimizer.params, **of_ranks)
         self._shared_actor = SharedGradients(self.actor_optimizer.params, **of_ranks)
-        self._critic_targets = list(loss.target_critic.parameters())
+        self._critic_targets = [param for module in of_targets for param in module.parameters()]
         self._actor_targets = list(loss.target_actor.parameters()) if hasattr(loss, "target_actor") else []
         names = {param: name for name, param in loss.named_parameters()}
         params = [*self.critic_optimizer.params, *self.actor_optimizer.params]
@@ -349,7 +402,8 @@ class ActorCritic(Algorithm):
     # -- one update ---------------------------------------------------------------------------------------------------
 
     def _update(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
-        """Losses, gradients and steps of a sample ``[B]``."""
+        """Losses, gradients and steps of a sample ``[B]``, or with a memory of slices ``[S]``."""
+        sample = self._prepared(sample)
         context = self.passes.context(sample, None, to_actor=actor_due)
         tau = self.target_share() if actor_due else 0.0
         critic = self.passes.critic(sample, context)
@@ -405,6 +459,7 @@ class ActorCritic(Algorithm):
 
     def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
         """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""
+        sample = self._prepared(sample)
         rows, noise, micro = len(sample), self.passes.noise(sample), self.setup.micro
         carry: list[Any] = []  # from the first stage to the second, where neither is split
         tau = self.target_share() if due else 0.0
@@ -505,7 +560,7 @@ def make_ensemble_critic(
         config: gives widths, activation and precision.
         num_critics: K.
     """
-    inputs = inputs_of(observation, config)
+    inputs = Inputs([CRITIC_FEATURES], config.memory_size) if remembers(config) else inputs_of(observation, config)
     net: nn.Module = EnsembleQ(
         num_critics,
         inputs.size + action.shape[-1],
@@ -517,6 +572,6 @@ def make_ensemble_critic(
     if inputs.parts:
         encoder = ObservationEncoder(inputs.parts, precision=config.precision, device=action.device)
         net = EncodedCritic(encoder, net)
-    elif (layer := make_normalization(inputs, config, action.device)) is not None:
+    elif not remembers(config) and (layer := make_normalization(inputs, config, action.device)) is not None:
         net = NormalizedCritic(layer, net)
     return TensorDictModule(net, in_keys=[*inputs.keys, "action"], out_keys=[VALUE_KEY])

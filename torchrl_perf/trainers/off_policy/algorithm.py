@@ -178,7 +178,7 @@ class Algorithm(ABC):
 
     def keep(self, batch: TensorDictBase) -> TensorDictBase:
         """Takes what it needs of a batch ``[N, T]`` besides the buffer; returns what the buffer is to store."""
-        return batch
+        return batch if self.slices is None else self.slices.stored(batch)
 
     def experience(self) -> dict[str, Stateful]:
         """What a checkpoint holds besides, by name, and a rollback leaves alone: memories of what the envs did."""

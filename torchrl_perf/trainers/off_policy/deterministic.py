@@ -17,11 +17,10 @@ from torchrl_perf.modules.noise import GaussianNoise, OUNoise
 from torchrl_perf.objectives.sac import frozen
 from torchrl_perf.objectives.td3 import DeterministicPolicyLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.normalization import normalized
+from torchrl_perf.trainers.memory import actor_inputs, on_inputs
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCriticConfig, Pass, Passes, actor_layers
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import inputs_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class DeterministicPasses(Passes):
 
     def noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[B, D]`` for the targets' actions, or None where they have no noise."""
-        return None if self._draw_noise is None else self._draw_noise(sample)
+        return None if self._draw_noise is None else self._draw_noise(self.rows(sample))
 
     def critic(self, sample: TensorDictBase, context: Tensor | None, weight: float | Tensor = 1.0) -> Pass:
         """The loss of the critics."""
@@ -105,13 +104,13 @@ class DeterministicPasses(Passes):
         return Pass({"loss_actor": loss}, {}, grads)
 
     def _critic_part(self, context: tuple[TensorDictBase, Tensor | None]) -> tuple[tuple[Tensor], tuple[Tensor, ...]]:
-        sample, noise = context
+        sample, noise = self.learnt(context[0]), context[1]
         of = self.loss.critic_losses
         loss, priority, value = of(sample) if self._draw_noise is None else cast("Any", of)(sample, noise)
         return (loss,), (priority, value, priority.mean())
 
     def _actor_part(self, sample: TensorDictBase) -> tuple[tuple[Tensor], tuple[()]]:
-        return (self.loss.actor_losses(sample),), ()
+        return (self.loss.actor_losses(self.rows(sample)),), ()
 
 
 NOISES: tuple[Any, ...] = (GaussianNoise, OUNoise)
@@ -122,6 +121,7 @@ class NoisyActor:
 
     config: DeterministicConfig
     policy: nn.Module
+    acting: nn.Module
     metric_names: ClassVar[tuple[str, ...]] = ("train/noise",)
 
     def policy_of(self, actor: nn.Module) -> nn.Module:
@@ -144,10 +144,10 @@ class NoisyActor:
 
     def schedule(self) -> Mapping[str, Tensor]:
         """Advances the noise by the frames of an iteration; its scale, by the name of its column."""
-        if not isinstance(self.policy, NOISES):
+        if not isinstance(self.acting, NOISES):
             return {}
-        cast("Any", self.policy).step(self.config.batch_size)
-        return {"train/noise": cast("Any", self.policy).sigma}
+        cast("Any", self.acting).step(self.config.batch_size)
+        return {"train/noise": cast("Any", self.acting).sigma}
 
 
 def make_deterministic_actor(
@@ -164,12 +164,11 @@ def make_deterministic_actor(
     Raises:
         ValueError: for another kind of action, or infinite bounds.
     """
-    inputs = inputs_of(observation, config)
+    inputs = actor_inputs(observation, config)
     layers = actor_layers(inputs.size, action.shape[-1] if action.shape else 1, config)
     with torch.no_grad():
         # far from the bounds at the start, where the squash has a gradient
         layers[-1].weight.mul_(0.1)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     net: nn.Module = MixedSequential(*layers, precision=config.precision).to(action.device)
-    net = normalized(net, inputs, config, action.device)
-    net = inputs.network(net, precision=config.precision, device=action.device)
+    net = on_inputs(net, inputs, config, action.device)
     return DeterministicActor(net, spec=action, squash=squash, in_keys=inputs.keys)

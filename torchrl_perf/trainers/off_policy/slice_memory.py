@@ -15,10 +15,19 @@ from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.memory import FEATURES, INPUT, MEMORY_SETTINGS, MemorySettings, remembers
 
-__all__ = ["SLICE_MEMORY_SETTINGS", "OwnFeatures", "SliceMemory", "SliceMemorySettings", "slice_memory_of"]
+__all__ = [
+    "CRITIC_FEATURES",
+    "SLICE_MEMORY_SETTINGS",
+    "OwnFeatures",
+    "SliceMemory",
+    "SliceMemorySettings",
+    "slice_memory_of",
+]
 
 SLICE_MEMORY_SETTINGS = (*MEMORY_SETTINGS, "slice_length", "burn_in")
 """Fields of :class:`SliceMemorySettings`."""
+CRITIC_FEATURES = "memory_critic_features"
+ROWS = "memory_rows"
 BEGINS = "memory_begins"  # a sampler marks the first row of each slice in "is_init", where an episode may go on
 GREATEST = 0.9  # share of the greatest error of a slice in its priority, that of R2D2
 
@@ -163,27 +172,48 @@ class SliceMemory:
 
         Written under "next" are the features of both memories, ``[*, 2 H]``, for :class:`OwnFeatures`.
         """
-        count, steps = slices.get(BEGINS).shape[:2]
-        burn = min(self.burn_in, steps - 1)
-        rows = self._rows(slices, burn)
-        features, states = self._sequence(self.online, slices, burn)
-        rows.set(FEATURES, features.flatten(0, 1))
-        with torch.no_grad():
-            _, of_delayed = self._sequence(self.delayed, slices, burn)
-            later = self._following(self.delayed, slices, burn, of_delayed)
-            own = self._following(self.online, slices, burn, states) if self._both else later
-        rows.set(("next", FEATURES), torch.cat((own, later), -1).reshape(count * (steps - burn), -1))
-        return rows
+        rows = self._rows(slices)
+        features, states = self._sequence(self.online, slices)
+        rows.set(FEATURES, features)
+        rows.set(("next", FEATURES), torch.cat(self._next_features(slices, states), -1))
+        return rows.flatten(0, 1)
+
+    @torch.no_grad()
+    def prepared(self, slices: TensorDictBase) -> TensorDictBase:
+        """Slices ``[S]`` with the rows ``[S, L - K]`` that an actor and its critics read, all without a gradient.
+
+        The actor reads the features of the memory; so do the critics by a name of their own, and of next states what
+        the delayed memory makes. The actor reads next states by the same, or with ``both`` by the learning memory.
+        """
+        rows = self._rows(slices)
+        features, states = self._sequence(self.online, slices)
+        own, later = self._next_features(slices, states)
+        rows.set(FEATURES, features).set(CRITIC_FEATURES, features)
+        rows.set(("next", FEATURES), own).set(("next", CRITIC_FEATURES), later)
+        return slices.copy().set(ROWS, rows)
+
+    def rows(self, prepared: TensorDictBase) -> TensorDictBase:
+        """The rows ``[S, L - K]`` of :meth:`prepared` slices."""
+        return cast("TensorDictBase", prepared.get(ROWS))
+
+    def learnt(self, prepared: TensorDictBase) -> TensorDictBase:
+        """The same with features of the critics whose gradient reaches the memory."""
+        features, _ = self._sequence(self.online, prepared)
+        return self.rows(prepared).copy().set(CRITIC_FEATURES, features)
 
     def priority(self, errors: Tensor) -> Tensor:
         """``[S]`` priorities of slices, of absolute errors of the rows that :meth:`read` gave."""
-        errors = errors.view(-1, self.length - self.burn_in)
+        errors = errors.reshape(-1, self.length - self.burn_in)
         return GREATEST * errors.amax(1) + (1 - GREATEST) * errors.mean(1)
 
-    def _rows(self, slices: TensorDictBase, burn: int) -> TensorDictBase:
-        """What is learnt from, ``[S * (L - K)]``, apart from features: no observations and states, which they hold."""
-        count, steps = slices.get(BEGINS).shape[:2]
-        rows = TensorDict({}, batch_size=[count * (steps - burn)], device=slices.device)
+    def _burnt(self, slices: TensorDictBase) -> int:
+        """Steps that are burnt in: K, and fewer where a memory estimate is made of slices of one step."""
+        return min(self.burn_in, slices.get(BEGINS).shape[1] - 1)
+
+    def _rows(self, slices: TensorDictBase) -> TensorDictBase:
+        """What is learnt from, ``[S, L - K]``, apart from features: no observations and states, which they hold."""
+        (count, steps), burn = slices.get(BEGINS).shape[:2], self._burnt(slices)
+        rows = TensorDict({}, batch_size=[count, steps - burn], device=slices.device)
         left_out = {*self._inputs, *self.state_keys, BEGINS}
         left_out |= {unravel_key(("next", key)) for key in left_out}
         for key in slices.keys(True, True):
@@ -192,13 +222,24 @@ class SliceMemory:
             value = slices.get(key)
             if key == "priority_weight":
                 value = value.unsqueeze(-1).expand(count, steps)
-            rows.set(key, value[:, burn:].flatten(0, 1))
+            rows.set(key, value[:, burn:])
         return rows
 
-    def _sequence(
-        self, trunk: TensorDictSequential, slices: TensorDictBase, burn: int
-    ) -> tuple[Tensor, dict[NestedKey, Tensor]]:
+    def _next_features(self, slices: TensorDictBase, states: dict[NestedKey, Tensor]) -> tuple[Tensor, Tensor]:
+        """Features ``[S, L - K, H]`` of the next states, of both memories; twice the delayed one's where that will do.
+
+        Args:
+            slices: ``[S]``.
+            states: of the learning memory after each step.
+        """
+        with torch.no_grad():
+            _, of_delayed = self._sequence(self.delayed, slices)
+            later = self._following(self.delayed, slices, of_delayed)
+            return (self._following(self.online, slices, states) if self._both else later), later
+
+    def _sequence(self, trunk: TensorDictSequential, slices: TensorDictBase) -> tuple[Tensor, dict[NestedKey, Tensor]]:
         """Features ``[S, L - K, H]`` after the burnt steps, and the states after each of these, without a gradient."""
+        burn = self._burnt(slices)
         states = {key: slices.get(key)[:, 0] for key in self.state_keys}
         if burn:
             with torch.no_grad():
@@ -220,9 +261,10 @@ class SliceMemory:
         return found
 
     def _following(
-        self, trunk: TensorDictSequential, slices: TensorDictBase, burn: int, states: dict[NestedKey, Tensor]
+        self, trunk: TensorDictSequential, slices: TensorDictBase, states: dict[NestedKey, Tensor]
     ) -> Tensor:
         """Features ``[S, L - K, H]`` of the next observations, each one step from the state after its own step."""
+        burn = self._burnt(slices)
         begins = slices.get(BEGINS)[:, burn:]
         found = TensorDict({}, batch_size=begins.shape[:2], device=slices.device)
         found.set(INIT_KEY, torch.zeros_like(begins))  # it is of the same episode, whatever begins after it

@@ -209,10 +209,6 @@ class ValueAlgorithm(Algorithm):
             rate.copy_(config.learning_rate * (1.0 - self.setup.progress()))
         return {"train/epsilon": self.greedy.epsilon, "train/learning_rate": rate}
 
-    def keep(self, batch: TensorDictBase) -> TensorDictBase:
-        """What the buffer is to store of a batch ``[N, T]``."""
-        return batch if self.slices is None else self.slices.stored(batch)
-
     def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of Adam on the temporal differences of ``sample [B]``, then the target network."""
         attempt = functools.partial(self._gradients, sample)

@@ -1,5 +1,6 @@
 """Recurrent modules against torch.nn on each episode alone, TorchRL's modules, and themselves step by step."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -190,6 +191,23 @@ class TestWhichForm:
         named = module(td.clone())["y"]
         td.names = [None, None]
         assert torch.equal(module(td)["y"], named)
+
+    def test_a_compiled_call_is_told_by_the_mode(self, traced):
+        module = make("gru")
+        td = batch(2, 4, share=0.3, module=module)
+
+        def call(td, mode):
+            with set_recurrent_mode(mode) if mode is not None else contextlib.nullcontext():
+                return module(td.copy())["y"]  # of which no name is left there
+
+        for mode in (True, False):
+            assert torch.equal(torch.compile(call)(td, mode), call(td, mode))
+        torch._dynamo.reset()
+        with pytest.raises(ValueError, match="DeviceGRU: expected set_recurrent_mode around a compiled call"):
+            torch.compile(call)(td, None)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="memory expected set_recurrent_mode"):
+            torch.compile(call, fullgraph=True)(td, None)
 
     def test_tensors_by_name(self):
         module = make("gru")

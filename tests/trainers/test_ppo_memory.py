@@ -45,6 +45,15 @@ def collected(trainer, iterations=3):
     return trainer.advantage(trainer.collect())
 
 
+@pytest.mark.parametrize("memory", ["gru", *(pytest.param(m, marks=pytest.mark.slow) for m in MEMORIES[1:])])
+def test_compiled_iterations_equal_eager_ones(memory, traced):
+    found = []
+    for mode in ("eager", "compile"):
+        trainer = run(make(memory=memory, mode=mode), 3)
+        found.append([p.detach() for p in trainer.loss.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 class TestEachMemory:
     def test_every_parameter_learns(self, memory):

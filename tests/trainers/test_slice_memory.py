@@ -289,6 +289,20 @@ def test_micro_batches_have_the_gradient_of_all_slices():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [(n, "gru") for n in ("dqn", "sac", "td3")]
+    + [pytest.param(n, "gru", marks=pytest.mark.slow) for n in ("qr-dqn", "iqn", "rainbow", "ddpg")]
+    + [pytest.param("sac", m, marks=pytest.mark.slow) for m in ("lstm", "mingru", "lru")],
+)
+def test_compiled_iterations_equal_eager_ones(name, memory, traced):
+    found = []
+    for mode in ("eager", "compile"):
+        trainer = run(make(name, memory=memory, mode=mode), 5)
+        found.append([p.detach() for p in trainer.policy.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", VALUES + ACTORS)
 def test_a_captured_iteration_equals_an_eager_one(name):

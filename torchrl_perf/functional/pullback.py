@@ -39,6 +39,16 @@ class Differentiable(nn.Module):
             )
         self.names = [names[id(param)] for param in params]
 
+    def compile_alone(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Has the function compiled by itself, with autograd around it, instead of within what calls :meth:`pullback`.
+
+        For functions with operators that ``torch.func`` cannot differentiate: those of sequences with a memory.
+
+        Args:
+            compile: makes a compiled function.
+        """
+        self.fn = compile(self.fn)
+
     def forward(self, context: Any, *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
         """The function itself."""
         return self.fn(context, *inputs)

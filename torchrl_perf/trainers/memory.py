@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.data import TensorSpec
+from torchrl.modules import set_recurrent_mode
 
 from torchrl_perf.modules.memory.module import MemoryModule
 from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
@@ -186,10 +187,11 @@ class Streams:
     def read(self, streams: TensorDictBase) -> TensorDictBase:
         """A batch ``[B, T]`` with the features of the memory, of streams ``[B]``."""
         steps = streams.get("is_init").shape[1]
-        batch = TensorDict({}, batch_size=[streams.shape[0], steps], device=streams.device, names=[None, "time"])
+        batch = TensorDict({}, batch_size=[streams.shape[0], steps], device=streams.device)
         for key in streams.keys(True, True):
             value = streams.get(key)
             if key in self.state_keys:
                 value = value.unsqueeze(1).expand(-1, steps, *value.shape[1:])
             batch.set(key, value)
-        return self.trunk(batch)
+        with set_recurrent_mode(True):  # a compiler drops the names of dimensions
+            return self.trunk(batch)

@@ -24,7 +24,8 @@ class MemoryModule(TensorDictModuleBase):
     **Step or sequence.** A batch whose last dimension is named "time", as those of the collectors here are, is a
     sequence; any other is a step, each row for itself. Within TorchRL's ``set_recurrent_mode(True)``, which TorchRL's
     losses and estimators enter, every batch is a sequence along its last dimension, and within
-    ``set_recurrent_mode(False)`` none is. ``default_recurrent_mode`` stands for the name where it is given.
+    ``set_recurrent_mode(False)`` none is. ``default_recurrent_mode`` stands for the name where it is given. In compiled
+    functions copies of a batch have no names, so that one of these has to say which it is.
 
     **Resets.** The states of a row are 0 before each step with a true "is_init", in both forms, at the first step of a
     sequence too: nothing of an episode reaches the next one, in values or gradients.
@@ -47,7 +48,8 @@ class MemoryModule(TensorDictModuleBase):
             of their last dimension.
 
     Raises:
-        ValueError: for a wrong number of keys; when called, for a batch without "is_init", or states of another size.
+        ValueError: for a wrong number of keys; when called, for a batch without "is_init", states of another size, and
+            in a compiled function a batch of several dimensions without names where no mode is set.
         KeyError: when called, for a batch without the input.
     """
 
@@ -112,7 +114,7 @@ class MemoryModule(TensorDictModuleBase):
         """Write output and states, of one step ``[*]`` or of a sequence ``[*, T]``."""
         x, batch = self._input(tensordict), tensordict.batch_size
         mode = self.recurrent_mode
-        is_sequence = tensordict.names[-1:] == ["time"] if mode is None else mode
+        is_sequence = self._is_named_sequence(tensordict) if mode is None else mode
         if is_sequence and not batch:
             raise ValueError(
                 "expected a sequence [*, T] in recurrent mode, received a batch without dimensions. Remedy: "
@@ -134,6 +136,12 @@ class MemoryModule(TensorDictModuleBase):
             tail = value.shape[2:] if is_sequence else value.shape[1:]
             tensordict.set(key, value.reshape(*batch, *tail))
         return tensordict
+
+    def _is_named_sequence(self, tensordict: TensorDictBase) -> bool:
+        names = tensordict.names
+        if tensordict.ndim > 1 and torch.compiler.is_compiling() and not any(names):
+            _refuse_unnamed(type(self).__name__)
+        return names[-1:] == ["time"]
 
     def _input(self, tensordict: TensorDictBase) -> Tensor:
         x = tensordict.get(self.in_keys[0], None)
@@ -168,6 +176,16 @@ class MemoryModule(TensorDictModuleBase):
         if sequence:
             state = state.select(tensordict.ndim - 1, 0)
         return state.reshape(rows, *shape).to(core.dtype)
+
+
+# raised within a graph, it would only send the compiler back to eager mode
+@torch.compiler.disable(reason="a memory expected set_recurrent_mode around a compiled call, where names get lost")
+def _refuse_unnamed(name: str) -> None:
+    raise ValueError(
+        f"{name}: expected set_recurrent_mode around a compiled call on several batch dimensions, which lose "
+        "their names there, received none. Remedy: torchrl.modules.set_recurrent_mode(True) for sequences, "
+        "False for single steps."
+    )
 
 
 def memories_of(network: nn.Module) -> list[MemoryModule]:

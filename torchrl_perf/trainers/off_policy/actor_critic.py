@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchrl.data import TensorSpec
 
+from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.encoders.observations import EncodedCritic, ObservationEncoder
 from torchrl_perf.modules.ensemble import EnsembleQ
@@ -143,6 +144,12 @@ class Passes(ABC):
 
     slices: SliceMemory | None = None
     """Of an algorithm with a memory, whose samples are slices ``[S]``."""
+
+    def compile_alone(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Has each differentiated function compiled by itself, see :meth:`Differentiable.compile_alone`."""
+        for part in vars(self).values():
+            if isinstance(part, Differentiable):
+                part.compile_alone(compile)
 
     def rows(self, sample: TensorDictBase) -> TensorDictBase:
         """What actor and targets read of a sample: its rows ``[B]``, or with a memory ``[S, T]`` with its features."""
@@ -283,8 +290,12 @@ class ActorCritic(Algorithm):
         self._update_fn = setup.compiled(self._update)
         self._critic_step_fn, self._actor_step_fn = map(setup.compiled, (self._critic_step, self._actor_step))
         self._conclude_fn = setup.compiled(self._conclude)
-        self._critic_micro_fn = setup.compiled(self._critic_micro)
-        self._actor_micro_fn = setup.compiled(self._actor_micro)
+        if self.slices is None:
+            self._critic_micro_fn, self._actor_micro_fn = map(setup.compiled, (self._critic_micro, self._actor_micro))
+        else:
+            self._critic_micro_fn, self._actor_micro_fn = self._critic_micro, self._actor_micro
+            self._prepared_fn = setup.compiled(self.slices.prepared)
+            self.passes.compile_alone(setup.compiled)
         self._trials = 3 * self.actor_interval
         # a collector's that does not act with this actor is refused where the collector is checked
         own = collecting is not None and self.actor_of(collecting) is actor
@@ -305,8 +316,9 @@ class ActorCritic(Algorithm):
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
         due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
         with self.setup.acceleration.active(self.setup.device), torch.no_grad():
-            # ranks agree on gradients between the stages
-            at_once = self.setup.kernels.on and micro.parts == 1 and not self.setup.ranks.several
+            # ranks agree on gradients between the stages, and the compiler differentiates no memory
+            in_stages = self.setup.ranks.several or self.slices is not None
+            at_once = self.setup.kernels.on and micro.parts == 1 and not in_stages
             outcome = self._whole_update(sample, due) if at_once else None
             outcome = outcome or self._staged_update(sample, due)
             told = self._conclude_fn(outcome.statistics, outcome.critic_taken, outcome.actor_taken)
@@ -316,8 +328,8 @@ class ActorCritic(Algorithm):
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        with torch.no_grad():
-            rows = with_steps(rows) if self.slices is None else self._prepared(self.slices.probed(rows))
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            rows = with_steps(rows) if self.slices is None else self.slices.prepared(self.slices.probed(rows))
             context = self.passes.context(rows, None)
             self.passes.critic(rows, context)
             self.passes.actor(rows, context)
@@ -354,10 +366,6 @@ class ActorCritic(Algorithm):
         loss.add_module("memory", self.slices.online)
         loss.add_module("target_memory", self.slices.delayed)
         self.excluded_keys = (*self.excluded_keys, *self.slices.written)
-
-    def _prepared(self, sample: TensorDictBase) -> TensorDictBase:
-        """A sample as the passes read it."""
-        return sample if self.slices is None else self.slices.prepared(sample)
 
     def _make_optimizers(self) -> None:
         loss, config = self.loss, self.config
@@ -402,8 +410,7 @@ class ActorCritic(Algorithm):
     # -- one update ---------------------------------------------------------------------------------------------------
 
     def _update(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
-        """Losses, gradients and steps of a sample ``[B]``, or with a memory of slices ``[S]``."""
-        sample = self._prepared(sample)
+        """Losses, gradients and steps of a sample ``[B]``, without a memory."""
         context = self.passes.context(sample, None, to_actor=actor_due)
         tau = self.target_share() if actor_due else 0.0
         critic = self.passes.critic(sample, context)
@@ -459,7 +466,7 @@ class ActorCritic(Algorithm):
 
     def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
         """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""
-        sample = self._prepared(sample)
+        sample = sample if self.slices is None else self._prepared_fn(sample)
         rows, noise, micro = len(sample), self.passes.noise(sample), self.setup.micro
         carry: list[Any] = []  # from the first stage to the second, where neither is split
         tau = self.target_share() if due else 0.0

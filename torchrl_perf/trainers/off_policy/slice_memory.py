@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor, nn
+from torchrl.modules import set_recurrent_mode
 
 from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.trainers.config_checks import Checks, is_count
@@ -242,17 +243,18 @@ class SliceMemory:
         burn = self._burnt(slices)
         states = {key: slices.get(key)[:, 0] for key in self.state_keys}
         if burn:
-            with torch.no_grad():
+            with torch.no_grad(), set_recurrent_mode(True):
                 before = trunk(self._steps(slices, states, slice(None, burn)))
             states = {key: before.get(unravel_key(("next", key)))[:, -1] for key in self.state_keys}
-        known = trunk(self._steps(slices, states, slice(burn, None)))
+        with set_recurrent_mode(True):  # a compiler drops the names of dimensions
+            known = trunk(self._steps(slices, states, slice(burn, None)))
         after = {key: known.get(unravel_key(("next", key))).detach() for key in self.state_keys}
         return known.get(FEATURES), after
 
     def _steps(self, slices: TensorDictBase, states: dict[NestedKey, Tensor], part: slice) -> TensorDictBase:
         """A sequence ``[S, T]`` for the memory, from states ``[S, *]``."""
         begins = slices.get(BEGINS)[:, part]
-        found = TensorDict({}, batch_size=begins.shape[:2], device=slices.device, names=[None, "time"])
+        found = TensorDict({}, batch_size=begins.shape[:2], device=slices.device)
         found.set(INIT_KEY, begins)
         for key in self._inputs:
             found.set(key, slices.get(key)[:, part])
@@ -272,7 +274,8 @@ class SliceMemory:
             found.set(key, slices.get(unravel_key(("next", key)))[:, burn:])
         for key, state in states.items():
             found.set(key, state)
-        return trunk(found).get(FEATURES)
+        with set_recurrent_mode(False):
+            return trunk(found).get(FEATURES)
 
 
 def slice_memory_of(policy: nn.Module, config: Any, *, both: bool) -> SliceMemory | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.runtime.capture import Captured, CaptureError
 
-__all__ = ["MicroBatches", "OutOfMemoryWarning", "Part", "is_out_of_memory", "parts_of", "refused"]
+__all__ = ["MicroBatches", "OutOfMemoryWarning", "Part", "WholeUpdates", "is_out_of_memory", "parts_of", "refused"]
 
 T = TypeVar("T")
 B = TypeVar("B", Tensor, TensorDictBase)
@@ -301,6 +301,49 @@ class MicroBatches:
             OutOfMemoryWarning,
             stacklevel=3,
         )
+
+
+class WholeUpdates:
+    """Compiled updates that are made whole, or not at all where memory runs out.
+
+    Compiled, nobody knows what an update has written when memory runs out. So the first ones, which need as much memory
+    as all others, begin with a copy of what they write.
+
+    Args:
+        micro: splits the updates that follow one that did not fit.
+        trials: updates that begin with a copy.
+    """
+
+    def __init__(self, micro: MicroBatches, trials: int) -> None:
+        self._micro, self._trials = micro, trials
+
+    def __call__(self, update: Callable[[], T], rows: int, state: Callable[[], Iterable[Tensor]]) -> T | None:
+        """What the update gives; None where memory ran out, nothing has changed, and micro-batches are to be made.
+
+        Args:
+            update: the compiled function.
+            rows: of its batch.
+            state: what it writes. A recording computes nothing, so that nothing is copied.
+
+        Raises:
+            torch.OutOfMemoryError: if memory runs out later.
+        """
+        if not self._micro.recording and self._trials == 0:
+            with refused("update", "go on from the last checkpoint; this update may be half done"):
+                return update()
+        values = [] if self._micro.recording else [value.detach() for value in state()]
+        before = [value.clone() for value in values]
+
+        def undo() -> None:
+            for value, old in zip(values, before, strict=True):
+                value.copy_(old)
+
+        def attempt(parts: int) -> T | None:
+            return update() if parts == 1 else None
+
+        outcome = self._micro.run(attempt, rows, undo=undo)
+        self._trials = max(0, self._trials - 1)
+        return outcome
 
 
 @torch.no_grad()

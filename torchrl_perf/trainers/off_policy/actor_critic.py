@@ -21,7 +21,7 @@ from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.normalization import NormalizedCritic
 from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.parallel import SharedGradients
-from torchrl_perf.runtime.oom import Part, parts_of, refused
+from torchrl_perf.runtime.oom import Part, WholeUpdates, parts_of
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.memory import make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
@@ -296,7 +296,7 @@ class ActorCritic(Algorithm):
             self._critic_micro_fn, self._actor_micro_fn = self._critic_micro, self._actor_micro
             self._prepared_fn = setup.compiled(self.slices.prepared)
             self.passes.compile_alone(setup.compiled)
-        self._trials = 3 * self.actor_interval
+        self._tries = WholeUpdates(setup.micro, trials=3 * self.actor_interval)
         # a collector's that does not act with this actor is refused where the collector is checked
         own = collecting is not None and self.actor_of(collecting) is actor
         self.acting = self.policy = collecting if own else self.policy_of(actor)
@@ -440,29 +440,18 @@ class ActorCritic(Algorithm):
         return Outcome(critic.priority, statistics, critic_taken, actor_taken)
 
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
-        """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made.
+        """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made."""
+        args = () if due else (False,)
+        return self._tries(lambda: self._update_fn(sample, *args), len(sample), self._state)
 
-        Compiled, nobody knows which parameters it has written when memory runs out. So the first updates, which need
-        as much memory as all others, begin with a copy; and a recording computes nothing.
-        """
-        args, micro = () if due else (False,), self.setup.micro
-        if not micro.recording and self._trials == 0:
-            with refused("update", "go on from the last checkpoint; this update may be half done"):
-                return self._update_fn(sample, *args)
-        states = [] if micro.recording else [part.state_dict() for part in self.parts().values()]
-        values = [leaf.detach() for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
-        before = [value.clone() for value in values]
-
-        def undo() -> None:
-            for value, old in zip(values, before, strict=True):
-                value.copy_(old)
-
-        def attempt(parts: int) -> Outcome | None:
-            return self._update_fn(sample, *args) if parts == 1 else None
-
-        outcome = micro.run(attempt, len(sample), undo=undo)
-        self._trials = max(0, self._trials - 1)
-        return outcome
+    def _state(self) -> list[Tensor]:
+        """What an update writes."""
+        return [
+            leaf
+            for part in self.parts().values()
+            for leaf in tree_leaves(part.state_dict())
+            if isinstance(leaf, Tensor)
+        ]
 
     def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
         """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""

@@ -32,6 +32,7 @@ from torchrl_perf.trainers.device import (
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import minibatch_indices
+from torchrl_perf.trainers.on_policy.whole_step import WholeStep
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.run.made_of import describe
@@ -161,8 +162,26 @@ class OnPolicyTrainer(Checkpointed):
         self._adapt_fn = compile_(self._adapt)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
         self._part_losses_fn = compile_(self._part_losses)
+        self._whole_step = self._make_whole_step()
         self.collects_on_device = collects_on_device(self.collector)
         self._captures = capture_iteration(self)
+
+    def _make_whole_step(self) -> WholeStep | None:
+        """What makes a minibatch's update in one function, or None."""
+        # in a graph the parts have faster kernels; ranks agree on gradients before a step; and the compiler
+        # differentiates no memory
+        if self.device.type != "cpu" or self.ranks.several or self.algorithm.carried:
+            return None
+        return WholeStep(
+            self.loss,
+            self._losses,
+            self._before_step,
+            self._judge,
+            optimizer=self.optimizer,
+            kernels=self.kernels,
+            micro=self.micro,
+            counted=len(self.algorithm.losses),
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Public attributes of the algorithm, those that it documents."""
@@ -300,6 +319,10 @@ class OnPolicyTrainer(Checkpointed):
         self._sums.zero_()
         self._applied.zero_()
         for index, summary in self._minibatches(rows, order):
+            noted = None if self._whole_step is None else self._whole_step(rows, index)
+            if noted is not None:
+                self.guard.note(*noted)
+                continue
             attempt = partial(self._gradients, rows, index, summary=summary)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
             total, statistics = self.shared.mean_(total, statistics, weight=self._weight(rows, index))
@@ -398,22 +421,35 @@ class OnPolicyTrainer(Checkpointed):
         named = dict(zip(self.statistics, statistics.unbind(), strict=True))
         self.algorithm.adapt(named, learning_rate, ~self._stopped)
 
+    def _before_step(self, statistics: Tensor, learning_rate: Tensor) -> Tensor:
+        """What changes between the gradients and their step; whether no more steps are wanted, bool 0-d."""
+        if self.algorithm.adapts_learning_rate:
+            self._adapt(statistics, learning_rate)
+        self._note_stop(statistics)
+        return self._stopped
+
+    def _note_stop(self, statistics: Tensor) -> None:
+        stop = self.algorithm.stop(dict(zip(self.statistics, statistics.unbind(), strict=True)))
+        if stop is not None:
+            self._stopped.logical_or_(stop)
+
     def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
 
         The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
         """
-        finite = total.isfinite() & grad_norm.isfinite()
-        stop = self.algorithm.stop(dict(zip(self.statistics, statistics.unbind(), strict=True)))
-        if stop is not None:
-            self._stopped.logical_or_(stop)
-        apply = finite & ~self._stopped
-        row = torch.cat([statistics, grad_norm.view(1)])
-        self._sums += torch.where(apply, row, 0.0)
-        self._applied += apply
+        self._note_stop(statistics)
+        apply = total.isfinite() & grad_norm.isfinite() & ~self._stopped
+        fault = self._judge(total, grad_norm, statistics, apply)
+        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32), fault
+
+    def _judge(self, total: Tensor, grad_norm: Tensor, statistics: Tensor, taken: Tensor) -> Tensor:
+        """Keeps the metrics' sums of an update whose step was taken; whether its loss or gradient are bad, bool 0-d."""
+        self._sums += torch.where(taken, torch.cat([statistics, grad_norm.view(1)]), 0.0)
+        self._applied += taken
         fault = self.optimizer.is_fault(total, grad_norm)
         self.guard.mark_bad(fault)
-        return (grad_norm / self.config.max_grad_norm).clamp_min(1.0), (~apply).to(torch.float32), fault
+        return fault
 
     # -- memory and state ---------------------------------------------------------------------------------------------
 

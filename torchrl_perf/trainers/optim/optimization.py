@@ -349,7 +349,13 @@ class GuardedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def apply_gradients(
-        self, grads: Sequence[Tensor], loss: Tensor, targets: Sequence[Tensor] = (), tau: float | Tensor = 0.0
+        self,
+        grads: Sequence[Tensor],
+        loss: Tensor,
+        targets: Sequence[Tensor] = (),
+        tau: float | Tensor = 0.0,
+        *,
+        unless: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
@@ -360,6 +366,7 @@ class GuardedAdam(torch.optim.Optimizer):
             loss: 0-d, what they are the gradients of.
             targets: one for each of ``params``, such as those of a target network, or none.
             tau: how far the targets go towards the parameters, a number or 0-d.
+            unless: bool 0-d, whether no step is wanted.
 
         Returns:
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
@@ -372,6 +379,7 @@ class GuardedAdam(torch.optim.Optimizer):
             self.grad_norms.copy_(norms)
             norm = torch.linalg.vector_norm(norms)
         applies = norm.isfinite() & loss.detach().isfinite()
+        applies = applies if unless is None else applies & ~unless
         self._steps.add_(applies)  # of += torch 2.11 would make an assignment, which its compiler refuses
         scale = self.loss_scale
         before = None if scale is None else scale.scale.clone()

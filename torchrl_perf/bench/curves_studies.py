@@ -162,7 +162,7 @@ STUDIES: dict[str, Study] = {
     ),
     "half-cheetah": Study(
         "HalfCheetah-v5",
-        {"ppo": Run("ppo", "HalfCheetah-v5")},
+        {name: Run(name, "HalfCheetah-v5") for name in ("ppo", "sac")},
         _RETURNS,
         episodes_without_exploration,
     ),

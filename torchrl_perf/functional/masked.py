@@ -138,12 +138,13 @@ def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return masked_expectation(log_p, gap)
 
 
-def gumbel_argmax(log_probs: Tensor) -> Tensor:
+def gumbel_argmax(log_probs: Tensor, uniform: Tensor | None = None) -> Tensor:
     """A draw from each row by the Gumbel-max trick: ``argmax(log p + G)``; an action of ``-inf`` is never drawn.
 
     Args:
         log_probs: ``[*, D]``, normalised or not. The noise of 16 bits would be drawn in float32 all the same: with a
             thousand equal actions the first would have 40 times the share of the last.
+        uniform: ``[*, D]`` numbers in [0, 1), float32, or float64 for float64; fresh ones by default.
 
     Returns:
         ``[*]`` int64.
@@ -151,6 +152,7 @@ def gumbel_argmax(log_probs: Tensor) -> Tensor:
     log_probs = widened(log_probs)
     limits = torch.finfo(log_probs.dtype)
     # a draw of exactly 0 (one in 2**24) or 1 would give an infinite noise, level with the actions that are never drawn
-    noise = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
-    noise = noise.clamp(limits.tiny, 1 - limits.eps / 2)
+    if uniform is None:
+        uniform = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
+    noise = uniform.clamp(limits.tiny, 1 - limits.eps / 2)
     return (log_probs.detach() - (-noise.log()).log()).argmax(-1)

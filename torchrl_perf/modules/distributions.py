@@ -10,6 +10,7 @@ from torch.distributions.utils import lazy_property
 
 from torchrl_perf.functional.masked import gumbel_argmax
 from torchrl_perf.functional.wide import wide_dtype
+from torchrl_perf.runtime.draws import uniform
 
 
 class GumbelCategorical(Categorical):
@@ -89,7 +90,8 @@ class GumbelCategorical(Categorical):
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
         """``[*sample_shape, *]`` int64 indices."""
-        return gumbel_argmax(self.log_probs.expand(*sample_shape, *self.log_probs.shape))
+        log_probs = self.log_probs.expand(*sample_shape, *self.log_probs.shape)
+        return gumbel_argmax(log_probs, uniform(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of actions; value and rows broadcast."""

@@ -430,6 +430,7 @@ class OffPolicyTrainer(Checkpointed):
             mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
+            draw_ahead=True,
             exclude_keys=self.algorithm.excluded_keys,
         )
         self.kernels.follow(made.compile_steps)

@@ -190,6 +190,7 @@ class OnPolicyTrainer(Checkpointed):
             mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
+            draw_ahead=True,
             exclude_keys=tuple(self.algorithm.unused_keys),
             auto_register_policy_transforms=bool(self.algorithm.carried),
         )

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from torchrl_perf.functional.wide import computed_wide, widened
 
+UNROLLED = 8
+"""Longest sum of a row that Inductor writes out in place of a reduction."""
+
 
 def effective_mask(mask: Tensor) -> Tensor:
     """The mask itself, and action 0 where a row allows none.
@@ -136,6 +139,25 @@ def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     possible = log_p != -torch.inf
     gap = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return masked_expectation(log_p, gap)
+
+
+def chosen(values: Tensor, index: Tensor) -> Tensor:
+    """The value of each row at an index, as ``values.gather(-1, index).squeeze(-1)``.
+
+    Compiled, of up to eight values all are read and one is kept, bit for bit the same: the gradient of a gather fills a
+    tensor with zeros and adds to it, in launches of their own.
+
+    Args:
+        values: ``[*, D]`` float.
+        index: int64 ``[*, 1]``.
+
+    Returns:
+        ``[*]``.
+    """
+    if not torch.compiler.is_compiling() or values.shape[-1] > UNROLLED:
+        return values.gather(-1, index).squeeze(-1)
+    hit = index == torch.arange(values.shape[-1], device=values.device)
+    return torch.where(hit, values, 0.0).sum(-1)
 
 
 def gumbel_argmax(log_probs: Tensor, uniform: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 from torch.distributions.utils import lazy_property
 
-from torchrl_perf.functional.masked import gumbel_argmax
+from torchrl_perf.functional.masked import chosen, gumbel_argmax, masked_entropy
 from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.runtime.draws import uniform
 
@@ -100,10 +100,12 @@ class GumbelCategorical(Categorical):
         choice, log_probs = value.long().unsqueeze(-1), self.log_probs
         if value.shape != log_probs.shape[:-1]:
             choice, log_probs = torch.broadcast_tensors(choice, log_probs)
-        return log_probs.gather(-1, choice[..., :1]).squeeze(-1).to(self.dtype)
+        return chosen(log_probs, choice[..., :1]).to(self.dtype)
 
     def entropy(self) -> Tensor:
         """``[*]`` nats, exact; actions of probability 0 count 0."""
+        if torch.compiler.is_compiling():
+            return masked_entropy(self.log_probs).to(self.dtype)  # no second softmax: fewer kernels
         finite = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
         return -(finite * self.log_probs.softmax(-1)).sum(-1).to(self.dtype)
 

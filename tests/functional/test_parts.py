@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from torchrl_perf.functional import parts
-from torchrl_perf.functional.parts import divisor, mean_of_all, moments_of_all
+from torchrl_perf.functional.parts import divisor, joined_in_parts, mean_of_all, moments_of_all
 
 
 @pytest.fixture(params=["at once", "in parts"])
 def split(request, monkeypatch):
     """The second stands for a compiled call on CUDA."""
     if request.param == "in parts":
-        monkeypatch.setattr(parts, "part_size", lambda values: divisor(values.numel()))
+        monkeypatch.setattr(parts, "splits", lambda values: True)
     return request.param == "in parts"
 
 
@@ -69,6 +69,16 @@ def test_moments_of_equal_and_of_bad_numbers(split):
 def test_transposed_numbers(split):
     values = numbers(65_536, (256, 256))
     torch.testing.assert_close(mean_of_all(values.T), values.mean())
+
+
+@pytest.mark.parametrize("counts", [(1,), (3, 5), (8_192,), (9_000, 1, 144_000), (8_000, 193)])
+def test_joined_numbers(counts, split):
+    pieces = [numbers(count, seed=count).to(torch.float32) for count in counts]
+    rows = joined_in_parts(pieces)
+    assert rows.shape[0] == 1 or (split and rows.shape[1] >= 128)
+    assert torch.equal(rows.reshape(-1)[: sum(counts)], torch.cat(pieces))
+    assert (rows.reshape(-1)[sum(counts) :] == 0).all()
+    assert (len(rows) > 1) == (split and sum(counts) > 8_192)
 
 
 def test_nothing_is_split_outside_of_the_compiler():

@@ -5,10 +5,12 @@ GPU of 132 processors, 28 us on an H200 for the losses of PPO where the bytes ta
 to reduce, it has a block for each.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["mean_of_all", "moments_of_all"]
+__all__ = ["joined_in_parts", "mean_of_all", "moments_of_all"]
 
 UNSPLIT = 8_192
 """Numbers that one block reduces in a single launch."""
@@ -37,18 +39,43 @@ def moments_of_all(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (squares / (values.numel() - 1)).sqrt(), mean, parts.amin(-1).amin(), parts.amax(-1).amax()
 
 
+def joined_in_parts(pieces: Sequence[Tensor]) -> Tensor:
+    """All numbers of tensors ``[n]``, ``[P, S]`` with zeros behind the last, for sums over rows and then over these.
+
+    Args:
+        pieces: at least one, of one dtype.
+
+    Returns:
+        ``[1, n]`` where the sum is made at once.
+    """
+    count = sum(piece.numel() for piece in pieces)
+    if not splits(pieces[0]) or count <= UNSPLIT:
+        return torch.cat(list(pieces)).unsqueeze(0)
+    size = longest_part(count)
+    rest = pieces[0].new_zeros(-count % size)
+    return torch.cat([*pieces, rest]).view(-1, size)
+
+
 def part_size(values: Tensor) -> int | None:
     """Numbers of a part of a tensor that is to be reduced in parts; None where it is reduced at once."""
-    if not torch.compiler.is_compiling() or not values.is_cuda:
-        return None
-    return divisor(values.numel())
+    return divisor(values.numel()) if splits(values) else None
+
+
+def splits(values: Tensor) -> bool:
+    """Whether sums are split where this tensor is."""
+    return torch.compiler.is_compiling() and values.is_cuda
+
+
+def longest_part(count: int) -> int:
+    """The power of two of at least 128 that makes about 512 parts of ``count`` numbers."""
+    return max(SHORTEST, 1 << (count // BLOCKS).bit_length() - 1)
 
 
 def divisor(count: int) -> int | None:
     """The power of two that divides ``count`` numbers into about 512 parts of at least 128; None where none does."""
     if count <= UNSPLIT:
         return None
-    size = max(SHORTEST, 1 << (count // BLOCKS).bit_length() - 1)
+    size = longest_part(count)
     while count % size:
         size //= 2
     return size if size >= SHORTEST // 4 else None

@@ -158,6 +158,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=self.config.compile_mode,
             draw_ahead=True,
+            track_traj_ids=False,
             compile_later=self.kernels.changes,
             exclude_keys=(*plans, *(("next", key) for key in carried)),
         )

@@ -431,6 +431,7 @@ class OffPolicyTrainer(Checkpointed):
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
             draw_ahead=True,
+            track_traj_ids=False,
             exclude_keys=self.algorithm.excluded_keys,
         )
         self.kernels.follow(made.compile_steps)

@@ -5,12 +5,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Normal
 from torch.distributions.utils import lazy_property
+from torchrl.modules import IndependentNormal
 
 from torchrl_perf.functional.masked import chosen, gumbel_argmax, masked_entropy
 from torchrl_perf.functional.wide import wide_dtype
-from torchrl_perf.runtime.draws import uniform
+from torchrl_perf.runtime.draws import normal, uniform
 
 
 class GumbelCategorical(Categorical):
@@ -108,6 +109,19 @@ class GumbelCategorical(Categorical):
             return masked_entropy(self.log_probs).to(self.dtype)  # no second softmax: fewer kernels
         finite = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
         return -(finite * self.log_probs.softmax(-1)).sum(-1).to(self.dtype)
+
+
+class DrawnNormal(IndependentNormal):
+    """``torchrl.modules.IndependentNormal`` whose draws a collector may make ahead, many steps at once.
+
+    Values and random numbers are those of TorchRL's class, and so are the arguments.
+    """
+
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
+        """``[*sample_shape, *, D]`` actions, differentiable in ``loc`` and ``scale``."""
+        base = cast("Normal", self.base_dist)
+        shape = torch.Size(sample_shape) + base.batch_shape
+        return base.loc + normal(shape, dtype=base.loc.dtype, device=base.loc.device) * base.scale
 
 
 def one_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:

@@ -38,8 +38,10 @@ class Draw(NamedTuple):
 class _Supply:
     """What is handed out and written down now."""
 
-    rows: list[tuple[Kind, Tensor]] | None = None
-    notes: list[Draw] | None = None
+    def __init__(self) -> None:
+        # of the instance from the start: the compiler would compile once more after the first call has set them
+        self.rows: list[tuple[Kind, Tensor]] | None = None
+        self.notes: list[Draw] | None = None
 
 
 class _OfThread(_Supply, threading.local):

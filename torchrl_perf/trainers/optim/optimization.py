@@ -374,7 +374,7 @@ class GuardedAdam(torch.optim.Optimizer):
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
         """
         if torch.compiler.is_compiling():
-            norm = self._compiled_norm(grads)
+            norm, grads = self._compiled_norm(grads)
         else:
             self._read_groups()
             norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))
@@ -395,8 +395,8 @@ class GuardedAdam(torch.optim.Optimizer):
             follow_(targets, [value for held in self._group_steps for value in held.exact], tau)
         return applies, norm
 
-    def _compiled_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        """Norm of all gradients in one pass, 0-d; the first bad one is marked in ``grad_norms``."""
+    def _compiled_norm(self, grads: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Norm of all gradients in one pass, 0-d, and the gradients; the first bad one is marked in ``grad_norms``."""
         # one sum over all: a sum for each gradient is two kernels where it is large
         rows = joined_in_parts([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
         # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
@@ -405,7 +405,12 @@ class GuardedAdam(torch.optim.Optimizer):
         number = (self._ends <= place).sum()
         numbers = torch.arange(len(self.params), device=rows.device)
         self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
-        return rows.square().sum(-1).sum().sqrt()
+        norm = rows.square().sum(-1).sum().sqrt()
+        if self._norm_dtype is not None:
+            return norm, grads
+        # as parts of the joined ones: a gradient may be a slice of a padded product, which is slow to walk
+        parts = rows.view(-1).split([*[grad.numel() for grad in grads], rows.numel() - sum(g.numel() for g in grads)])
+        return norm, [part.view(grad.shape) for part, grad in zip(parts, grads, strict=False)]
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ from torchrl_perf.collectors.stepping import (
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
+from torchrl_perf.envs.device_env import DeviceEnv
 from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import host_syncs, is_capturing
 from torchrl_perf.runtime.compile import FEW_LAUNCHES, CompileMode, compiled
@@ -293,8 +294,8 @@ class DeviceCollector(SharedPolicyCollector):
     def _select_step(self) -> None:
         compiles = self._compiles and self.mode in ("compile", "graph")
         options = {"device": self.device, "mode": self._compile_mode}
-        if self.device.type == "cuda":
-            options["options"] = FEW_LAUNCHES
+        if self.device.type == "cuda" and isinstance(chain(self.env)[-1], DeviceEnv):
+            options["options"] = FEW_LAUNCHES  # not for a world, of whose operations it would compare every pair
         fuse = partial(compiled, **options) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         inside = resets_inside_step(self.env)

@@ -59,6 +59,33 @@ def test_ppo_benchmark_measures_baseline_and_trainer(tmp_path: Path) -> None:
     assert all(row["steps_per_second"] == pytest.approx(64 / row["ms"] * 1e3) for row in rows)
 
 
+def test_ppo_benchmark_of_other_networks_and_of_a_robot(tmp_path: Path) -> None:
+    options = ["--shapes", "8x8", "--repeats", "2", "--device", "cpu", "--out", str(tmp_path)]
+    wide = [*options, "--variants", "torchrl", "eager", "--hidden-sizes", "16", "8", "4", "--activation", "elu"]
+    assert ppo.main(wide) == 0, "no learning runs, and no loop of TorchRL's, which has other networks"
+    rows = json.loads((tmp_path / "ppo_16-8-4_elu.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["eager"]
+    assert ppo.main([*options, "--task", "robot", "--variants", "eager-plain", "--hidden-sizes", "8"]) == 0
+    assert (tmp_path / "ppo_robot_8.json").exists()
+    robot = ppo.BenchPPO(task="robot")
+    assert robot.changes == {"hidden_sizes": (512, 256, 128), "activation": "elu", "epochs": 5}
+    assert ppo.BenchPPO().changes == {}
+
+
+@pytest.mark.parametrize("task", ["CartPole", "robot"])
+def test_the_jax_peer_has_the_networks_of_the_benchmark(task: str) -> None:
+    pytest.importorskip("optax")
+    options = ppo.BenchPPO(task=task, hidden_sizes=(16, 8), activation="elu")
+    config = ppo._config("4x8", "cpu", **options.changes)
+    iteration, state = jax_peer.make_iteration(config, task)
+    inputs, outputs = {"CartPole": (4, 2), "robot": (48, 12)}[task]
+    shapes = [weight.shape for weight, _ in state[0]["actor"]]
+    assert shapes == [(inputs, 16), (16, 8), (8, outputs)]
+    before = float(abs(state[0]["actor"][0][0]).sum())
+    state = iteration(state)
+    assert float(abs(state[0]["actor"][0][0]).sum()) != before
+
+
 def test_a_ppo_benchmark_that_is_stopped_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt

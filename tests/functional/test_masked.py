@@ -8,6 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from torchrl_perf.functional.losses.dqn import q_targets
 from torchrl_perf.functional.masked import (
+    chosen,
     effective_mask,
     gumbel_argmax,
     masked_entropy,
@@ -125,3 +126,29 @@ def test_masks_of_rows_and_of_envs(shape):
     for n in range(2):
         for a in range(3):
             assert torch.equal(found[n, a], mask[n, a] if shape == (2, 3, 4) else mask[n].view(4))
+
+
+@pytest.mark.parametrize("actions", [1, 2, 8, 9])
+def test_the_chosen_value_is_that_of_a_gather_bit_for_bit(actions, compiled):
+    values = torch.randn(50, 3, actions, generator=torch.Generator().manual_seed(1))
+    values[values < -1.5] = -torch.inf
+    values.requires_grad_()
+    index = torch.randint(actions, (50, 3, 1), generator=torch.Generator().manual_seed(2))
+
+    def both(values):
+        found = chosen(values, index)
+        weights = torch.arange(150.0).view(50, 3)
+        return found, torch.autograd.grad((found.masked_fill(found.isinf(), 0.0) * weights).sum(), values)[0]
+
+    ours, theirs = compiled(lambda: both(values)), values.gather(-1, index).squeeze(-1)
+    assert torch.equal(ours[0], theirs)
+    expected = torch.zeros_like(values).scatter(-1, index, torch.arange(150.0).view(50, 3, 1))
+    assert torch.equal(ours[1], expected.masked_fill(values.isinf(), 0.0))
+
+
+@pytest.fixture(params=["eager", "written out"])
+def compiled(request, monkeypatch):
+    """The second takes the branch of a compiled call."""
+    if request.param == "written out":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    return lambda fn: fn()

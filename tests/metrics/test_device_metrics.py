@@ -44,6 +44,32 @@ def test_mask_selects_elements_and_hides_nan(device):
     assert metrics.flush(0) == {"mean": 3.0, "sum": 6.0, "max": 5.0, "last": 3.0}
 
 
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, None])
+def test_a_mask_for_all_is_that_of_each(reduce, dtype, device):
+    together, apart = DeviceMetrics(device), DeviceMetrics(device)
+    for drawn, counts in ((3.0, True), (math.nan, False), (1.0, True), (7.0, False)):
+        number = drawn if dtype != torch.int64 or math.isfinite(drawn) else 9.0
+        values = {name: torch.tensor(number + k, dtype=dtype or torch.float32) for k, name in enumerate("abc")}
+        if dtype is None:
+            values["b"] = values["b"].to(torch.float64)  # values of several dtypes
+        values = {name: value.to(device) for name, value in values.items()}
+        mask = torch.tensor([counts], device=device)
+        together.add_all(values, reduce, mask=mask)
+        for name, value in values.items():
+            apart.add(name, value, reduce=reduce, mask=mask.view(()))
+    row = together.flush(1)
+    assert row == apart.flush(1)
+    assert row["a"] == {"mean": 2.0, "sum": 4.0, "max": 3.0, "last": 1.0}[reduce]
+
+
+def test_a_mask_for_all_has_one_element(device):
+    with pytest.raises(ValueError, match="expected a mask that broadcasts"):
+        DeviceMetrics(device).add_all({"a": torch.ones((), device=device)}, mask=torch.ones(2, device=device).bool())
+    with pytest.raises(TypeError, match=r"torch\.bool"):
+        DeviceMetrics(device).add_all({"a": torch.ones((), device=device)}, mask=torch.ones((), device=device))
+
+
 def test_mask_broadcasts(device):
     metrics = DeviceMetrics(device)
     value = torch.arange(6.0, device=device).reshape(2, 3)

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch.distributions import Categorical
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import ProbabilisticActor
+from torchrl.modules import IndependentNormal, ProbabilisticActor
 
 from torchrl_perf.modules import GumbelCategorical
+from torchrl_perf.modules.distributions import DrawnNormal
 from torchrl_perf.runtime import no_host_sync
+from torchrl_perf.runtime.draws import supplied
 
 
 def test_frequencies(device):
@@ -76,3 +78,24 @@ def test_in_an_actor_the_mode_is_taken_when_asked():
     td = TensorDict({"observation": torch.tensor([[0.0, 2.0, 1.0]])}, [1])
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         assert actor(td)["action"].tolist() == [1]
+
+
+class TestDrawnNormal:
+    """The normal of default policies: TorchRL's, whose draws may be made ahead."""
+
+    @pytest.mark.parametrize("sample_shape", [(), (5,)])
+    def test_draws_and_log_probabilities_are_those_of_torchrl(self, sample_shape):
+        loc, scale = torch.randn(7, 3, requires_grad=True), torch.rand(7, 3) + 0.1
+        torch.manual_seed(0)
+        ours = DrawnNormal(loc, scale).rsample(sample_shape)
+        torch.manual_seed(0)
+        theirs = IndependentNormal(loc, scale).rsample(sample_shape)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(*[torch.autograd.grad(draw.square().sum(), loc)[0] for draw in (ours, theirs)])
+        assert torch.equal(DrawnNormal(loc, scale).log_prob(ours), IndependentNormal(loc, scale).log_prob(ours))
+
+    def test_takes_what_was_drawn_ahead(self):
+        row = torch.full((7, 3), 2.0)
+        with supplied([("normal", row)]):
+            action = DrawnNormal(torch.ones(7, 3), torch.full((7, 3), 0.5)).rsample()
+        assert (action == 2.0).all()

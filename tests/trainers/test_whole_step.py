@@ -158,24 +158,10 @@ def test_changes_with_the_compiler_in_the_middle_of_a_run(traced, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_the_guard_notes_each_update_by_itself(traced, mode):
-    trainer = make(mode, on_nan="skip")
-    run(trainer, 1)
-    trainer.metrics.flush(1)
-    noted = trainer.guard.note
-    numbers = []
-
-    def note(losses, gradients, fault):
-        numbers.append(len(numbers))
-        if len(numbers) == 1:
-            gradients = gradients.clone()
-            gradients[2] = float("nan")
-            fault = torch.ones_like(fault)
-        noted(losses, gradients, fault)
-        gradients.zero_()  # as a later update overwrites it
-
-    trainer.guard.note = note
+def test_the_guard_notes_each_update_by_itself(traced, monkeypatch, mode):
+    trainer = run(make(mode), 1)
+    noted = []
+    monkeypatch.setattr(trainer.guard, "note", lambda losses, gradients, fault: noted.append((losses, gradients)))
     trainer.step()
-    row = trainer.metrics.flush(2)
-    assert row["nonfinite/gradient"] == 1
-    assert trainer.guard.parameters[2] in str(trainer.guard.verdict(row).fault)
+    for numbers in zip(*noted, strict=True):
+        assert len({number.data_ptr() for number in numbers}) == len(numbers)

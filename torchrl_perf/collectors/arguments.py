@@ -17,6 +17,7 @@ from torchrl.envs.utils import RandomPolicy
 from torchrl.modules.tensordict_module.exploration import set_exploration_modules_spec_from_env
 
 from torchrl_perf.collectors.delivery import under_next
+from torchrl_perf.collectors.stepping import resets_inside_step
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.runtime.upstream.policies import with_transforms_of
@@ -67,6 +68,21 @@ def refuse(given: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{name}: expected {' or '.join(map(repr, accepted))}, received {value!r}: {reason}. Remedy: {remedy}."
             )
+
+
+def takes_draws(env: EnvBase, compile_policy: Any, cudagraph_policy: Any) -> bool:
+    """Whether the steps of ``env`` can be supplied with numbers that were drawn ahead.
+
+    Raises:
+        ValueError: for a policy that is compiled or captured by itself, since it would keep the numbers of one step.
+    """
+    given = {"compile_policy": compile_policy, "cudagraph_policy": cudagraph_policy}
+    if alone := [name for name, value in given.items() if value]:
+        raise ValueError(
+            f"draw_ahead: expected a policy that runs with its env, received {alone[0]}={given[alone[0]]!r}. Remedy: "
+            "draw_ahead=False, or mode='compile' or 'graph'."
+        )
+    return resets_inside_step(env) and not getattr(env, "has_own_step", False)
 
 
 def refuse_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:

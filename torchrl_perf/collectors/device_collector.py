@@ -1,7 +1,7 @@
 """Rollouts of a batched environment into preallocated, time-major storage, captured as a whole where possible."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -33,8 +33,10 @@ from torchrl_perf.collectors.random_actions import RandomActions
 from torchrl_perf.collectors.repeats import EndsKept, check_repeats, steps_in_reset
 from torchrl_perf.collectors.rollout_graphs import RolloutGraphs
 from torchrl_perf.collectors.shared_policy import SharedPolicyCollector
+from torchrl_perf.collectors.step_rows import StepRows
 from torchrl_perf.collectors.stepping import (
     autoreset_step,
+    draws_of,
     is_tensor_env,
     masked_reset,
     masked_step,
@@ -42,9 +44,12 @@ from torchrl_perf.collectors.stepping import (
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
+from torchrl_perf.envs.device_env import DeviceEnv
 from torchrl_perf.functional.rows.copies import copy_all_
 from torchrl_perf.runtime import host_syncs, is_capturing
-from torchrl_perf.runtime.compile import CompileMode, compiled
+from torchrl_perf.runtime.compile import FEW_LAUNCHES, CompileMode, compiled
+from torchrl_perf.runtime.draws import Row, StepDraws, noted, supplied
+from torchrl_perf.runtime.self_capture import plain_calls
 from torchrl_perf.runtime.upstream.envs import inner_reset, may_be_done_after_reset, replaced
 
 Mode = Literal["auto", "eager", "compile", "graph"]
@@ -74,6 +79,8 @@ class DeviceCollector(SharedPolicyCollector):
             Its kernels are eager at first, compiled after 200,000 steps where as many are left (equal to rounding).
         compile_mode: how long the compiler searches in the other modes than ``"eager"``, as for
             :func:`~torchrl_perf.runtime.compile.compiled`.
+        draw_ahead: where the env resets inside its step, random numbers of the policy and of resets are drawn for many
+            steps at once: other numbers than those of single draws, and the same ones in each mode.
         compile_later: in the modes ``"compile"`` and ``"graph"`` steps are eager until :meth:`compile_steps` is called.
         exclude_keys: policy outputs or root keys not to store, such as ``("logits",)``.
         env: ``create_env_fn`` under another name.
@@ -150,7 +157,8 @@ class DeviceCollector(SharedPolicyCollector):
         auto_register_policy_transforms: bool | None = None, pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None, compact_obs: bool = False,
         backend: str | None = None, backend_options: dict[str, Any] | None = None, num_collectors: int | None = None,
-        sync: bool | None = None, traj_pool: Any = None, compile_later: bool = False, **unknown: Any,
+        sync: bool | None = None, traj_pool: Any = None, compile_later: bool = False, draw_ahead: bool = False,
+        **unknown: Any,
     ) -> None:
         self.closed = True
         given = locals()
@@ -177,6 +185,7 @@ class DeviceCollector(SharedPolicyCollector):
         self.max_frames_per_traj = max_frames_per_traj
         self.env = arguments.limited(self.env, max_frames_per_traj)
         self._check_env(frames_per_batch)
+        self._draws_ahead = draw_ahead and arguments.takes_draws(self.env, compile_policy, cudagraph_policy)
         self._settle_mode(mode, compile_mode, compile_policy, cudagraph_policy)
         self._allocate({*exclude_keys, *(arguments.observations_under_next(self.env) if compact_obs else ())})
         here = (None, arguments.ordinal(self.device))
@@ -252,32 +261,30 @@ class DeviceCollector(SharedPolicyCollector):
             raise ValueError(
                 "exclude_keys: expected no ('next', 'done'), which numbers the episodes, received it. Remedy: drop it."
             )
-        root, out = validation.probe_keys(self._acting, self.env)
+        with noted() as acted:
+            root, out = validation.probe_keys(self._acting, self.env)
         self._root_keys = list(root.keys(True, True))
         # the root of a step is never done, since the row has been reset: its flags stay 0
         self._constant_keys = () if may_be_done_after_reset(self.env) else tuple(self.env.done_keys)
         self._out_keys = [key for key in out.keys(True, True) if key not in excluded]
         steps, n, dims = self.num_steps, self.num_envs, self.env.batch_dims
-        self._roots = [
-            torch.zeros((steps + 1, *v.shape), dtype=v.dtype, device=self.device)
-            for v in map(root.get, self._root_keys)
-        ]
-        self._outs = [
-            torch.zeros((steps, *v.shape), dtype=v.dtype, device=self.device) for v in map(out.get, self._out_keys)
-        ]
-        self._root_rows = [[buffer[t] for buffer in self._roots] for t in range(steps + 1)]
-        self._out_rows = [[buffer[t] for buffer in self._outs] for t in range(steps)]
+        place = {"device": self.device, "aligned": self.device.type == "cuda"}
+        self._roots = StepRows([root.get(key) for key in self._root_keys], steps + 1, **place)
+        self._outs = StepRows([out.get(key) for key in self._out_keys], steps, **place)
+        self._root_rows, self._out_rows = self._roots.rows, self._outs.rows
+        self._draws = StepDraws([*acted, *draws_of(self.env)] if self._draws_ahead else (), steps, self.device)
         self._traj_ids = TrajectoryIds(n, steps, self.device)
         self._frames_on_device = torch.zeros((), dtype=torch.int64, device=self.device)
         shape = [*self.env.batch_size, steps]
         batch = TensorDict({}, batch_size=shape, device=self.device, names=[None] * dims + ["time"])
-        for key, buffer in zip([*self._root_keys, *self._out_keys], [*self._roots, *self._outs], strict=True):
+        buffers = [*self._roots.buffers, *self._outs.buffers]
+        for key, buffer in zip([*self._root_keys, *self._out_keys], buffers, strict=True):
             if key not in excluded:
                 batch.set(key, buffer[:steps].movedim(0, dims))
         if self.track_traj_ids:
             ids = self._traj_ids.ids.view(steps, *self.env.batch_size)
             batch.set(("collector", "traj_ids"), ids.movedim(0, dims))
-        outs = dict(zip(self._out_keys, self._outs, strict=True))
+        outs = dict(zip(self._out_keys, self._outs.buffers, strict=True))
         self._done = outs["next", "done"].view(steps, n, 1).transpose(0, 1)
         pairs = [(under_next(key), under_next(done)) for key, done in self._truncation]
         self._last_flags = [outs[key][-1] for pair in pairs for key in pair if key in outs]
@@ -286,7 +293,10 @@ class DeviceCollector(SharedPolicyCollector):
 
     def _select_step(self) -> None:
         compiles = self._compiles and self.mode in ("compile", "graph")
-        fuse = partial(compiled, device=self.device, mode=self._compile_mode) if compiles else _as_it_is
+        options = {"device": self.device, "mode": self._compile_mode}
+        if self.device.type == "cuda" and isinstance(chain(self.env)[-1], DeviceEnv):
+            options["options"] = FEW_LAUNCHES  # not for a world, of whose operations it would compare every pair
+        fuse = partial(compiled, **options) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
         inside = resets_inside_step(self.env)
         self._env_step = autoreset_step if inside else masked_step if self._masked else unreset_step
@@ -334,24 +344,28 @@ class DeviceCollector(SharedPolicyCollector):
         written = [(row, following.get(key)) for key, row in keys if key not in self._constant_keys]
         copy_all_(*map(list, zip(*written, strict=True)))
 
-    def _step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], random: bool = False) -> None:
-        """One step that resets without a host read."""
-        self._write_root(self._advance(root, out, random), next_root)
+    def _step(
+        self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], drawn: Row = (), random: bool = False
+    ) -> None:
+        """One step that resets without a host read, with random numbers that were ``drawn`` ahead."""
+        with supplied(drawn):
+            following = self._advance(root, out, random)
+        self._write_root(following, next_root)
 
     def _host_reset_step(
-        self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], random: bool = False
+        self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], drawn: Row = (), random: bool = False
     ) -> None:
         """One step after which the host asks whether a row is done."""
         following = self._advance(root, out, True) if random else self._advance_fn(root, out)
         self._write_root(self.env.maybe_reset(following), next_root)
 
-    def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
+    def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], drawn: Row) -> None:
         """First step of mode ``"auto"``: takes it, and settles whether anything waits and how to reset."""
         self._audit_pending = False
         settled = resets_inside_step(self.env)
         if not settled:
             self._env_step = unreset_step
-        with host_syncs(self.device) as report:
+        with host_syncs(self.device) as report, supplied(drawn):
             following = self._advance(root, out)
         report = validation.waits_in_graphs(report, self._acting, self.env)
         if not settled:
@@ -370,19 +384,21 @@ class DeviceCollector(SharedPolicyCollector):
         if blocked:
             validation.warn_not_captured(self.env, report)
 
-    def _fused_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor]) -> None:
+    def _fused_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], drawn: Row) -> None:
         try:
-            self._step_fn(root, out, next_root)
+            self._step_fn(root, out, next_root, drawn)
         except torch._dynamo.exc.TorchDynamoException as error:  # before anything has been stepped
             validation.warn_not_compiled(self.env, error, self._may_go_on)
             self.mode = "eager"
             self._select_step()
-            self._step_fn(root, out, next_root)
+            self._step_fn(root, out, next_root, drawn)
 
     def _around_steps(self, kind: ExplorationType) -> AbstractContextManager[Any]:
         contexts = ExitStack()
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(set_exploration_type(kind))
+        if self._draws:
+            contexts.enter_context(plain_calls())  # a recording of the policy alone would keep the numbers of one step
         contexts.enter_context(self._constant_flags())
         contexts.enter_context(self._ends_kept())
         contexts.enter_context(replaced(chain(self.env)[-1], self._base_fns))
@@ -393,13 +409,16 @@ class DeviceCollector(SharedPolicyCollector):
             copy_all_(self._root_rows[0], self._root_rows[-1])
             for t in range(self.num_steps):
                 rows = self._root_rows[t], self._out_rows[t], self._root_rows[t + 1]
+                drawn = self._draws.rows(t)
                 if t < random_steps:
                     (self._host_reset_step if self._env_step is unreset_step else self._step)(*rows, random=True)
                 elif self._audit_pending:
-                    self._audited_step(*rows)
+                    self._audited_step(*rows, drawn)
                     self._select_step()
                 else:
-                    self._fused_step(*rows)
+                    self._fused_step(*rows, drawn)
+            for memory in (self._roots, self._outs):
+                memory.settle()
             if self.track_traj_ids:
                 self._traj_ids.update(self._done)
             for flag in self._last_flags:  # after the numbers: an episode that is cut goes on in the next batch
@@ -461,26 +480,6 @@ class DeviceCollector(SharedPolicyCollector):
         self._compiles = on
         self._graphs.release()
         self._select_step()
-
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``.
-
-        With a replay buffer each batch is written there, and None is yielded.
-        """
-        while self.total_frames < 0 or self._frames < self.total_frames:
-            yield self._deliver(self.collect())
-
-    def _deliver(self, batch: TensorDictBase) -> TensorDictBase | None:
-        if self.replay_buffer is None or self._ignore_rb:
-            batch = self._delivery.processed(self._delivery.owned(batch))
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(batch)
-            return batch
-        batch = self._delivery.processed(batch.copy())
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        self._delivery.write(batch)
-        return None
 
     @property
     def waits_for_host(self) -> bool:

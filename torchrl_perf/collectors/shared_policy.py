@@ -1,9 +1,10 @@
 """The rest of TorchRL's collector interface: weights, versions, a thread, and attributes that others read."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase
@@ -35,7 +36,7 @@ def update_policy(policy: Any, source: Any, model_id: str | None) -> None:
 class SharedPolicyCollector(BaseCollector):
     """A collector in one process, whose policy is the trainer's own object, or a copy on another device.
 
-    A subclass sets the attributes below at construction, and collects.
+    A subclass sets the attributes below at construction, and collects: ``collect()`` returns a batch.
     """
 
     env: EnvBase
@@ -44,6 +45,8 @@ class SharedPolicyCollector(BaseCollector):
     _original_policy: Any
     _delivery: Delivery
     _background: Background
+    total_frames: int
+    _frames: int
     policy_version_tracker: Any = None
     reset_when_done = True
     interruptor = None
@@ -107,6 +110,26 @@ class SharedPolicyCollector(BaseCollector):
                 "another thread would disturb. Remedy: mode='eager', or iterate in turn with the training."
             )
         self._background.start()
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yields batches ``[N, T]`` that own their data (copies of the preallocated one), until ``total_frames``.
+
+        With a replay buffer each batch is written there, and None is yielded.
+        """
+        while self.total_frames < 0 or self._frames < self.total_frames:
+            yield self._deliver(self.collect())
+
+    def _deliver(self, batch: TensorDictBase) -> TensorDictBase | None:
+        if self.replay_buffer is None or self._ignore_rb:
+            batch = self._delivery.processed(self._delivery.owned(batch))
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            return batch
+        batch = self._delivery.processed(batch.copy())
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        self._delivery.write(batch)
+        return None
 
     def _write_next(self) -> bool:
         if self._iterator is None:

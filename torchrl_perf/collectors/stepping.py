@@ -4,7 +4,7 @@ Each takes ``(env, td, store)``, steps, hands the stepped TensorDict to ``store`
 env may return its own buffers and overwrite them at a reset, and returns the root TensorDict of the next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -12,6 +12,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.envs.auto_reset import AutoResetEnv
+from torchrl_perf.runtime.draws import Draw
 from torchrl_perf.runtime.upstream.envs import inner_reset
 
 Store = Callable[[TensorDictBase], None]
@@ -73,3 +74,8 @@ def is_tensor_env(env: EnvBase) -> bool:
     """Whether ``env``, or the one below its transforms, keeps its state in tensors that a masked reset honours."""
     base = chain(env)[-1]
     return resets_inside_step(base) or isinstance(base, AutoResetEnv)
+
+
+def draws_of(env: EnvBase) -> Sequence[Draw]:
+    """Random numbers that a step of ``env`` takes through :mod:`torchrl_perf.runtime.draws`; none of most envs."""
+    return getattr(env, "step_draws", ())

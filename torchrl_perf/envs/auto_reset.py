@@ -6,6 +6,7 @@ Dimension key: ``N`` envs, ``G`` members of a group (such as agents).
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
 from torchrl_perf.envs.drawing import Line, bars, heights, lines
 from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.rows.copies import copy_all_
+from torchrl_perf.runtime.draws import Draw
 from torchrl_perf.runtime.upstream.tensordicts import unchecked
 
 __all__ = ["AutoResetEnv", "Transition"]
@@ -109,6 +111,14 @@ class AutoResetEnv(EnvBase):
         self._group_shapes: dict[str, torch.Size] = {}
         self._info_keys: tuple[NestedKey, ...] = ()
         self._stepped: Entries | None = None
+
+    @property
+    def step_draws(self) -> Sequence[Draw]:
+        """Random numbers that one step takes through :mod:`torchrl_perf.runtime.draws`, for a collector to draw ahead.
+
+        None by default: whatever a task draws itself stays where it is.
+        """
+        return ()
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(AutoResetEnv, method)

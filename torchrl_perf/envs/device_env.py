@@ -6,7 +6,8 @@ Dimension key: ``N`` envs, ``S`` state, ``R`` reset noise, ``O`` observation, ``
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +16,7 @@ from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_perf.envs.arguments import read_action
 from torchrl_perf.envs.auto_reset import AutoResetEnv, Entries, State, Transition
+from torchrl_perf.runtime.draws import Draw, uniform
 
 __all__ = ["DeviceEnv"]
 
@@ -46,7 +48,8 @@ class DeviceEnv(AutoResetEnv):
     **A state that is not finite** would stay so for ever; with ``resets_nonfinite`` it ends its episode by truncation.
 
     **Random numbers** come from the default generator of the env's device: one ``torch.rand([N, R])`` per step and per
-    reset, whether or not a row ends, so that the step has a static shape and can be captured in a CUDA graph.
+    reset, whether or not a row ends, so that the step has a static shape and can be captured in a CUDA graph. A
+    collector may draw those of many steps at once (:attr:`step_draws`).
 
     **State**: ``state`` [N, S] and ``elapsed`` [N, 1] int32 (steps since the reset) are buffers. ``state_dict()`` holds
     them and nothing else; the generator's state is the caller's to save. A ``TransformedEnv`` saves only its
@@ -157,7 +160,15 @@ class DeviceEnv(AutoResetEnv):
 
     def _reset_noise(self) -> Tensor:
         """Return uniform noise [N, R] in [0, 1) from the default generator of the env's device."""
-        return torch.rand(self.num_envs, self.num_reset_noise, dtype=self.dtype, device=self.device)
+        shape = self.num_envs, self.num_reset_noise
+        return uniform(shape, dtype=self.dtype, device=cast("torch.device", self.device))
+
+    @property
+    def step_draws(self) -> Sequence[Draw]:
+        """The noise of the reset inside the step, where the task leaves its making to this class."""
+        own = any(getattr(type(self), name) is not getattr(DeviceEnv, name) for name in ("_fresh", "_reset_noise"))
+        shape = torch.Size((self.num_envs, self.num_reset_noise))
+        return () if own or not shape.numel() else (Draw("uniform", shape, self.dtype),)
 
     def _check_action(self, tensordict: TensorDictBase) -> Tensor:
         """Return the action; raise where its shape or dtype does not match the spec (both known to the host)."""

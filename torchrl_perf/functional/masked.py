@@ -11,6 +11,9 @@ from torch import Tensor
 
 from torchrl_perf.functional.wide import computed_wide, widened
 
+UNROLLED = 8
+"""Longest sum of a row that Inductor writes out in place of a reduction."""
+
 
 def effective_mask(mask: Tensor) -> Tensor:
     """The mask itself, and action 0 where a row allows none.
@@ -138,12 +141,32 @@ def masked_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return masked_expectation(log_p, gap)
 
 
-def gumbel_argmax(log_probs: Tensor) -> Tensor:
+def chosen(values: Tensor, index: Tensor) -> Tensor:
+    """The value of each row at an index, as ``values.gather(-1, index).squeeze(-1)``.
+
+    Compiled, of up to eight values all are read and one is kept, bit for bit the same: the gradient of a gather fills a
+    tensor with zeros and adds to it, in launches of their own.
+
+    Args:
+        values: ``[*, D]`` float.
+        index: int64 ``[*, 1]``.
+
+    Returns:
+        ``[*]``.
+    """
+    if not torch.compiler.is_compiling() or values.shape[-1] > UNROLLED:
+        return values.gather(-1, index).squeeze(-1)
+    hit = index == torch.arange(values.shape[-1], device=values.device)
+    return torch.where(hit, values, 0.0).sum(-1)
+
+
+def gumbel_argmax(log_probs: Tensor, uniform: Tensor | None = None) -> Tensor:
     """A draw from each row by the Gumbel-max trick: ``argmax(log p + G)``; an action of ``-inf`` is never drawn.
 
     Args:
         log_probs: ``[*, D]``, normalised or not. The noise of 16 bits would be drawn in float32 all the same: with a
             thousand equal actions the first would have 40 times the share of the last.
+        uniform: ``[*, D]`` numbers in [0, 1), float32, or float64 for float64; fresh ones by default.
 
     Returns:
         ``[*]`` int64.
@@ -151,6 +174,7 @@ def gumbel_argmax(log_probs: Tensor) -> Tensor:
     log_probs = widened(log_probs)
     limits = torch.finfo(log_probs.dtype)
     # a draw of exactly 0 (one in 2**24) or 1 would give an infinite noise, level with the actions that are never drawn
-    noise = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
-    noise = noise.clamp(limits.tiny, 1 - limits.eps / 2)
+    if uniform is None:
+        uniform = torch.rand(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
+    noise = uniform.clamp(limits.tiny, 1 - limits.eps / 2)
     return (log_probs.detach() - (-noise.log()).log()).argmax(-1)

@@ -129,7 +129,7 @@ class DeviceMetrics:
         else:
             self._take(slot, value, mask)
 
-    def add_all(self, values: Mapping[str, Tensor], reduce: Reduce = "mean") -> None:
+    def add_all(self, values: Mapping[str, Tensor], reduce: Reduce = "mean", *, mask: Tensor | None = None) -> None:
         """Fold many one-element tensors at once: one stack and two in-place updates, whatever their number.
 
         Names seen first in one call lie side by side; when they do not, because some of them were added alone before,
@@ -138,9 +138,10 @@ class DeviceMetrics:
         Args:
             values: mapping (or flat TensorDict) from name to a one-element real tensor on ``device``.
             reduce: how elements are combined, for all of them; not ``"histogram"``.
+            mask: bool of one element on ``device``, whether they count; they may hold anything where it is false.
 
         Raises:
-            TypeError: if a value is not a real tensor.
+            TypeError: if a value is not a real tensor, or the mask is no bool tensor.
             ValueError: if a value has more than one element or lives elsewhere, or ``reduce`` does not fit.
             RuntimeError: if there is no slot left for a new name.
         """
@@ -158,19 +159,22 @@ class DeviceMetrics:
                 )
         if not items:
             return
+        if mask is not None:
+            flag = mask.reshape(()) if isinstance(mask, Tensor) and mask.numel() == 1 else mask
+            mask = expand_mask(items[0][0], items[0][1].reshape(()), flag)
         slots = [self._layout.slot(name, reduce) for name, _ in items]
         first = slots[0].index
         if [slot.index for slot in slots] != list(range(first, first + len(slots))):
             for slot, (_, value) in zip(slots, items, strict=True):
-                self._fold(slot, value.detach().reshape(()), None)
+                self._fold(slot, value.detach().reshape(()), mask)
             return
         block = slice(first, first + len(slots))
         given = [value.detach().reshape(()) for _, value in items]
         if self.capture and self._replays.serves(self.device):
             key = (reduce, first)
-            self._replays(lambda given: self._take_block(block, reduce, given), given, key, device=self.device)
+            self._replays(lambda taken: self._take_block(block, reduce, *taken), (given, mask), key, device=self.device)
         else:
-            self._take_block(block, reduce, given)
+            self._take_block(block, reduce, given, mask)
 
     def start_flush(self, step: int) -> None:
         """End the interval and start its packed copy into a pinned slot; a new interval begins.
@@ -315,16 +319,21 @@ class DeviceMetrics:
         else:
             self._fold(slot, value, mask)
 
-    def _take_block(self, block: slice, reduce: Reduce, values: Sequence[Tensor]) -> None:
+    def _take_block(self, block: slice, reduce: Reduce, values: Sequence[Tensor], mask: Tensor | None) -> None:
         """Take one 0-d tensor into each of the scalar slots that lie side by side, in place."""
-        stacked = torch.stack([value.to(torch.float64) for value in values])
+        if len({value.dtype for value in values}) > 1:
+            values = [value.to(torch.float64) for value in values]
+        stacked = torch.stack(list(values)).to(torch.float64)
+        if mask is not None:
+            neutral = {"max": -torch.inf, "last": self._totals[block]}.get(reduce, 0.0)
+            stacked = torch.where(mask, stacked, neutral)
         if reduce == "max":
             torch.maximum(self._maxima[block], stacked, out=self._maxima[block])
         elif reduce == "last":
             self._totals[block].copy_(stacked)
         else:
             self._totals[block].add_(stacked)
-        self._counts[block].add_(1)
+        self._counts[block].add_(1 if mask is None else mask)
 
     def _fold(self, slot: Slot, value: Tensor, mask: Tensor | None) -> None:
         """Fold a tensor with at least one element into a scalar slot, in place."""
@@ -341,13 +350,13 @@ class DeviceMetrics:
                 # torch before 2.13 selects no unsigned integers of 16 bits and more
                 value = value.to(torch.float64) if value.dtype in _WITHOUT_MAXIMUM else value
                 value = torch.where(mask, value, 0)
-            summed = value.sum(dtype=torch.float64)
+            summed = value.sum(dtype=torch.float64) if value.ndim else value.to(torch.float64)
             if slot.reduce != "last":
                 total.add_(summed)
             elif isinstance(number, Tensor):
                 total.copy_(torch.where(number > 0, summed / number, total))
             else:
-                total.copy_(summed / number)
+                total.copy_(summed if number == 1 else summed / number)
         count.add_(number)
 
     # Checks

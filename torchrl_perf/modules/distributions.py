@@ -5,11 +5,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Normal
 from torch.distributions.utils import lazy_property
+from torchrl.modules import IndependentNormal
 
-from torchrl_perf.functional.masked import gumbel_argmax
+from torchrl_perf.functional.masked import chosen, gumbel_argmax, masked_entropy
 from torchrl_perf.functional.wide import wide_dtype
+from torchrl_perf.runtime.draws import normal, uniform
 
 
 class GumbelCategorical(Categorical):
@@ -89,7 +91,8 @@ class GumbelCategorical(Categorical):
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
         """``[*sample_shape, *]`` int64 indices."""
-        return gumbel_argmax(self.log_probs.expand(*sample_shape, *self.log_probs.shape))
+        log_probs = self.log_probs.expand(*sample_shape, *self.log_probs.shape)
+        return gumbel_argmax(log_probs, uniform(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of actions; value and rows broadcast."""
@@ -98,12 +101,27 @@ class GumbelCategorical(Categorical):
         choice, log_probs = value.long().unsqueeze(-1), self.log_probs
         if value.shape != log_probs.shape[:-1]:
             choice, log_probs = torch.broadcast_tensors(choice, log_probs)
-        return log_probs.gather(-1, choice[..., :1]).squeeze(-1).to(self.dtype)
+        return chosen(log_probs, choice[..., :1]).to(self.dtype)
 
     def entropy(self) -> Tensor:
         """``[*]`` nats, exact; actions of probability 0 count 0."""
+        if torch.compiler.is_compiling():
+            return masked_entropy(self.log_probs).to(self.dtype)  # no second softmax: fewer kernels
         finite = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
         return -(finite * self.log_probs.softmax(-1)).sum(-1).to(self.dtype)
+
+
+class DrawnNormal(IndependentNormal):
+    """``torchrl.modules.IndependentNormal`` whose draws a collector may make ahead, many steps at once.
+
+    Values and random numbers are those of TorchRL's class, and so are the arguments.
+    """
+
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
+        """``[*sample_shape, *, D]`` actions, differentiable in ``loc`` and ``scale``."""
+        base = cast("Normal", self.base_dist)
+        shape = torch.Size(sample_shape) + base.batch_shape
+        return base.loc + normal(shape, dtype=base.loc.dtype, device=base.loc.device) * base.scale
 
 
 def one_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:

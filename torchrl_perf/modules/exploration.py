@@ -14,6 +14,7 @@ from torchrl.data import Binary, Categorical, Composite, MultiCategorical, Multi
 from torchrl_perf.functional.masked import effective_mask, of_agents, of_rows
 from torchrl_perf.functional.schedules import linear
 from torchrl_perf.modules.specs import composite_of
+from torchrl_perf.runtime.draws import uniform
 from torchrl_perf.runtime.self_capture import self_capturing
 
 ACTION_VALUE_KEY, CHOSEN_VALUE_KEY = "action_value", "chosen_action_value"
@@ -258,10 +259,10 @@ class EpsilonGreedy(TensorDictModuleBase):
         kind: dict[str, Any] = {"dtype": torch.float32, "device": greedy.device}
         if mask is None:
             # one draw of two numbers a row: whether to explore, and where
-            noise = torch.rand((2, *greedy.shape), **kind)
+            noise = uniform((2, *greedy.shape), **kind)
             chance, choice = noise[0], (noise[1] * self.num_actions).to(torch.int64)
         else:
-            noise = torch.rand((self.num_actions + 1, *greedy.shape), **kind)
+            noise = uniform((self.num_actions + 1, *greedy.shape), **kind)
             chance, choice = noise[0], noise[1:].movedim(0, -1).masked_fill(~mask, -1.0).argmax(-1)
         return torch.where(chance < self.epsilon, choice, greedy)
 
@@ -291,7 +292,7 @@ class EpsilonGreedy(TensorDictModuleBase):
     def _several(self, action: Tensor, rows: Sequence[int]) -> Tensor:
         """As :meth:`_explore`, for an action of several parts, which are all drawn together."""
         parts = len(self.parts)
-        noise = torch.rand((*rows, parts + 1), dtype=torch.float32, device=action.device)
+        noise = uniform((*rows, parts + 1), dtype=torch.float32, device=action.device)
         choice = (noise[..., 1:] * self._sizes).to(torch.int64)
         if self.one_hot:
             hot = [

@@ -24,6 +24,7 @@ from torchrl_perf.modules.squashed_normal import (
     rounded,
     squashed_loc,
 )
+from torchrl_perf.runtime.draws import normal
 
 
 class DeviceMaskedCategorical(GumbelCategorical):
@@ -247,7 +248,7 @@ class DiagonalNormal(_NormalPart, Distribution):
     def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> Tensor:
         """``[*sample_shape, *, D]`` actions, differentiable in ``loc`` and ``scale``."""
         shape = torch.Size(sample_shape) + self.loc.shape
-        noise = torch.randn(shape, dtype=wide_dtype(self.loc.dtype), device=self.loc.device)
+        noise = normal(shape, dtype=wide_dtype(self.loc.dtype), device=self.loc.device)
         action = rounded(widened(self.loc) + widened(self.scale) * noise, self.loc, self.scale)
         return self._neutral(action, torch.zeros_like(self.loc))
 

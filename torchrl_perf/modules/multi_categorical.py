@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torchrl_perf.functional.masked import gumbel_argmax, masked_entropy, masked_kl
 from torchrl_perf.functional.wide import wide_dtype
+from torchrl_perf.runtime.draws import uniform
 
 
 class IndependentCategoricals(Distribution):
@@ -79,7 +80,8 @@ class IndependentCategoricals(Distribution):
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """``[*sample_shape, *, D]`` int64 indices."""
-        return gumbel_argmax(self.log_probs.expand(*sample_shape, *self.log_probs.shape))
+        log_probs = self.log_probs.expand(*sample_shape, *self.log_probs.shape)
+        return gumbel_argmax(log_probs, uniform(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[*]`` of choices ``[*, D]``."""

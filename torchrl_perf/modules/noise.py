@@ -18,6 +18,7 @@ from torchrl_perf.functional.wide import wide_dtype
 from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.specs import composite_of, leaf_of
 from torchrl_perf.modules.wide_buffers import WideBuffers
+from torchrl_perf.runtime.draws import normal
 
 
 class _ActionNoise(TensorDictModuleBase):
@@ -193,7 +194,7 @@ class GaussianNoise(_ActionNoise):
         self.in_keys = self._reads(self.valid_key)  # pyright: ignore
 
     def _draw(self, action: Tensor, tensordict: TensorDictBase) -> Tensor:
-        noise = torch.randn_like(action, dtype=wide_dtype(action.dtype))
+        noise = normal(action.shape, dtype=wide_dtype(action.dtype), device=action.device)
         return noise if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * noise
 
 
@@ -319,7 +320,7 @@ class OUNoise(WideBuffers, _ActionNoise):
                     f"{sorted(map(str, tensordict.keys()))}. Remedy: TorchRL's InitTracker, or is_init_key=None."
                 )
             state = torch.where(_column(flag, action), 0.0, state)
-        noise = torch.randn_like(action, dtype=wide_dtype(action.dtype))
+        noise = normal(action.shape, dtype=wide_dtype(action.dtype), device=action.device)
         self.state.copy_(ou_step(state, noise, theta=self.theta, dt=self.dt))
         return self.state
 

@@ -10,13 +10,14 @@ from torch.distributions import Distribution, constraints
 from torch.nn import functional as F
 
 from torchrl_perf.functional.wide import result_dtype, wide_dtype, widened
+from torchrl_perf.runtime.draws import normal
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 def _noise(shape: torch.Size, like: Tensor) -> Tensor:
     """Standard normal numbers on the device of a tensor, in float64 for float64 and in float32 for any other."""
-    return torch.randn(shape, dtype=wide_dtype(like.dtype), device=like.device)
+    return normal(shape, dtype=wide_dtype(like.dtype), device=like.device)
 
 
 def rounded(value: Tensor, *inputs: Any) -> Tensor:

@@ -20,6 +20,13 @@ instead of 3.33, one with 4,096 envs 6.42 instead of 6.80. ``online_softmax`` pa
 each short one (the logits of a few actions) that it turns itself off.
 """
 
+FEW_LAUNCHES = {"aggressive_fusion": True, "score_fusion_memory_threshold": 0}
+"""Further options for a function of small tensors on CUDA, of which each launch costs more than its memory traffic.
+
+Operations of one shape become one kernel whether or not they read the same memory, such as the rows of a step that hold
+constants.
+"""
+
 FUSES_PAST_WRITES = TorchVersion(torch.__version__) < "2.12"
 """Whether Inductor's code for a CPU may read a buffer after the write in place that has to come after the read.
 

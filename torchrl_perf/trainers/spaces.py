@@ -20,9 +20,8 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase
-from torchrl.modules import IndependentNormal
 
-from torchrl_perf.modules.distributions import GumbelCategorical
+from torchrl_perf.modules.distributions import DrawnNormal, GumbelCategorical
 from torchrl_perf.modules.encoders.joined import JoinedInputs
 from torchrl_perf.modules.encoders.observations import EncodedInputs, ObservationEncoder, ObservationPart
 from torchrl_perf.modules.multi_categorical import IndependentCategoricals
@@ -212,7 +211,7 @@ def action_choices(env: EnvBase) -> Choices:
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         return Choices(int(spec.space.n), GumbelCategorical, True)
     if isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point:
-        return Choices(spec.shape[-1], IndependentNormal, False)
+        return Choices(spec.shape[-1], DrawnNormal, False)
     raise ValueError(
         f"action_spec: expected Categorical (index), MultiCategorical or Bounded of floating point, received "
         f"{type(spec).__name__} of {spec.dtype} in {_owner(env)}. Remedy: pass actor=, or "

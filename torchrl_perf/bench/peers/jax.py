@@ -1,4 +1,4 @@
-"""The same PPO on CartPole as one JAX program, a peer to compare with if JAX is installed.
+"""The same PPO as one JAX program, a peer to compare with if JAX is installed.
 
 Written for this comparison in the form that JAX end-to-end systems have (PureJaxRL, arXiv:2210.05639): the iteration is
 one jitted function, envs are ``vmap``-ped, time is a ``scan``, and nothing leaves the device. Same networks, sizes,
@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import Any, NamedTuple
 
+from torchrl_perf.bench.peers.jax_tasks import TASKS, Task
 from torchrl_perf.trainers.ppo import PPOConfig
 
 
@@ -26,19 +27,6 @@ class Rollout(NamedTuple):
     next_value: Any
 
 
-def _cartpole(jnp: Any, state: Any, elapsed: Any, action: Any) -> tuple[Any, Any, Any]:
-    """Gymnasium's CartPole-v1: (next state, terminated, done) of one env."""
-    x, x_dot, theta, theta_dot = state
-    force = jnp.where(action == 1, 10.0, -10.0)
-    cos, sin = jnp.cos(theta), jnp.sin(theta)
-    temp = (force + 0.05 * theta_dot**2 * sin) / 1.1
-    theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
-    x_acc = temp - 0.05 * theta_acc * cos / 1.1
-    new = jnp.stack([x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc])
-    terminated = (jnp.abs(new[0]) > 2.4) | (jnp.abs(new[2]) > 12 * 2 * jnp.pi / 360)
-    return new, terminated, terminated | (elapsed + 1 >= 500)
-
-
 def _init_network(jax: Any, key: Any, sizes: tuple[int, ...], output_gain: float) -> list[tuple[Any, Any]]:
     keys = jax.random.split(key, len(sizes) - 1)
     gains = [2**0.5] * (len(sizes) - 2) + [output_gain]
@@ -48,35 +36,36 @@ def _init_network(jax: Any, key: Any, sizes: tuple[int, ...], output_gain: float
     ]
 
 
-def _apply(jnp: Any, params: list[tuple[Any, Any]], x: Any) -> Any:
+def _apply(jax: Any, activation: str, params: list[tuple[Any, Any]], x: Any) -> Any:
+    act = jax.numpy.tanh if activation == "tanh" else getattr(jax.nn, activation)
     for weight, bias in params[:-1]:
-        x = jnp.tanh(x @ weight + bias)
+        x = act(x @ weight + bias)
     weight, bias = params[-1]
     return x @ weight + bias
 
 
-def _rollout(jax: Any, config: PPOConfig, params: dict[str, Any], carry: Any) -> tuple[Any, Rollout]:
+def _rollout(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], carry: Any) -> tuple[Any, Rollout]:
     """T steps of N envs; the true next observation's value is kept for the bootstrap."""
-    jnp = jax.numpy
+    jnp, apply = jax.numpy, partial(_apply, jax, config.activation)
 
     def step(carry: Any, _: None) -> tuple[Any, Rollout]:
         state, elapsed, key, episode, best = carry
         key, act_key, reset_key = jax.random.split(key, 3)
-        logits = jax.nn.log_softmax(_apply(jnp, params["actor"], state))
-        action = jax.random.categorical(act_key, logits)
-        new, terminated, done = jax.vmap(partial(_cartpole, jnp))(state, elapsed, action)
-        fresh = jax.random.uniform(reset_key, state.shape, minval=-0.05, maxval=0.05)
+        outputs = apply(params["actor"], state)
+        action = task.sample(jax, act_key, outputs, params["policy"])
+        new, reward, terminated, done = jax.vmap(partial(task.step, jnp))(state, elapsed, action)
+        fresh = jax.random.uniform(reset_key, state.shape, minval=-task.reset_bound, maxval=task.reset_bound)
         length = episode + 1.0
         best = (best[0] + jnp.sum(jnp.where(done, length, 0.0)), best[1] + jnp.sum(done))
         row = Rollout(
             state,
             action,
-            jnp.take_along_axis(logits, action[:, None], 1)[:, 0],
-            _apply(jnp, params["critic"], state)[:, 0],
-            jnp.ones_like(length),
+            task.log_prob(jax, outputs, params["policy"], action),
+            apply(params["critic"], state)[:, 0],
+            reward,
             terminated,
             done,
-            _apply(jnp, params["critic"], new)[:, 0],
+            apply(params["critic"], new)[:, 0],
         )
         carry = (
             jnp.where(done[:, None], fresh, new),
@@ -102,12 +91,12 @@ def _advantages(jax: Any, config: PPOConfig, batch: Rollout) -> tuple[Any, Any]:
     return advantage, advantage + batch.value
 
 
-def _loss(jax: Any, config: PPOConfig, params: dict[str, Any], rows: tuple[Any, ...]) -> Any:
-    jnp = jax.numpy
+def _loss(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], rows: tuple[Any, ...]) -> Any:
+    jnp, apply = jax.numpy, partial(_apply, jax, config.activation)
     observation, action, old_log_prob, old_value, advantage, target = rows
-    logits = jax.nn.log_softmax(_apply(jnp, params["actor"], observation))
-    log_prob = jnp.take_along_axis(logits, action[:, None], 1)[:, 0]
-    value = _apply(jnp, params["critic"], observation)[:, 0]
+    outputs = apply(params["actor"], observation)
+    log_prob = task.log_prob(jax, outputs, params["policy"], action)
+    value = apply(params["critic"], observation)[:, 0]
     value_loss = (value - target) ** 2
     if config.clip_value:
         clipped_value = old_value + jnp.clip(value - old_value, -config.clip_epsilon, config.clip_epsilon)
@@ -116,23 +105,28 @@ def _loss(jax: Any, config: PPOConfig, params: dict[str, Any], rows: tuple[Any, 
     ratio = jnp.exp(log_prob - old_log_prob)
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
     policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
-    entropy = -(jnp.exp(logits) * logits).sum(-1).mean()
+    entropy = task.entropy(jax, outputs, params["policy"])
     return policy_loss + config.critic_coeff * value_loss.mean() - config.entropy_coeff * entropy
 
 
-def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
-    """The jitted iteration and its initial state; ``state[-1]`` is the return sum and count of finished episodes."""
+def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]:
+    """The jitted iteration and its initial state; ``state[-1]`` is the length sum and count of finished episodes.
+
+    Args:
+        config: sizes, coefficients, widths and activation.
+        name: one of :data:`~torchrl_perf.bench.peers.jax_tasks.TASKS`.
+    """
     # JAX would otherwise take most of the device's memory from PyTorch, which runs in the same process
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     import optax
 
-    jnp = jax.numpy
+    jnp, task = jax.numpy, TASKS[name]
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=1e-5))
 
     def update(carry: Any, rows: tuple[Any, ...]) -> tuple[Any, None]:
         params, moments = carry
-        gradient = jax.grad(partial(_loss, jax, config))(params, rows)
+        gradient = jax.grad(partial(_loss, jax, config, task))(params, rows)
         change, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, change), moments), None
 
@@ -141,7 +135,7 @@ def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
         key, shuffle_key = jax.random.split(key)
         zero = (jnp.zeros(()), jnp.zeros((), jnp.int32))
         (env_state, elapsed, key, episode, finished), batch = _rollout(
-            jax, config, params, (env_state, elapsed, key, episode, zero)
+            jax, config, task, params, (env_state, elapsed, key, episode, zero)
         )
         advantage, target = _advantages(jax, config, batch)
         fields = (batch.observation, batch.action, batch.log_prob, batch.value, advantage, target)
@@ -158,18 +152,20 @@ def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
     key = jax.random.PRNGKey(config.seed)
     key, actor_key, critic_key, env_key = jax.random.split(key, 4)
     params = {
-        "actor": _init_network(jax, actor_key, (4, 64, 64, 2), 0.01),
-        "critic": _init_network(jax, critic_key, (4, 64, 64, 1), 1.0),
+        "actor": _init_network(jax, actor_key, (task.observations, *config.widths, task.outputs), 0.01),
+        "critic": _init_network(jax, critic_key, (task.observations, *config.critic_widths, 1), 1.0),
+        "policy": task.params(jnp),
     }
-    n = config.num_envs
-    env = (jax.random.uniform(env_key, (n, 4), minval=-0.05, maxval=0.05), jnp.zeros(n, jnp.int32), key, jnp.zeros(n))
+    n, bound = config.num_envs, task.reset_bound
+    start = jax.random.uniform(env_key, (n, task.observations), minval=-bound, maxval=bound)
+    env = (start, jnp.zeros(n, jnp.int32), key, jnp.zeros(n))
     state = (params, optimizer.init(params), env, (jnp.zeros(()), jnp.zeros((), jnp.int32)))
     return jax.jit(iteration, donate_argnums=0), state
 
 
-def measure(config: PPOConfig, repeats: int) -> dict[str, Any]:
+def measure(config: PPOConfig, repeats: int, name: str = "CartPole") -> dict[str, Any]:
     """Row of the PPO table: median and spread of an iteration, after compilation."""
-    iteration, state = make_iteration(config)
+    iteration, state = make_iteration(config, name)
     import jax
 
     start = time.perf_counter()

@@ -53,7 +53,7 @@ class CartPole(DeviceEnv):
 
     def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One explicit Euler step of 0.02 s; see :meth:`DeviceEnv.dynamics`."""
-        _, velocity, angle, angular_velocity = state.unbind(-1)
+        position, velocity, angle, angular_velocity = state.unbind(-1)
         cos, sin = angle.cos(), angle.sin()
         force = action.to(state.dtype) * (2 * _FORCE) - _FORCE
         push = (force + _POLE_MASS_LENGTH * angular_velocity.square() * sin) / _TOTAL_MASS
@@ -63,7 +63,8 @@ class CartPole(DeviceEnv):
         acceleration = push - _POLE_MASS_LENGTH * angular_acceleration * cos / _TOTAL_MASS
         rates = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), -1)
         next_state = state + _TIME_STEP * rates
-        position, _, angle, _ = next_state.unbind(-1)
+        position = position + _TIME_STEP * velocity
+        angle = angle + _TIME_STEP * angular_velocity
         terminated = (position.abs() > _POSITION_LIMIT) | (angle.abs() > _ANGLE_LIMIT)
         return next_state, torch.ones_like(position), terminated
 

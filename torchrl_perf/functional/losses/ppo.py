@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.parts import moments_of_all
 from torchrl_perf.functional.rows.valid import spread
 from torchrl_perf.functional.wide import compute_dtype, computed_wide
 
@@ -37,8 +38,7 @@ def normalized_advantage(
         std, mean = torch.std_mean(advantage, dims, keepdim=True)
         low, high = advantage.amin(dims, keepdim=True), advantage.amax(dims, keepdim=True)
     else:
-        std, mean = torch.std_mean(advantage)
-        low, high = advantage.aminmax()
+        std, mean, low, high = moments_of_all(advantage)
     # the rounded mean of equal numbers may differ from them, and that difference over so small a deviation is not 0;
     # infinite advantages become NaN, so that they are noticed
     return (advantage - mean) / std.clamp_min(least_std).masked_fill(low == high, torch.inf)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_perf.functional.losses.sac import weighted_mean
 from torchrl_perf.functional.masked import of_rows
+from torchrl_perf.functional.parts import mean_of_all
 from torchrl_perf.functional.wide import computed_wide
 
 Reduction = Literal["none", "mean", "sum"]
@@ -75,7 +76,7 @@ def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
         valid: bool ``[*]``, or None where all count.
     """
     if valid is None:
-        return values.mean()
+        return mean_of_all(values)
     chosen = spread(valid, values)
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp_min(1)
 

@@ -157,6 +157,8 @@ class ActiveDynamicsTrainer(Checkpointed):
             frames_per_batch=self.config.batch_size,
             mode="eager" if self.mode == "eager" else "compile",
             compile_mode=self.config.compile_mode,
+            draw_ahead=True,
+            track_traj_ids=False,
             compile_later=self.kernels.changes,
             exclude_keys=(*plans, *(("next", key) for key in carried)),
         )

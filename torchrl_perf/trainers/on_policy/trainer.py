@@ -209,6 +209,8 @@ class OnPolicyTrainer(Checkpointed):
             mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
+            draw_ahead=True,
+            track_traj_ids=False,
             exclude_keys=tuple(self.algorithm.unused_keys),
             auto_register_policy_transforms=bool(self.algorithm.carried),
         )
@@ -222,6 +224,7 @@ class OnPolicyTrainer(Checkpointed):
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
         self._sums = torch.zeros(len(self.statistics) + 1, device=device)
         self._applied = torch.zeros((), device=device)
+        self._one = torch.ones((), device=device)  # what backward passes begin with: torch would make one for each
         self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
         self.guard = NumericalGuard(
             self.metrics,
@@ -328,9 +331,10 @@ class OnPolicyTrainer(Checkpointed):
             total, statistics = self.shared.mean_(total, statistics, weight=self._weight(rows, index))
             if self.algorithm.adapts_learning_rate:
                 self._adapt_fn(statistics, self.optimizer.learning_rate)
-            grad_scale, skip, fault = self._guard_fn(total, self.optimizer.grad_norm(), statistics)
+            norms = self.optimizer.parameter_norms()
+            grad_scale, skip, fault = self._guard_fn(total, norms, statistics)
             self.optimizer.step(grad_scale, skip)
-            self.guard.note(statistics[: len(self.algorithm.losses)], self.optimizer.grad_norms, fault)
+            self.guard.note(statistics[: len(self.algorithm.losses)], norms, fault)
 
     def measure(self, batch: TensorDictBase) -> None:
         """Episode statistics and metrics of the iteration, accumulated on the device."""
@@ -340,13 +344,13 @@ class OnPolicyTrainer(Checkpointed):
         self.episodes.update(self.guard.finite(batch.get(("next", "reward"))), batch.get(("next", "done")), valid)
         means = (self._sums / self._applied).unbind()
         names = (*(f"train/{name}" for name in self.statistics), "train/grad_norm")
-        self.metrics.add_all(dict(zip(names, means, strict=True)))
-        self.metrics.add("train/updates_applied", self._applied)
-        self.metrics.add("train/micro_batches", self.micro.count, reduce="last")
-        self.metrics.add("train/learning_rate", self.optimizer.learning_rate, reduce="last")
-        finished = self.episodes.count > 0
-        self.metrics.add("episode/mean_return", self.episodes.mean_return, reduce="last", mask=finished)
-        self.metrics.add("episode/mean_length", self.episodes.mean_length, reduce="last", mask=finished)
+        # in few calls, whose values are stacked
+        self.metrics.add_all(dict(zip(names, means, strict=True)) | {"train/updates_applied": self._applied})
+        state = {"micro_batches": self.micro.count, "learning_rate": self.optimizer.learning_rate}
+        self.metrics.add_all({f"train/{name}": value for name, value in state.items()}, "last")
+        episodes = {"mean_return": self.episodes.mean_return, "mean_length": self.episodes.mean_length}
+        episodes = {f"episode/{name}": value for name, value in episodes.items()}
+        self.metrics.add_all(episodes, "last", mask=self.episodes.count > 0)
         self.metrics.add("episode/count", self.episodes.count, reduce="last")
         self.metrics.add("train/first_bad_iteration", self._first_bad, reduce="last")
         self.algorithm.measure(batch, self.metrics, self.guard)
@@ -387,7 +391,7 @@ class OnPolicyTrainer(Checkpointed):
         self.optimizer.zero_grad()
         if parts == 1 and summary is None:
             total, statistics = self._losses_fn(rows, index)
-            self.optimizer.scaled(total).backward()
+            self.optimizer.scaled(total).backward(self._one.to(total.dtype))
             return total.detach(), statistics
         whole = self.algorithm.whole(rows, index, summary)
         pieces = {key: parts_of(value, parts) for key, value in whole.entries.items()}
@@ -433,11 +437,12 @@ class OnPolicyTrainer(Checkpointed):
         if stop is not None:
             self._stopped.logical_or_(stop)
 
-    def _guard(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _guard(self, total: Tensor, norms: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decides on the device whether a step is taken, and with which gradient scale; keeps the metrics' sums.
 
         The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
         """
+        grad_norm = self.optimizer.joint_norm(norms)
         self._note_stop(statistics)
         apply = total.isfinite() & grad_norm.isfinite() & ~self._stopped
         fault = self._judge(total, grad_norm, statistics, apply)

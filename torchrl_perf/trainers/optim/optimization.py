@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.adam import widest_dtype
+from torchrl_perf.functional.parts import joined_in_parts
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
@@ -232,9 +233,20 @@ class GuardedAdam(torch.optim.Optimizer):
 
     def grad_norm(self) -> Tensor:
         """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
-        return self._norm_of([param.grad for param in self.params])
+        return self.joint_norm(self.parameter_norms())
 
-    def _norm_of(self, of_params: Sequence[Tensor | None]) -> Tensor:
+    def parameter_norms(self) -> Tensor:
+        """Norm of the gradient at each parameter, ``[P]``, with the loss scale; a tensor of its own at each call."""
+        return self._norms_of([param.grad for param in self.params])
+
+    def joint_norm(self, norms: Tensor) -> Tensor:
+        """:meth:`grad_norm` from :meth:`parameter_norms`, which become :attr:`grad_norms`; it may be compiled."""
+        # in place, so that each recorded step writes where the others do
+        self.grad_norms.copy_(norms)
+        norm = torch.linalg.vector_norm(norms)
+        return norm if self.loss_scale is None else self.loss_scale.check(norm)
+
+    def _norms_of(self, of_params: Sequence[Tensor | None]) -> Tensor:
         grads = [grad for grad in of_params if grad is not None]
         try:
             norms: Sequence[Tensor] = torch._foreach_norm(grads, 2, self._norm_dtype) if grads else ()
@@ -242,10 +254,7 @@ class GuardedAdam(torch.optim.Optimizer):
             for param in self.params:
                 _check_dense(param)
             raise
-        # in place, so that each recorded step writes where the others do
-        self.grad_norms.copy_(torch.stack(self._of_all_params(norms, of_params)))
-        norm = torch.linalg.vector_norm(self.grad_norms)
-        return norm if self.loss_scale is None else self.loss_scale.check(norm)
+        return torch.stack(self._of_all_params(norms, of_params))
 
     def _of_all_params(self, norms: Sequence[Tensor], of_params: Sequence[Tensor | None]) -> list[Tensor]:
         """One norm for each parameter, 0 for those without a gradient."""
@@ -312,7 +321,7 @@ class GuardedAdam(torch.optim.Optimizer):
         bad: Tensor | None = None,
     ) -> None:
         if grad_scale is None or skip is None:
-            norm = self._norm_of(grads)
+            norm = self.joint_norm(self._norms_of(grads))
             norm = norm if scale is None else norm / scale
             grad_scale = (norm / self.max_grad_norm).clamp_min(1.0) if grad_scale is None else grad_scale
             skip = (~norm.isfinite()).float() if skip is None else skip
@@ -372,7 +381,7 @@ class GuardedAdam(torch.optim.Optimizer):
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
         """
         if torch.compiler.is_compiling():
-            norm = self._compiled_norm(grads)
+            norm, grads = self._compiled_norm(grads)
         else:
             self._read_groups()
             norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))
@@ -394,16 +403,22 @@ class GuardedAdam(torch.optim.Optimizer):
             follow_(targets, [value for held in self._group_steps for value in held.exact], tau)
         return applies, norm
 
-    def _compiled_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        """Norm of all gradients in one pass, 0-d; the first bad one is marked in ``grad_norms``."""
+    def _compiled_norm(self, grads: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Norm of all gradients in one pass, 0-d, and the gradients; the first bad one is marked in ``grad_norms``."""
         # one sum over all: a sum for each gradient is two kernels where it is large
-        flat = torch.cat([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
+        rows = joined_in_parts([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
         # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
-        place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
+        places = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+        place = torch.where(rows.isfinite(), rows.numel(), places).amin(-1).amin()
         number = (self._ends <= place).sum()
-        numbers = torch.arange(len(self.params), device=flat.device)
+        numbers = torch.arange(len(self.params), device=rows.device)
         self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
-        return flat.square().sum().sqrt()
+        norm = rows.square().sum(-1).sum().sqrt()
+        if self._norm_dtype is not None:
+            return norm, grads
+        # as parts of the joined ones: a gradient may be a slice of a padded product, which is slow to walk
+        parts = rows.view(-1).split([*[grad.numel() for grad in grads], rows.numel() - sum(g.numel() for g in grads)])
+        return norm, [part.view(grad.shape) for part, grad in zip(parts, grads, strict=False)]
 
     # -- state --------------------------------------------------------------------------------------------------------
 

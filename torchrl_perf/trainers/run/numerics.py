@@ -103,7 +103,7 @@ class NumericalGuard:
         self._none = torch.zeros(2, dtype=torch.int64, device=device)
         self._good: dict[str, Any] | None = None
         self._candidates: deque[dict[str, Any]] = deque()
-        self._noted: list[tuple[Tensor, Tensor]] = []
+        self._noted: list[tuple[Tensor, Tensor, Tensor]] = []
         self._scan_fn = self._compile(self._scan)
         self._digest_fn = self._compile(self._digest)
 
@@ -152,13 +152,13 @@ class NumericalGuard:
             self._counts, self._row = self._scan_fn(values)
 
     def note(self, losses: Tensor, gradients: Tensor, fault: Tensor) -> None:
-        """Keeps a copy of the losses and gradients of an update until :meth:`report`.
+        """Keeps the losses and gradients of an update until :meth:`report`; costs the device nothing.
 
         Args:
-            losses: one value for each of ``losses``, float ``[L]``.
-            gradients: one number for each of ``parameters`` that is finite where its gradient is, float ``[P]``.
-            fault: bool 0-d, whether loss or gradient were not finite and should have been; must not be overwritten in
-                this iteration.
+            losses: one value for each of ``losses``, float ``[L]``; must not be overwritten in this iteration.
+            gradients: one number for each of ``parameters`` that is finite where its gradient is, float ``[P]``; as
+                above.
+            fault: bool 0-d, whether loss or gradient were not finite and should have been.
 
         Raises:
             ValueError: for other numbers of losses or gradients than names.
@@ -170,7 +170,7 @@ class NumericalGuard:
                 f"for each of losses={self.losses} and of the parameters, received {tuple(losses.shape)} and "
                 f"{tuple(gradients.shape)}. Remedy: the names at construction, or loss.view(1)."
             )
-        self._noted.append((torch.cat([losses.detach(), gradients.detach()]), fault))
+        self._noted.append((losses.detach(), gradients.detach(), fault))
 
     def report(self) -> None:
         """Hands the findings of this iteration to the metrics."""
@@ -178,8 +178,8 @@ class NumericalGuard:
         found, update = self._none, None
         if noted:
             self._updates = len(noted)
-            values, faults = (torch.stack(parts) for parts in zip(*noted, strict=True))
-            found, update = self._digest_fn(values, faults)
+            losses, gradients, faults = (torch.stack(parts) for parts in zip(*noted, strict=True))
+            found, update = self._digest_fn(losses, gradients, faults)
         counts = [*self._counts.unbind(), *found.unbind()] if self.keys else [*found.unbind()]
         names = [*(f"nonfinite/{name_of(key)}" for key in self.keys), "nonfinite/loss", "nonfinite/gradient"]
         self.metrics.add_all(dict(zip(names, counts, strict=True)), "sum")
@@ -231,9 +231,10 @@ class NumericalGuard:
         self.mark_bad(code >= 0)
         return (self._owner * counts.unsqueeze(-1)).sum(0), self._place(code, rows.numel())
 
-    def _digest(self, values: Tensor, faults: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts of bad losses and gradients ``[2]``, and the first place, from all updates ``[U, L + P]``."""
-        bad_loss = faults & ~values[:, : len(self.losses)].isfinite().all(1)
+    def _digest(self, losses: Tensor, gradients: Tensor, faults: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts of bad losses and gradients ``[2]``, and the first place, from all updates ``[U, *]``."""
+        bad_loss = faults & ~losses.isfinite().all(1)
+        values = torch.cat([losses, gradients], 1)
         code = first_nonfinite(torch.where(faults.unsqueeze(-1), values, 0.0))
         self.mark_bad(faults.any())
         return torch.stack([bad_loss.sum(), (faults & ~bad_loss).sum()]), self._place(code, values.numel())

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -291,3 +293,30 @@ def _kill_at(iteration: int, rank: int) -> None:
         update(self, batch)
 
     PPOTrainer.update = die
+
+
+def left_by_exception() -> None:
+    """A loop of one's own that fails; the ranks leave when their processes end."""
+    _ends_like_a_script("raise ValueError('of the loop')")
+
+
+def left_by_interrupt() -> None:
+    """The same, by Ctrl-C."""
+    _ends_like_a_script("raise KeyboardInterrupt")
+
+
+def left_without_a_word() -> None:
+    """The same, without a call of leave()."""
+    _ends_like_a_script("")
+
+
+def _ends_like_a_script(last: str) -> None:
+    """Becomes a process of its own, whose end is that of an interpreter and not that of a fork."""
+    script = (
+        "import torch.distributed as dist\n"
+        "from torchrl_perf.parallel import join\n"
+        "join('cpu').values(1)\n"
+        "destroy = dist.destroy_process_group\n"
+        "dist.destroy_process_group = lambda: (destroy(), print('destroy_process_group() was called', flush=True))\n"
+    )
+    raise SystemExit(abs(subprocess.run([sys.executable, "-c", script + last], check=False).returncode) and 1)

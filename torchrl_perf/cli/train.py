@@ -24,6 +24,7 @@ from torchrl_perf.cli.resume import (
 )
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
+from torchrl_perf.parallel.join import ending
 from torchrl_perf.parallel.watch import first_to_tell, of_collective
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
@@ -129,7 +130,8 @@ def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     except (TrainingDivergedError, RunFolderError, ImportError) as error:
         return _failed(error)
     finally:
-        trainer.close()
+        with ending():
+            trainer.close()
     return _ended(result, name) if ranks.first else result.exit_code
 
 

@@ -234,6 +234,19 @@ class GuardedAdam(torch.optim.Optimizer):
         """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
         return self._norm_of([param.grad for param in self.params])
 
+    def flat_norm(self, flat: Tensor, ends: Tensor) -> Tensor:
+        """:meth:`grad_norm` of gradients that lie in one tensor, in few kernels where it is compiled.
+
+        Args:
+            flat: all of them in the order of ``params``, with zeros anywhere between them.
+            ends: where each one ends, int64 ``[P]``.
+
+        Returns:
+            0-d, the loss scale divided out. ``grad_norms`` marks the first parameter whose gradient is not finite.
+        """
+        norm = self._marked_norm(flat if self._norm_dtype is None else flat.to(self._norm_dtype), ends)
+        return norm if self.loss_scale is None else self.loss_scale.check(norm)
+
     def _norm_of(self, of_params: Sequence[Tensor | None]) -> Tensor:
         grads = [grad for grad in of_params if grad is not None]
         try:
@@ -390,9 +403,13 @@ class GuardedAdam(torch.optim.Optimizer):
         """Norm of all gradients in one pass, 0-d; the first bad one is marked in ``grad_norms``."""
         # one sum over all: a sum for each gradient is two kernels where it is large
         flat = torch.cat([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
+        return self._marked_norm(flat, self._ends)
+
+    def _marked_norm(self, flat: Tensor, ends: Tensor) -> Tensor:
+        """Norm of gradients that lie one after the other; the first bad one is marked in ``grad_norms``."""
         # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
         place = torch.where(flat.isfinite(), flat.shape[0], torch.arange(flat.shape[0], device=flat.device)).amin()
-        number = (self._ends <= place).sum()
+        number = (ends <= place).sum()
         numbers = torch.arange(len(self.params), device=flat.device)
         self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
         return flat.square().sum().sqrt()

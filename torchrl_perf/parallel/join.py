@@ -112,7 +112,7 @@ def leave(*, seconds: float = LEAVE_SECONDS) -> None:
     or Ctrl-C as well.
 
     Args:
-        seconds: longest time; a process that still waits says so and ends with exit code 1.
+        seconds: longest time; a process that still waits says so and is killed.
     """
     _JOINED.clear()
     if not dist.is_initialized():
@@ -127,7 +127,7 @@ def ending(seconds: float = LEAVE_SECONDS) -> AbstractContextManager[None]:
     """Context of what a rank does last, and what waits for a device that may wait for another rank.
 
     Args:
-        seconds: longest time; a process that still waits says so and ends with exit code 1.
+        seconds: longest time; a process that still waits says so and is killed.
     """
     if not _DEADLINES:
         return nullcontext()

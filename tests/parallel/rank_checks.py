@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrl_perf import cli
 from torchrl_perf.functional.moments import moments_of
 from torchrl_perf.parallel import Ranks, SharedGradients, join, leave
-from torchrl_perf.registry import ALGORITHMS
+from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
 from torchrl_perf.trainers import DDPGConfig, DDPGTrainer, DQNConfig, DQNTrainer, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.off_policy.shard_weights import shard_correction
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -28,6 +28,22 @@ SMALL: dict[str, Any] = {
     **{"eps_frames": 960, "noise_frames": 960, "num_quantiles": 8, "num_cosines": 8, "num_atoms": 11},
     **{"sampler": "prioritized"},
 }
+SYSTEM: dict[str, Any] = {
+    **{"num_envs": 6, "num_steps": 4, "total_steps": 960, "device": "cpu", "mode": "eager", "hidden_size": 32},
+    **{
+        "epochs": 1,
+        "minibatches": 2,
+        "capacity": 480,
+        "option_capacity": 96,
+        "minibatch_size": 12,
+        "learning_starts": 24,
+    },
+    **{"updates_per_iteration": 2, "num_quantiles": 8, "num_cosines": 8, "num_atoms": 11, "demonstrations": 0},
+    **{"critical_nodes": 20, "size": 8, "max_robots": 3, "max_obstacles": 1, "stage_frames": "0", "stage_robots": "3"},
+    **{"stage_obstacles": "1", "stage_distance": "30", "self_size": 16, "object_size": 16, "updates": 2, "window": 4},
+    **{"history": 40, "plan_horizon": 3, "candidates": 4, "elites": 2, "plan_rounds": 1, "prediction_horizon": 1},
+}
+"""Settings of a small run of each system."""
 RUN = [
     *("train", "ppo", "--device", "cpu", "--num-envs", "12", "--num-steps", "8", "--epochs", "1", "--no-progress"),
     *("--run-dir", "runs", "--log-interval", "2", "--checkpoint-interval", "4", "--hidden-size", "32"),
@@ -39,6 +55,8 @@ def fingerprint(trainer: Any) -> str:
     """A hash of every parameter, buffer and moment that ranks have in common."""
     modules = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]
     tensors = [value for module in modules for value in module.state_dict().values() if isinstance(value, Tensor)]
+    if hasattr(trainer, "shared") and hasattr(trainer, "model"):  # the planner's memory is a rank's own
+        tensors = list(trainer.shared.params)
     optimizers = [part for part in trainer.parts().values() if isinstance(part, GuardedAdam)]
     tensors += [state for one in optimizers for held in one.state.values() for state in held.values()]
     tensors = [tensor for tensor in tensors if tensor.numel() != trainer.config.num_envs]  # returns of this rank's envs
@@ -141,6 +159,24 @@ def equal_ranks() -> dict[str, str]:
         known = {field.name for field in fields(kind)} - set(getattr(kind, "not_normalized", ()))
         trainer = trainer_of(kind.without_task(**{key: value for key, value in SMALL.items() if key in known}))
         for _ in range(6):
+            trainer.step()
+            trainer.iterations_done += 1
+        found[name] = fingerprint(trainer)
+        trainer.close()
+    leave()
+    return found
+
+
+def equal_systems() -> dict[str, str]:
+    """The same of the algorithms and systems whose updates have parts of their own."""
+    join("cpu")
+    found = {}
+    for name in ("ac-iqn", "sac-options", *SYSTEMS):
+        entry = entry_of(name)
+        kind, trainer_of = entry.load("config"), entry.load("trainer")
+        known = {field.name for field in fields(kind)}
+        trainer = trainer_of(kind(**{key: value for key, value in SYSTEM.items() if key in known}))
+        for _ in range(4):
             trainer.step()
             trainer.iterations_done += 1
         found[name] = fingerprint(trainer)

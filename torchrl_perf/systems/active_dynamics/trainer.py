@@ -128,6 +128,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self._named = dict(self.loss.named_parameters())
         if self.reward is not None and self.reward.kind == "rnd":
             self._named |= {f"predictor.{name}": p for name, p in self.reward.predictor.named_parameters()}
+        self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
         self.optimizer = GuardedAdam(
             self._named.values(),
             learning_rate=config.learning_rate,
@@ -135,8 +136,6 @@ class ActiveDynamicsTrainer(Checkpointed):
             acceleration=self.acceleration,
             **adam_options(config),
         )
-        self.ranks.broadcast_(self._named.values())
-        self.shared = SharedGradients(self._named.values(), ranks=self.ranks, broadcast=False)
         self._keys = (*WINDOW_KEYS, *self.policy.filter.state_shapes)
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)
         self.window = RecentWindow(config.history, example, device=self.device)

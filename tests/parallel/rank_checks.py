@@ -49,6 +49,7 @@ RUN = [
     *("--run-dir", "runs", "--log-interval", "2", "--checkpoint-interval", "4", "--hidden-size", "32"),
 ]
 """A run on the command line, without its length: 96 env steps an iteration."""
+NORMALIZED = ["--normalize-observations", "--normalize-rewards", "--checkpoint-interval", "2"]
 
 
 def fingerprint(trainer: Any) -> str:
@@ -300,6 +301,24 @@ def bad_settings() -> None:
 def whole_run() -> None:
     """Ten iterations."""
     raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
+
+
+def half_run() -> None:
+    """Six iterations, with moments of observations and rewards; the last checkpoint is the run's end."""
+    raise SystemExit(cli.main([*RUN, "--total-steps", "576", *NORMALIZED]))
+
+
+def longer_run() -> None:
+    """The run of ``half_run`` to its tenth iteration, with as many ranks as there are here."""
+    raise SystemExit(cli.main([*RUN[:2], "--resume", "runs/ppo-CartPole-0", "--no-progress", "--total-steps", "960"]))
+
+
+def other_dqn() -> None:
+    """A run of DQN, begun or gone on with."""
+    words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "600", "--no-progress"]
+    words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
+    begun = ["--resume", "runs/dqn-CartPole-0", "--total-steps", "1200", "--no-progress"]
+    raise SystemExit(cli.main(["train", "dqn", *begun] if os.path.isdir("runs/dqn-CartPole-0") else words))
 
 
 def resumed_run() -> None:

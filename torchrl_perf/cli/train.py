@@ -32,6 +32,7 @@ from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
+from torchrl_perf.trainers.run.other_ranks import problem_of_other_ranks
 from torchrl_perf.trainers.run.rank_folder import ranks_of_run
 from torchrl_perf.trainers.run.run import RunFolderError, RunResult, TrainingDivergedError, train
 
@@ -141,14 +142,10 @@ def _settings(name: str, argv: list[str], ranks: Ranks) -> tuple[dict[str, Any],
     config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
     if arguments.keep_schedules:
         config = kept_schedules(config, start)
-    before = _ranks_before(start)
-    if ranks.several and start.run_dir is not None and before != ranks.size:
-        raise ConfigError(
-            [
-                f"--resume {start.run_dir}: expected the {before} ranks that the run was begun with, received "
-                f"{ranks.size}. Remedy: --ranks {before}."
-            ]
-        )
+    if ranks.several and start.run_dir is not None:
+        problem = problem_of_other_ranks(config.algorithm, start.run_dir, _ranks_before(start), ranks.size)
+        if problem:
+            raise ConfigError([problem])
     return fitted_to_ranks(config, arguments, ranks.size).to_dict(), start, arguments.progress
 
 

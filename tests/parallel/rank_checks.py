@@ -310,7 +310,8 @@ def half_run() -> None:
 
 def longer_run() -> None:
     """The run of ``half_run`` to its tenth iteration, with as many ranks as there are here."""
-    raise SystemExit(cli.main([*RUN[:2], "--resume", "runs/ppo-CartPole-0", "--no-progress", "--total-steps", "960"]))
+    words = ["--resume", "runs/ppo-CartPole-0", "--no-progress", "--total-steps", "960"]
+    raise SystemExit(cli.main([*RUN[:2], *words, "--ranks", os.environ["WORLD_SIZE"]]))
 
 
 def other_dqn() -> None:

@@ -17,7 +17,7 @@ from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.shards import config_per_rank, shard_problems
 
-__all__ = ["asked_for", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
+__all__ = ["asked_for", "asks_for_one", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
 
 HELP = ("-h", "--help")
 
@@ -43,6 +43,15 @@ def asked_for(argv: Sequence[str]) -> int:
     if gpus is not None:
         _check_gpus(gpus)
     return ranks or gpus or 1
+
+
+def asks_for_one(argv: Sequence[str]) -> bool:
+    """Whether a command line asks for one process, whatever a run that it goes on with had.
+
+    Args:
+        argv: options.
+    """
+    return 1 in _given(argv).values()
 
 
 def launch(name: str, argv: Sequence[str], ranks: int) -> int:

@@ -16,7 +16,7 @@ from torchrl_perf.trainers.config import TASKS, RunConfig
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import find_resumable, is_finished
 from torchrl_perf.trainers.run.made_of import check_made_of
-from torchrl_perf.trainers.run.other_ranks import load_of_other_ranks
+from torchrl_perf.trainers.run.other_ranks import RESHARDED, load_of_other_ranks
 from torchrl_perf.trainers.run.rank_folder import common_checkpoint, ranks_of_run
 
 __all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start", "refuse_own_env"]
@@ -141,10 +141,16 @@ def load_start(trainer: Any, start: Start) -> None:
         return
     config = trainer.config.whole
     ranks: Ranks = getattr(trainer, "ranks", None) or Ranks.alone()
-    if ranks.several and ranks_of_run(start.run_dir) != ranks.size:
+    if ranks_of_run(start.run_dir) != ranks.size and config.algorithm in RESHARDED:
         name = "" if start.checkpoint is None else start.checkpoint.name
         path = load_of_other_ranks(trainer, ranks, start.run_dir, name=name)
-        _tell(trainer, ranks, start.run_dir, path, f"with {ranks.size} ranks; the envs begin anew, ")
+        _tell(
+            trainer,
+            ranks,
+            start.run_dir,
+            path,
+            f"with {ranks.size} {'ranks' if ranks.several else 'rank'}; the envs begin anew, ",
+        )
         return
     if ranks.several:
         name = "" if start.checkpoint is None else start.checkpoint.name

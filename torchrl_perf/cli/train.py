@@ -12,7 +12,7 @@ import torch
 
 from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.options import joined, refuse_bad_options
-from torchrl_perf.cli.ranks import asked_for, fitted_to_ranks, joined_ranks, launch, print_batch
+from torchrl_perf.cli.ranks import asked_for, asks_for_one, fitted_to_ranks, joined_ranks, launch, print_batch
 from torchrl_perf.cli.resume import (
     AUTO,
     Start,
@@ -113,7 +113,7 @@ def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     try:
         settings, start, progress = ranks.of_first(lambda: _settings(name, argv, ranks))
         config = algorithm_of(name, argv).load("config")(**settings)
-        if not ranks.several and (before := _ranks_before(start)) > 1:
+        if not ranks.several and not asks_for_one(argv) and (before := _ranks_before(start)) > 1:
             return launch(name, argv, before)
         print_batch(config, ranks)
         trainer = make_trainer(config, start)
@@ -142,7 +142,7 @@ def _settings(name: str, argv: list[str], ranks: Ranks) -> tuple[dict[str, Any],
     config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
     if arguments.keep_schedules:
         config = kept_schedules(config, start)
-    if ranks.several and start.run_dir is not None:
+    if start.run_dir is not None and (ranks.several or asks_for_one(argv)):
         problem = problem_of_other_ranks(config.algorithm, start.run_dir, _ranks_before(start), ranks.size)
         if problem:
             raise ConfigError([problem])

@@ -22,10 +22,8 @@ def test_ppo_goes_on_with_what_it_has_learnt(tmp_path, before, after):
     stopped = parts(folder / "000000006.pt")
     assert run(tmp_path, after, "longer_run") == {"longer_run": [0] * after}, said(tmp_path, "longer_run", 0)
     told = said(tmp_path, "longer_run", 0)
-    assert (
-        f"goes on from 000000006.pt, with {after} {'ranks' if after > 1 else 'rank'}; the envs begin anew, 576 of 960 steps"
-        in told
-    )
+    number = "1 rank" if after == 1 else f"{after} ranks"
+    assert f"goes on from 000000006.pt, with {number}; the envs begin anew, 576 of 960 steps" in told
     assert sorted(path.name for path in folder.glob("rank*")) == [f"rank{rank}" for rank in range(1, after)]
     with (tmp_path / RUN_DIR / "progress.csv").open(newline="") as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == [192, 384, 576, 768, 960]

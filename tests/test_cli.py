@@ -65,7 +65,7 @@ class TestCommands:
         [
             (
                 ["tain"],
-                "command: expected one of train, bench, evaluate, play, export, compare, plot, zoo, envs, syncs",
+                "command: expected one of train, bench, evaluate, play, export, compare, plot, sweep, zoo, envs, syncs",
             ),
             (["train", "a3c"], "torchrl-perf train: expected one of ppo, dqn, sac,"),
             (["train"], "torchrl-perf train: expected one of ppo, dqn, sac,"),

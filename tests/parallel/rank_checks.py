@@ -3,6 +3,8 @@
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torchrl_perf import cli
 from torchrl_perf.functional.moments import moments_of
 from torchrl_perf.parallel import Ranks, SharedGradients, join, leave
-from torchrl_perf.registry import ALGORITHMS
+from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
 from torchrl_perf.trainers import DDPGConfig, DDPGTrainer, DQNConfig, DQNTrainer, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.off_policy.shard_weights import shard_correction
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -26,17 +28,36 @@ SMALL: dict[str, Any] = {
     **{"eps_frames": 960, "noise_frames": 960, "num_quantiles": 8, "num_cosines": 8, "num_atoms": 11},
     **{"sampler": "prioritized"},
 }
+SYSTEM: dict[str, Any] = {
+    **{"num_envs": 6, "num_steps": 4, "total_steps": 960, "device": "cpu", "mode": "eager", "hidden_size": 32},
+    **{
+        "epochs": 1,
+        "minibatches": 2,
+        "capacity": 480,
+        "option_capacity": 96,
+        "minibatch_size": 12,
+        "learning_starts": 24,
+    },
+    **{"updates_per_iteration": 2, "num_quantiles": 8, "num_cosines": 8, "num_atoms": 11, "demonstrations": 0},
+    **{"critical_nodes": 20, "size": 8, "max_robots": 3, "max_obstacles": 1, "stage_frames": "0", "stage_robots": "3"},
+    **{"stage_obstacles": "1", "stage_distance": "30", "self_size": 16, "object_size": 16, "updates": 2, "window": 4},
+    **{"history": 40, "plan_horizon": 3, "candidates": 4, "elites": 2, "plan_rounds": 1, "prediction_horizon": 1},
+}
+"""Settings of a small run of each system."""
 RUN = [
     *("train", "ppo", "--device", "cpu", "--num-envs", "12", "--num-steps", "8", "--epochs", "1", "--no-progress"),
     *("--run-dir", "runs", "--log-interval", "2", "--checkpoint-interval", "4", "--hidden-size", "32"),
 ]
 """A run on the command line, without its length: 96 env steps an iteration."""
+NORMALIZED = ["--normalize-observations", "--normalize-rewards", "--checkpoint-interval", "2"]
 
 
 def fingerprint(trainer: Any) -> str:
     """A hash of every parameter, buffer and moment that ranks have in common."""
     modules = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]
     tensors = [value for module in modules for value in module.state_dict().values() if isinstance(value, Tensor)]
+    if hasattr(trainer, "shared") and hasattr(trainer, "model"):  # the planner's memory is a rank's own
+        tensors = list(trainer.shared.params)
     optimizers = [part for part in trainer.parts().values() if isinstance(part, GuardedAdam)]
     tensors += [state for one in optimizers for held in one.state.values() for state in held.values()]
     tensors = [tensor for tensor in tensors if tensor.numel() != trainer.config.num_envs]  # returns of this rank's envs
@@ -139,6 +160,24 @@ def equal_ranks() -> dict[str, str]:
         known = {field.name for field in fields(kind)} - set(getattr(kind, "not_normalized", ()))
         trainer = trainer_of(kind.without_task(**{key: value for key, value in SMALL.items() if key in known}))
         for _ in range(6):
+            trainer.step()
+            trainer.iterations_done += 1
+        found[name] = fingerprint(trainer)
+        trainer.close()
+    leave()
+    return found
+
+
+def equal_systems() -> dict[str, str]:
+    """The same of the algorithms and systems whose updates have parts of their own."""
+    join("cpu")
+    found = {}
+    for name in ("ac-iqn", "sac-options", *SYSTEMS):
+        entry = entry_of(name)
+        kind, trainer_of = entry.load("config"), entry.load("trainer")
+        known = {field.name for field in fields(kind)}
+        trainer = trainer_of(kind(**{key: value for key, value in SYSTEM.items() if key in known}))
+        for _ in range(4):
             trainer.step()
             trainer.iterations_done += 1
         found[name] = fingerprint(trainer)
@@ -264,6 +303,25 @@ def whole_run() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 
+def half_run() -> None:
+    """Six iterations, with moments of observations and rewards; the last checkpoint is the run's end."""
+    raise SystemExit(cli.main([*RUN, "--total-steps", "576", *NORMALIZED]))
+
+
+def longer_run() -> None:
+    """The run of ``half_run`` to its tenth iteration, with as many ranks as there are here."""
+    words = ["--resume", "runs/ppo-CartPole-0", "--no-progress", "--total-steps", "960"]
+    raise SystemExit(cli.main([*RUN[:2], *words, "--ranks", os.environ["WORLD_SIZE"]]))
+
+
+def other_dqn() -> None:
+    """A run of DQN, begun or gone on with."""
+    words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "600", "--no-progress"]
+    words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
+    begun = ["--resume", "runs/dqn-CartPole-0", "--total-steps", "1200", "--no-progress"]
+    raise SystemExit(cli.main(["train", "dqn", *begun] if os.path.isdir("runs/dqn-CartPole-0") else words))
+
+
 def resumed_run() -> None:
     """The run of ``killed_run``, from its newest checkpoint to its end."""
     raise SystemExit(cli.main([*RUN[:2], "--resume", "runs/ppo-CartPole-0", "--no-progress"]))
@@ -291,3 +349,30 @@ def _kill_at(iteration: int, rank: int) -> None:
         update(self, batch)
 
     PPOTrainer.update = die
+
+
+def left_by_exception() -> None:
+    """A loop of one's own that fails; the ranks leave when their processes end."""
+    _ends_like_a_script("raise ValueError('of the loop')")
+
+
+def left_by_interrupt() -> None:
+    """The same, by Ctrl-C."""
+    _ends_like_a_script("raise KeyboardInterrupt")
+
+
+def left_without_a_word() -> None:
+    """The same, without a call of leave()."""
+    _ends_like_a_script("")
+
+
+def _ends_like_a_script(last: str) -> None:
+    """Becomes a process of its own, whose end is that of an interpreter and not that of a fork."""
+    script = (
+        "import torch.distributed as dist\n"
+        "from torchrl_perf.parallel import join\n"
+        "join('cpu').values(1)\n"
+        "destroy = dist.destroy_process_group\n"
+        "dist.destroy_process_group = lambda: (destroy(), print('destroy_process_group() was called', flush=True))\n"
+    )
+    raise SystemExit(abs(subprocess.run([sys.executable, "-c", script + last], check=False).returncode) and 1)

@@ -5,10 +5,17 @@ import math
 import pytest
 
 from torchrl_perf.parallel import Ranks
-from torchrl_perf.trainers import DQNConfig, PPOConfig, SACOptionsConfig
+from torchrl_perf.systems.durotaxis import DurotaxisConfig
+from torchrl_perf.systems.marine import MarineIQNConfig
+from torchrl_perf.trainers import DQNConfig, PPOConfig
+from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.joint_rows import joint_row, rank_of_fault
 from torchrl_perf.trainers.shards import config_of_rank, config_per_rank, seeds_of, shard_problems
+
+
+class OwnConfig(RunConfig):
+    """Settings of a loop of a user's own."""
 
 
 def as_rank(rank, size):
@@ -60,6 +67,12 @@ def test_seeds_of_ranks_differ():
     assert len(set(seeds_of(5, 64))) == 64
 
 
+def test_stages_of_a_curriculum_begin_with_a_ranks_part_of_the_steps():
+    config = config_of_rank(MarineIQNConfig(stage_frames="0, 1e6, 2000001, 3e6, 4e6, 5e6"), as_rank(1, 2))
+    assert config.stages()["frames"] == (0, 500_000, 1_000_001, 1_500_000, 2_000_000, 2_500_000)
+    assert config.whole.stages()["frames"][1] == 1_000_000
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -71,9 +84,10 @@ def test_seeds_of_ranks_differ():
         (DQNConfig.without_task(memory="gru"), "memory: expected 'none' on several ranks for dqn"),
         (PPOConfig(num_envs=6, num_steps=2, minibatches=4), "to be a multiple of minibatches = 4, received 6"),
         (DQNConfig(minibatch_size=33), "minibatch_size: expected a multiple of the 2 ranks, received 33"),
-        (SACOptionsConfig(), "ranks: expected 1 for sac-options, received 2"),
+        (DurotaxisConfig(standardize_components=True), "standardize_components: expected False with 2 ranks"),
+        (OwnConfig(), "ranks: expected 1 for OwnConfig, whose loop is not known to agree on gradients, received 2"),
     ],
-    ids=["envs", "streams", "slices", "minibatches", "rows", "algorithm"],
+    ids=["envs", "streams", "slices", "minibatches", "rows", "components", "algorithm"],
 )
 def test_what_ranks_cannot_share_is_refused_by_name(config, words):
     assert words in " ".join(shard_problems(config, 2))

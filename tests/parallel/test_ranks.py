@@ -9,6 +9,7 @@ from rank_processes import results, run, said
 
 from torchrl_perf.functional.moments import moments_of
 from torchrl_perf.parallel import Ranks, SharedGradients
+from torchrl_perf.registry import SYSTEMS
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
 CHECKS = (
@@ -152,3 +153,12 @@ def test_shares_of_a_run(tmp_path):
         told = [said(tmp_path, check, rank) for rank in range(2)]
         assert sum(text.count("torchrl-perf: ") for text in told) == 1, told
         assert words in "".join(told)
+
+
+@pytest.mark.slow
+def test_ranks_of_every_system_stay_equal(tmp_path):
+    codes = run(tmp_path, 2, "equal_systems", timeout=290)
+    assert codes == {"equal_systems": [0, 0]}, said(tmp_path, "equal_systems", 0) + said(tmp_path, "equal_systems", 1)
+    one, other = results(tmp_path, "equal_systems", 2)
+    assert set(one) == {"ac-iqn", "sac-options", *SYSTEMS}
+    assert one == other

@@ -33,9 +33,10 @@ BENCHMARKS = (
     "systems",
     "dropin",
     "zoo",
+    "scaling",
 )
 OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
-TOOLS = (*OF_A_RUN, "zoo", "envs", "syncs", "doctor", "monitor")
+TOOLS = (*OF_A_RUN, "sweep", "zoo", "envs", "syncs", "doctor", "monitor")
 
 USAGE = f"""usage: torchrl-perf COMMAND ...
 
@@ -43,6 +44,7 @@ commands:
   train NAME          train an agent; `torchrl-perf train ppo --help` lists every setting; NAME is one of
                       {", ".join(_ALGORITHMS)};
                       or a whole system: {", ".join(WHOLE)} (`train marine --agent iqn`)
+  sweep NAME          train with many settings and seeds on one machine or a Ray cluster, and stop the bad ones early
   evaluate RUN        whole episodes of a run's policy: returns, their deviation and interval, lengths
   play RUN            watch it: a gif, an mp4 or a window
   export RUN          write it as ONNX and for torch.export, checked against the policy

@@ -3,9 +3,6 @@
 import argparse
 import dataclasses
 import logging
-import os
-import sys
-import uuid
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +11,13 @@ import torch
 
 from torchrl_perf.parallel import Ranks, join
 from torchrl_perf.parallel.join import RankError, compare, world_size
+from torchrl_perf.parallel.launch import launch_ranks
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.shards import config_per_rank, shard_problems
 
-__all__ = ["asked_for", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
+__all__ = ["asked_for", "asks_for_one", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
 
 HELP = ("-h", "--help")
 
@@ -47,6 +45,15 @@ def asked_for(argv: Sequence[str]) -> int:
     return ranks or gpus or 1
 
 
+def asks_for_one(argv: Sequence[str]) -> bool:
+    """Whether a command line asks for one process, whatever a run that it goes on with had.
+
+    Args:
+        argv: options.
+    """
+    return 1 in _given(argv).values()
+
+
 def launch(name: str, argv: Sequence[str], ranks: int) -> int:
     """Starts ``torchrl-perf train`` once for each rank on this host, as ``torchrun`` does, and waits for all.
 
@@ -58,33 +65,7 @@ def launch(name: str, argv: Sequence[str], ranks: int) -> int:
     Returns:
         Exit code of the run: that of the rank that ended it.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # the ranks say what is wrong; a second account of it is not wanted
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of connections that a lost rank leaves
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # any free port
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "torchrl_perf", "train", name, *argv)
-    except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        own = [code for code in codes if code > 0]
-        return own[0] if own else 1
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
+    return launch_ranks(("-m", "torchrl_perf", "train", name, *argv), ranks)
 
 
 def joined_ranks(argv: Sequence[str]) -> Ranks:

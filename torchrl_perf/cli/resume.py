@@ -16,7 +16,8 @@ from torchrl_perf.trainers.config import TASKS, RunConfig
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import find_resumable, is_finished
 from torchrl_perf.trainers.run.made_of import check_made_of
-from torchrl_perf.trainers.run.rank_folder import common_checkpoint
+from torchrl_perf.trainers.run.other_ranks import RESHARDED, load_of_other_ranks
+from torchrl_perf.trainers.run.rank_folder import common_checkpoint, ranks_of_run
 
 __all__ = ["AUTO", "Start", "automatic_start", "given_settings", "load_start", "named_start", "refuse_own_env"]
 
@@ -140,6 +141,17 @@ def load_start(trainer: Any, start: Start) -> None:
         return
     config = trainer.config.whole
     ranks: Ranks = getattr(trainer, "ranks", None) or Ranks.alone()
+    if ranks_of_run(start.run_dir) != ranks.size and config.algorithm in RESHARDED:
+        name = "" if start.checkpoint is None else start.checkpoint.name
+        path = load_of_other_ranks(trainer, ranks, start.run_dir, name=name)
+        _tell(
+            trainer,
+            ranks,
+            start.run_dir,
+            path,
+            f"with {ranks.size} {'ranks' if ranks.several else 'rank'}; the envs begin anew, ",
+        )
+        return
     if ranks.several:
         name = "" if start.checkpoint is None else start.checkpoint.name
         of = start.run_dir, trainer.device
@@ -157,11 +169,21 @@ def load_start(trainer: Any, start: Start) -> None:
         env = state["made_of"].get("env", {})
         words = way_from_python(type(trainer), env.get("name", config.env), start.run_dir, path)
         raise ValueError(f"--resume {start.run_dir}: {error} Remedy: {words}") from None
+    _tell(trainer, ranks, start.run_dir, path)
+
+
+def _tell(trainer: Any, ranks: Ranks, run_dir: Path, path: Path, words: str = "") -> None:
+    """Says on standard error where a run goes on.
+
+    Raises:
+        ValueError: for a run that is complete.
+    """
+    config = trainer.config.whole
     taken = trainer.iterations_done * config.batch_size
-    if trainer.iterations_done >= config.iterations and is_finished(start.run_dir):
+    if trainer.iterations_done >= config.iterations and is_finished(run_dir):
         raise ValueError(
-            f"{start.run_dir}: expected a run with steps left, received one that has taken {taken} of "
+            f"{run_dir}: expected a run with steps left, received one that has taken {taken} of "
             f"{config.total_steps}. Remedy: a larger --total-steps."
         )
     if ranks.first:
-        say(f"resume: {start.run_dir} goes on from {path.name}, {taken} of {config.total_steps} steps")
+        say(f"resume: {run_dir} goes on from {path.name}, {words}{taken} of {config.total_steps} steps")

@@ -12,7 +12,7 @@ import torch
 
 from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.options import joined, refuse_bad_options
-from torchrl_perf.cli.ranks import asked_for, fitted_to_ranks, joined_ranks, launch, print_batch
+from torchrl_perf.cli.ranks import asked_for, asks_for_one, fitted_to_ranks, joined_ranks, launch, print_batch
 from torchrl_perf.cli.resume import (
     AUTO,
     Start,
@@ -24,6 +24,7 @@ from torchrl_perf.cli.resume import (
 )
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
+from torchrl_perf.parallel.join import ending
 from torchrl_perf.parallel.watch import first_to_tell, of_collective
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
@@ -31,6 +32,7 @@ from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
+from torchrl_perf.trainers.run.other_ranks import problem_of_other_ranks
 from torchrl_perf.trainers.run.rank_folder import ranks_of_run
 from torchrl_perf.trainers.run.run import RunFolderError, RunResult, TrainingDivergedError, train
 
@@ -111,7 +113,7 @@ def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     try:
         settings, start, progress = ranks.of_first(lambda: _settings(name, argv, ranks))
         config = algorithm_of(name, argv).load("config")(**settings)
-        if not ranks.several and (before := _ranks_before(start)) > 1:
+        if not ranks.several and not asks_for_one(argv) and (before := _ranks_before(start)) > 1:
             return launch(name, argv, before)
         print_batch(config, ranks)
         trainer = make_trainer(config, start)
@@ -129,7 +131,8 @@ def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     except (TrainingDivergedError, RunFolderError, ImportError) as error:
         return _failed(error)
     finally:
-        trainer.close()
+        with ending():
+            trainer.close()
     return _ended(result, name) if ranks.first else result.exit_code
 
 
@@ -139,14 +142,10 @@ def _settings(name: str, argv: list[str], ranks: Ranks) -> tuple[dict[str, Any],
     config = algorithm_of(name, argv).load("config")(**dataclasses.asdict(arguments.settings))
     if arguments.keep_schedules:
         config = kept_schedules(config, start)
-    before = _ranks_before(start)
-    if ranks.several and start.run_dir is not None and before != ranks.size:
-        raise ConfigError(
-            [
-                f"--resume {start.run_dir}: expected the {before} ranks that the run was begun with, received "
-                f"{ranks.size}. Remedy: --ranks {before}."
-            ]
-        )
+    if start.run_dir is not None and (ranks.several or asks_for_one(argv)):
+        problem = problem_of_other_ranks(config.algorithm, start.run_dir, _ranks_before(start), ranks.size)
+        if problem:
+            raise ConfigError([problem])
     return fitted_to_ranks(config, arguments, ranks.size).to_dict(), start, arguments.progress
 
 

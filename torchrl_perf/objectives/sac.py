@@ -264,28 +264,67 @@ class DeviceSACLoss(OffPolicyLoss):
             one, log_prob, other, next_log_prob = self.sample(td.unsqueeze(0), noise)
             return one.squeeze(0), log_prob.squeeze(0), other.squeeze(0), next_log_prob.squeeze(0)
         rows = td.shape[0]
-        keys = cast("list[NestedKey]", self.actor.in_keys)
-        done = self._done(td) if self.skip_done_states else None
-        both = {}
-        for key in keys:
-            following = td.get(("next", key))
-            if done is not None and following.is_floating_point():
-                following = torch.where(_beside(done, following), 0.0, following)
-            both[key] = torch.cat([td.get(key), following])
-        dist = cast("Any", self.actor).get_dist(TensorDict(both, [2 * rows, *td.shape[1:]], device=td.device))
+        states, following = self._inputs(td), self._next_inputs(td)
+        both = {key: torch.cat([state, following[key]]) for key, state in states.items()}
+        action, log_prob = self._drawn(both, td, 2, noise)
+        return action[:rows], log_prob[:rows], *self._ended(td, action[rows:], log_prob[rows:])
+
+    def sample_states(self, td: TensorDictBase, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The first two of :meth:`sample` alone.
+
+        Args:
+            td: the batch ``[B, *]``.
+            noise: ``[B, D]``.
+        """
+        return self._drawn(self._inputs(td), td, 1, noise)
+
+    def sample_next(self, td: TensorDictBase, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The last two of :meth:`sample` alone.
+
+        Args:
+            td: the batch ``[B, *]``.
+            noise: ``[B, D]``.
+        """
+        return self._ended(td, *self._drawn(self._next_inputs(td), td, 1, noise))
+
+    def _inputs(self, td: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """What the actor reads of the states."""
+        return {key: td.get(key) for key in cast("list[NestedKey]", self.actor.in_keys)}
+
+    def _next_inputs(self, td: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """What it reads of the next states, 0 where an episode has ended and those are skipped."""
+        found = {key: td.get(("next", key)) for key in cast("list[NestedKey]", self.actor.in_keys)}
+        if not self.skip_done_states:
+            return found
+        done = self._done(td)
+        return {
+            key: torch.where(_beside(done, value), 0.0, value) if value.is_floating_point() else value
+            for key, value in found.items()
+        }
+
+    def _drawn(
+        self, inputs: dict[NestedKey, Tensor], td: TensorDictBase, times: int, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Actions and log-probabilities of inputs of ``times`` as many rows as the batch has."""
+        shape = (times * td.shape[0], *td.shape[1:])
+        dist = cast("Any", self.actor).get_dist(TensorDict(inputs, shape, device=td.device))
         action, log_prob = scored_sample(dist) if noise is None else dist.rsample_and_log_prob(noise=noise)
         log_prob = widened(log_prob)
-        if log_prob.shape != (2 * rows, *td.shape[1:]):
+        if log_prob.shape != shape:
             raise ValueError(
                 f"actor: expected log-probabilities {list(td.shape)}, one for each row, received "
-                f"{[log_prob.shape[0] // 2, *log_prob.shape[1:]]}. Remedy: a distribution of the whole action, such as "
-                "TanhNormal or SquashedNormal (Independent for others)."
+                f"{[log_prob.shape[0] // times, *log_prob.shape[1:]]}. Remedy: a distribution of the whole action, such"
+                " as TanhNormal or SquashedNormal (Independent for others)."
             )
-        following, next_log_prob = action[rows:].detach(), log_prob[rows:].detach()
-        if done is not None:
-            following = torch.where(_beside(done, following), 0.0, following)
-            next_log_prob = torch.where(done, 0.0, next_log_prob)
-        return action[:rows], log_prob[:rows], following, next_log_prob
+        return action, log_prob
+
+    def _ended(self, td: TensorDictBase, action: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Next actions and log-probabilities without a gradient, 0 where an episode has ended and those are skipped."""
+        action, log_prob = action.detach(), log_prob.detach()
+        if not self.skip_done_states:
+            return action, log_prob
+        done = self._done(td)
+        return torch.where(_beside(done, action), 0.0, action), torch.where(done, 0.0, log_prob)
 
     def _done(self, td: TensorDictBase) -> Tensor:
         return td.get(("next", self.tensor_keys.done)).reshape(td.shape)

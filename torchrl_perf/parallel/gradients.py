@@ -1,15 +1,30 @@
 """Gradients that are means over ranks: one flat buffer, one all-reduce a step, loss and statistics in it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.adam import widest_dtype
 from torchrl_perf.parallel.join import joined
-from torchrl_perf.parallel.ranks import Ranks, numbers_of
+from torchrl_perf.parallel.ranks import Ranks
 
-__all__ = ["SharedGradients"]
+__all__ = ["Reduced", "SharedGradients"]
+
+ALIGNED_BYTES = 16
+"""Of the beginning of each gradient in the flat buffer, as wide as the widest load of a GPU."""
+
+
+class Reduced(NamedTuple):
+    """Gradients and values of all ranks, which the next call may overwrite."""
+
+    flat: Tensor
+    """All gradients one after the other, with zeros between them where the next one has to be aligned."""
+    gradients: list[Tensor]
+    """Views of it, one for each parameter, in the dtype of the parameter."""
+    values: list[Tensor]
+    """What else was averaged, in the order and the dtypes in which it was given."""
 
 
 class SharedGradients:
@@ -36,12 +51,23 @@ class SharedGradients:
         params: in the same order on all ranks, on one device.
         ranks: the processes; by default those that :func:`join` has found.
         broadcast: whether parameters become those of the first rank, at once.
+        compile: wraps a function that is worth compiling; by default none is.
+
+    Attributes:
+        ends: where each gradient ends in :attr:`Reduced.flat`, int64 ``[P]``.
 
     Raises:
         ValueError: for no parameter, or parameters on several devices.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], *, ranks: Ranks | None = None, broadcast: bool = True) -> None:
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        ranks: Ranks | None = None,
+        broadcast: bool = True,
+        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> None:
         self.params = list(params)
         devices = {param.device for param in self.params}
         if len(devices) != 1:
@@ -52,7 +78,12 @@ class SharedGradients:
         self.ranks = joined(devices.pop()) if ranks is None else ranks
         wide = max((widest_dtype(param.dtype) for param in self.params), key=lambda dtype: dtype.itemsize)
         self._dtype, self._flat = wide, torch.empty(0)
+        self._shapes: list[torch.Size] = []
+        self._starts: list[int] = []
         self._views: list[Tensor] = []
+        self._weigh = _weigh if compile is None else compile(_weigh)
+        ends = [start + param.numel() for start, param in zip(self._places(self.params), self.params, strict=False)]
+        self.ends = torch.tensor(ends, device=self.params[0].device)
         if broadcast:
             self.ranks.broadcast_(self.params)
 
@@ -69,63 +100,74 @@ class SharedGradients:
         """
         if not self.ranks.several:
             return list(values)
-        grads, means = self.mean_of([param.grad for param in self.params], *values, weight=weight)
-        for param, grad in zip(self.params, grads, strict=True):
+        found = self.reduced([param.grad for param in self.params], *values, weight=weight)
+        for param, grad in zip(self.params, found.gradients, strict=True):
             param.grad = grad
-        return means
+        return [value.clone() for value in found.values]
 
     @torch.no_grad()
-    def mean_of(
-        self, grads: Sequence[Tensor | None], *values: Tensor, weight: Tensor | None = None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """The same for gradients that are given.
+    def reduced(
+        self, grads: Sequence[Tensor | None], *values: Tensor, weight: Tensor | None = None, divided: bool = False
+    ) -> Reduced:
+        """The means over ranks of gradients that are given, and of values; several ranks only.
 
         Args:
-            grads: one for each parameter, or None.
+            grads: one for each parameter, or None for 0.
             *values: as for :meth:`mean_`.
             weight: as there.
-
-        Returns:
-            The gradients, which the next call overwrites, and the values.
+            divided: whether gradients and values were divided by the number of ranks already, so that their sums are
+                the means; without a weight.
         """
-        if not self.ranks.several:
-            return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)], [*values]
         self._make_buffer(values)
-        numbers = [*grads, *values]
-        missing = [view for view, one in zip(self._views, numbers, strict=True) if one is None]
-        given = [(view, one) for view, one in zip(self._views, numbers, strict=True) if one is not None]
-        if missing:
+        given = [*grads, *values]
+        if missing := [view for view, one in zip(self._views, given, strict=True) if one is None]:
             torch._foreach_zero_(missing)
-        torch._foreach_copy_([view for view, _ in given], [one for _, one in given])
-        self._reduce(weight)
-        views = self._views[: len(grads)]
-        means = [
-            view if view.dtype == param.dtype else view.to(param.dtype)
-            for view, param in zip(views, self.params, strict=True)
+        pairs = [(view, one) for view, one in zip(self._views, given, strict=True) if one is not None]
+        torch._foreach_copy_([view for view, _ in pairs], [one for _, one in pairs])
+        flat = self._mean_of_ranks(weight, divided)
+        views = self._views if flat is self._flat else self._views_of(flat)
+        wanted = [*self.params, *values]
+        told = [
+            view if view.dtype == like.dtype else view.to(like.dtype) for view, like in zip(views, wanted, strict=True)
         ]
-        return means, [
-            view.to(value.dtype, copy=True) for view, value in zip(self._views[len(grads) :], values, strict=True)
-        ]
+        number = len(self.params)
+        return Reduced(flat[: self._starts[number]], told[:number], told[number:])
 
-    def _reduce(self, weight: Tensor | None) -> None:
-        """The mean over ranks, in the buffer; its last number is the sum of the weights."""
-        flat = self._flat
+    def _mean_of_ranks(self, weight: Tensor | None, divided: bool) -> Tensor:
+        """The buffer's mean over ranks, in place or as a new tensor; its last number is the sum of the weights."""
         if weight is None:
-            self.ranks.sum_(flat)
-            flat.mul_(1.0 / self.ranks.size)
-            return
-        # a rank without a row may have a mean of 0 / 0, which must not reach the others
-        flat.copy_(torch.where(weight > 0, flat * weight, 0.0))
-        flat[-1].copy_(weight)
-        self.ranks.sum_(flat)
-        flat.div_(flat[-1].clamp_min(torch.finfo(flat.dtype).tiny))
+            found = self.ranks.summed(self._flat)
+            return found if divided else found.mul_(1.0 / self.ranks.size)
+        self._weigh(self._flat, weight)
+        found = self.ranks.summed(self._flat)
+        return found.div_(found[-1].clamp_min(torch.finfo(found.dtype).tiny))
 
     def _make_buffer(self, values: Sequence[Tensor]) -> None:
         """The flat buffer, at the first call: all ranks make it together."""
         parts = [*self.params, *values]
-        size = numbers_of(parts) + 1
-        if self._flat.numel() == size:
+        shapes = [part.shape for part in parts]
+        if shapes == self._shapes:
             return
-        self._flat = self.ranks.buffer(size, self._dtype)
-        pieces = self._flat[:-1].split([part.numel() for part in parts])
-        self._views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        self._shapes, self._starts = shapes, self._places(parts)
+        self._flat = self.ranks.buffer(self._starts[-1] + 1, self._dtype)
+        self._views = self._views_of(self._flat)
+
+    def _places(self, parts: Sequence[Tensor]) -> list[int]:
+        """Where each part begins in the buffer, and where the last one ends."""
+        step = ALIGNED_BYTES // self._dtype.itemsize
+        starts = [0]
+        for part in parts:
+            starts.append(starts[-1] + -(-part.numel() // step) * step)
+        return starts
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """The parts of a buffer."""
+        places = zip(self._starts, self._shapes, strict=False)
+        return [flat[start : start + shape.numel()].view(shape) for start, shape in places]
+
+
+def _weigh(flat: Tensor, weight: Tensor) -> None:
+    """Multiplies a buffer by a weight, 0-d, which becomes its last number; all in place."""
+    # a rank without a row may have a mean of 0 / 0, which must not reach the others
+    flat.copy_(torch.where(weight > 0, flat * weight, 0.0))
+    flat[-1].copy_(weight)

@@ -1,9 +1,11 @@
 """How a process that ``torchrun`` started finds the others, and how it leaves them."""
 
+import atexit
 import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +14,30 @@ import torch.distributed as dist
 
 from torchrl_perf import __version__
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
+from torchrl_perf.runtime.capture import release_recorded
+from torchrl_perf.runtime.deadline import Deadline
 
-__all__ = ["RankError", "RankLostError", "RankStoppedError", "compare", "join", "joined", "leave", "world_size"]
+__all__ = [
+    "RankError",
+    "RankLostError",
+    "RankStoppedError",
+    "compare",
+    "ending",
+    "join",
+    "joined",
+    "leave",
+    "world_size",
+]
 
 HANG_SECONDS = 600
 """Longest wait of a rank for the others within a collective: evaluations and compilations take place between two."""
-
+LEAVE_SECONDS = 30.0
+"""Longest wait for the GPU and the other ranks when this one leaves."""
 
 _JOINED: list[Ranks] = []
 """What :func:`join` gave, once it was called: a process has one default group."""
+_DEADLINES: list[Deadline] = []
+"""The one for leaving, from the first group on."""
 
 
 class RankError(ValueError):
@@ -59,6 +76,9 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
     place = _own_device() if on_cuda else torch.device("cpu")
     if not dist.is_initialized():
         _start(place, seconds)
+    if not _DEADLINES:
+        _DEADLINES.append(Deadline())
+        atexit.register(_leave_at_the_end)
     _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot))
     return _JOINED[0]
 
@@ -83,11 +103,45 @@ def joined(device: torch.device) -> Ranks:
     return ranks
 
 
-def leave() -> None:
-    """Ends the communication of this process; nothing happens where there is none."""
+def leave(*, seconds: float = LEAVE_SECONDS) -> None:
+    """Ends the communication of this process, as all ranks do; nothing happens where there is none.
+
+    NCCL waits with the end of a communicator for every CUDA graph that holds one of its collectives. So all functions
+    that :func:`torchrl_perf.runtime.capture` has recorded are released first. A graph of ``torch.cuda.graph`` has to be
+    reset by whoever made it. A process that has joined also leaves when it ends without a call of this, by an exception
+    or Ctrl-C as well.
+
+    Args:
+        seconds: longest time; a process that still waits says so and is killed.
+    """
     _JOINED.clear()
-    if dist.is_initialized():
+    if not dist.is_initialized():
+        return
+    with ending(seconds):
+        with suppress(RuntimeError):  # on a device that has failed there is nothing left to release
+            release_recorded()
         dist.destroy_process_group()
+
+
+def ending(seconds: float = LEAVE_SECONDS) -> AbstractContextManager[None]:
+    """Context of what a rank does last, and what waits for a device that may wait for another rank.
+
+    Args:
+        seconds: longest time; a process that still waits says so and is killed.
+    """
+    if not _DEADLINES:
+        return nullcontext()
+    return _DEADLINES[0].within(
+        seconds,
+        f"ranks: expected {place_of()} to leave within {seconds:g} s, received no answer from its device. Remedy: all "
+        "ranks leave at the same point of the loop; reset() every torch.cuda.CUDAGraph of your own before leave().",
+    )
+
+
+def _leave_at_the_end() -> None:
+    """Leaves where nobody has: torch, which takes the group down with the process, would wait for its graphs."""
+    if _JOINED:
+        leave()
 
 
 def place_of(rank: int | None = None) -> str:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 __all__ = ["OneShot"]
 
-LARGEST_BYTES = 1 << 20
-"""Of a buffer: beyond, each rank would read more than a ring sends."""
+MOST_READ_BYTES = 4 << 20
+"""That a rank reads from all of its peers: beyond, a ring sends less."""
 EXACT_SIZES = (2, 4, 8)
 """Numbers of ranks for which PyTorch adds in the order of ranks, so that the sums are equal to the last bit."""
 
@@ -30,7 +30,7 @@ class OneShot:
         """Whether a buffer ``[size]`` may be one: it is small, of a dtype that the kernel has, and peers are near."""
         if self._size not in EXACT_SIZES or dtype not in (torch.float32, torch.bfloat16):
             return False
-        if size * dtype.itemsize > LARGEST_BYTES or self._name is None:
+        if size * dtype.itemsize * (self._size - 1) > MOST_READ_BYTES or self._name is None:
             return False
         if self._reaches is None:
             self._reaches = _peers_reach(self._size)

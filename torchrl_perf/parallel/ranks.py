@@ -1,6 +1,7 @@
 """The processes of one run, and what they agree on: sums on the device, decisions on the host."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import torch
@@ -44,12 +45,14 @@ class Ranks:
     Attributes:
         rank: of this process, from 0.
         size: number of processes.
+        sums: how often a sum of so many numbers of a dtype was asked for so far; a recorded one counts once.
     """
 
     def __init__(self, device: torch.device, group: Any = None, *, one_shot: bool = True) -> None:
         self.device, self._group = torch.device(device), group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        self.sums: Counter[tuple[int, torch.dtype]] = Counter()
         self._one_shot = (
             OneShot(group, self.size) if one_shot and self.device.type == "cuda" and self.size > 1 else None
         )
@@ -89,10 +92,20 @@ class Ranks:
         Args:
             values: contiguous, of the same shape on all ranks.
         """
+        found = self.summed(values)
+        return values if found is values else values.copy_(found)
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The same, as a new tensor where that is one launch fewer, and otherwise in place.
+
+        Args:
+            values: contiguous, of the same shape on all ranks; not read again before they are written anew.
+        """
         if not self.several:
             return values
+        self.sums[values.numel(), values.dtype] += 1
         if self._one_shot is not None and self._one_shot.holds(values):
-            return values.copy_(self._one_shot.sum(values))
+            return self._one_shot.sum(values)
         dist.all_reduce(values, group=self._group)
         return values
 
@@ -191,8 +204,3 @@ class Ranks:
 def share(total: int, ranks: int) -> int:
     """A rank's part of a number, rounded up."""
     return -(-total // ranks)
-
-
-def numbers_of(values: Sequence[Tensor]) -> int:
-    """How many numbers tensors hold together."""
-    return sum(value.numel() for value in values)

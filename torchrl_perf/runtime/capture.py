@@ -1,6 +1,7 @@
 """Capture a function into a CUDA graph, with the same interface and the same effect on a CPU."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.waits.audit import HostSyncError, no_host_sync
 from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
-__all__ = ["CaptureError", "Captured", "capture", "is_capturing"]
+__all__ = ["CaptureError", "Captured", "capture", "is_capturing", "release_recorded"]
 
 _RUNNING: ContextVar[bool] = ContextVar("torchrl_perf_capture_running", default=False)
 
@@ -270,8 +271,22 @@ class Captured:
         self._inputs = {path: leaf for path, leaf in leaves(inputs, "args") if isinstance(leaf, Tensor)}
         self._outputs = outputs
         self._graph = graph
+        _RECORDED.add(self)
         self.capture_seconds = time.perf_counter() - start
         graph.replay()
+
+
+_RECORDED: weakref.WeakSet[Captured] = weakref.WeakSet()
+"""Functions with a graph, for as long as someone else holds them."""
+
+
+def release_recorded() -> None:
+    """Releases every captured function of this process; the next call of one records it again.
+
+    For what graphs may hold and someone is about to take down, such as a communicator.
+    """
+    for captured in list(_RECORDED):
+        captured.release()
 
 
 def _name(fn: Callable[..., Any]) -> str:

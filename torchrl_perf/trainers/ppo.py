@@ -389,8 +389,10 @@ class PPO(OnPolicyAlgorithm):
         return Whole({self.loss.tensor_keys.advantage: advantage}, None if counts is None else counts.to(torch.float32))
 
     def summary(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
-        """Number, mean and deviation of the advantages of a rank's part of a minibatch, where they are normalised."""
-        return advantage_summary(*self._advantage_of(rows, index)) if self.config.normalize_advantage else None
+        """Number, mean and deviation of the advantages of a rank's parts of minibatches, where they are normalised."""
+        if not self.config.normalize_advantage:
+            return None
+        return advantage_summary(*self._advantage_of(rows, index), batch_dims=1)
 
     def merged(self, summaries: Tensor) -> Tensor:
         """Those of the minibatches of all ranks."""

@@ -107,7 +107,8 @@ class Draw(NamedTuple):
     Attributes:
         action: ``[B, D]`` for the states; None where only the critics learn.
         log_prob: ``[B]`` of it.
-        following: actions ``[B, D]`` for the next states, and their log-probabilities ``[B]``.
+        following: actions ``[B, D]`` for the next states, and their log-probabilities ``[B]``; empty where only the
+            actor learns.
         to_actor: from cotangents of ``action`` and ``log_prob`` to the actor's gradients.
     """
 
@@ -134,7 +135,9 @@ class SACPasses(Passes):
         self.loss = loss
         self._critic_optimizer, self._actor_optimizer = critic_optimizer, actor_optimizer
         self._reparametrizes_noise = draws_squashed_normal(cast("nn.Module", loss.actor))
-        self._sample = Differentiable(loss, self._sample_part, list(loss.actor.parameters()))
+        params = list(loss.actor.parameters())
+        self._sample = Differentiable(loss, self._sample_part, params)
+        self._sample_states = Differentiable(loss, self._states_part, params)
         self._critic_loss = Differentiable(loss, self._critic_part, critic_optimizer.params)
         self._actor_loss = Differentiable(loss, self._actor_part, temperature_of(loss))
 
@@ -148,10 +151,16 @@ class SACPasses(Passes):
     def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Draw:
         """Actions for states and next states."""
         if not to_actor:
-            _, _, *following = self.loss.sample(self.rows(sample), noise)
-            return Draw(None, None, tuple(following), None)
+            _, of_next = _halves(noise)
+            return Draw(None, None, self.loss.sample_next(self.rows(sample), of_next), None)
         (action, log_prob), following, pull = self._sample.pullback((sample, noise))
         return Draw(action, log_prob, following, pull)
+
+    def actor_context(self, sample: TensorDictBase, noise: Tensor | None) -> Draw:
+        """Actions for states alone."""
+        of_states, _ = _halves(noise)
+        (action, log_prob), _, pull = self._sample_states.pullback((sample, of_states))
+        return Draw(action, log_prob, (), pull)
 
     def critic(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
         """The critics' errors against the soft target of the next action."""
@@ -175,6 +184,9 @@ class SACPasses(Passes):
         action, log_prob, *following = self.loss.sample(self.rows(context[0]), context[1])
         return (action, log_prob), tuple(following)
 
+    def _states_part(self, context: tuple[TensorDictBase, Tensor | None]) -> tuple[tuple[Tensor, ...], tuple[()]]:
+        return self.loss.sample_states(self.rows(context[0]), context[1]), ()
+
     def _critic_part(self, context: tuple[TensorDictBase, Tensor, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
         sample, *following = context
         loss, priority, value = self.loss.critic_losses(self.learnt(sample), *following)
@@ -184,6 +196,11 @@ class SACPasses(Passes):
         actor, temperature = self.loss.actor_losses(self.rows(sample), action, log_prob)
         row = (actor, temperature, self.loss.log_alpha.exp(), -log_prob.mean())
         return (actor + temperature,), tuple(value.detach() for value in row)
+
+
+def _halves(noise: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The numbers ``[B, D]`` for states and for next states, of those for both."""
+    return (None, None) if noise is None else (noise[: len(noise) // 2], noise[len(noise) // 2 :])
 
 
 class SAC(ActorCritic):

@@ -344,6 +344,7 @@ class SACOptions(ActorCritic):
         """Networks, losses and optimisers."""
         given = {"policy": self._policy, "option_value": self._option_value}
         refuse_recurrent(setup.owner, given, env=setup.env, own_state=self.carried)
+        self.networks.config = self.config  # of several ranks, that of this rank's part
         policy = super().build(setup)
         self._following_option = setup.compiled(self.controller.following_option)
         return policy

@@ -7,6 +7,7 @@ import numpy as np
 
 from torchrl_perf.parallel import Ranks
 from torchrl_perf.parallel.ranks import share
+from torchrl_perf.registry import ALGORITHMS, SYSTEMS
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, ConfigError
 
@@ -14,17 +15,24 @@ __all__ = ["ON_RANKS", "SHARED", "config_of_rank", "config_per_rank", "shard_pro
 
 C = TypeVar("C", bound=RunConfig)
 
-ON_RANKS = ("ppo", "hybrid-ppo", "pqn", "dqn", "qr-dqn", "rainbow", "iqn", "sac", "td3", "ddpg")
-"""Algorithms that several ranks can learn together."""
+ON_RANKS = (*ALGORITHMS, *SYSTEMS)
+"""What several ranks can learn together: the algorithms and systems of the package, whose loops agree on gradients."""
 
 SHARED = ("num_envs", "minibatch_size")
 """Settings that the number of ranks has to divide."""
 
 SPREAD = (
     *("total_steps", "schedule_steps", "learning_starts", "capacity"),
-    *("eps_frames", "noise_frames", "entropy_frames"),
+    *("eps_frames", "noise_frames", "entropy_frames", "option_capacity", "option_temperature_frames"),
+    *("stage_one_frames", "demonstrations", "random_steps"),
 )
-"""Settings in env steps or rows of all envs, of which each rank has a part, rounded up."""
+"""Settings in env steps, rows or episodes of all envs, of which each rank has a part, rounded up."""
+
+SPREAD_LISTS = ("stage_frames",)
+"""The same, several numbers with commas between them."""
+
+OF_ONE_BATCH = ("standardize_components",)
+"""Settings that compute something of a whole batch which ranks do not tell each other."""
 
 USUAL_SEEDS, SEEDS = 1_000, 45_000
 
@@ -53,6 +61,10 @@ def config_of_rank(config: C, ranks: Ranks) -> C:
     for name in SPREAD:
         if getattr(config, name, None) is not None:
             object.__setattr__(own, name, share(getattr(config, name), ranks.size))
+    for name in SPREAD_LISTS:
+        if hasattr(config, name):
+            parts = [share(int(float(number)), ranks.size) for number in getattr(config, name).split(",")]
+            object.__setattr__(own, name, ", ".join(map(str, parts)))
     object.__setattr__(own, "seed", seeds_of(config.seed, ranks.size)[ranks.rank])
     object.__setattr__(own, "_whole", config)
     return own
@@ -83,8 +95,8 @@ def shard_problems(config: RunConfig, ranks: int) -> list[str]:
     """
     if config.algorithm not in ON_RANKS:
         return [
-            f"ranks: expected 1 for {config.algorithm or type(config).__name__}, received {ranks}. Remedy: one process,"
-            f" or one of {', '.join(ON_RANKS)}."
+            f"ranks: expected 1 for {config.algorithm or type(config).__name__}, whose loop is not known to agree on "
+            f"gradients, received {ranks}. Remedy: one process, or one of {', '.join(ON_RANKS)}."
         ]
     remembers = getattr(config, "memory", "none") != "none"
     if remembers and hasattr(config, "slice_length"):
@@ -93,6 +105,13 @@ def shard_problems(config: RunConfig, ranks: int) -> list[str]:
             f"{config.memory!r}. Remedy: one process, or ppo."  # pyright: ignore[reportAttributeAccessIssue]
         ]
     checks = Checks(config)
+    for name in OF_ONE_BATCH:
+        if getattr(config, name, False):
+            checks.add(
+                name,
+                f"{name}: expected False with {ranks} ranks, each of which would take the mean and deviation of its own"
+                f" rows, received True. Remedy: {name}=False, or one process.",
+            )
     for name in SHARED:
         value = getattr(config, name, None)
         if value is not None and value % ranks:

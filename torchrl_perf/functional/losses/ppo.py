@@ -57,23 +57,28 @@ def _of_valid(advantage: Tensor, chosen: Tensor, dims: Sequence[int], least_std:
     return torch.where((low == high) | ~chosen, 0.0, centred / std.clamp_min(least_std))
 
 
-def advantage_summary(advantage: Tensor, valid: Tensor | None = None) -> Tensor:
+def advantage_summary(advantage: Tensor, valid: Tensor | None = None, *, batch_dims: int = 0) -> Tensor:
     """What a part of a minibatch tells the others of its advantages, for :func:`normalized_by`.
 
     Args:
-        advantage: any shape, floating point.
+        advantage: ``[*, ...]``, floating point.
         valid: bool, of its leading dims: the rows that count. None if all count.
+        batch_dims: number of the dims ``[*]`` of several minibatches at once.
 
     Returns:
-        ``[5]`` float64: number, mean, sum of squared deviations from it, least and greatest of those that count.
+        ``[*, 5]`` float64: number, mean, sum of squared deviations from it, least and greatest of those that count.
     """
     advantage = advantage.to(torch.float64)
     chosen = torch.ones_like(advantage, dtype=torch.bool) if valid is None else spread(valid, advantage)
-    count = chosen.sum().to(torch.float64)
-    mean = torch.where(chosen, advantage, 0.0).sum() / count.clamp_min(1.0)
-    squares = torch.where(chosen, advantage - mean, 0.0).square().sum()
-    low, high = torch.where(chosen, advantage, torch.inf).amin(), torch.where(chosen, advantage, -torch.inf).amax()
-    return torch.stack([count, mean, squares, low, high])
+    dims = list(range(batch_dims, advantage.ndim))
+    count = chosen.sum(dims, keepdim=True).to(torch.float64)
+    mean = torch.where(chosen, advantage, 0.0).sum(dims, keepdim=True) / count.clamp_min(1.0)
+    squares = torch.where(chosen, advantage - mean, 0.0).square().sum(dims, keepdim=True)
+    low = torch.where(chosen, advantage, torch.inf).amin(dims, keepdim=True)
+    high = torch.where(chosen, advantage, -torch.inf).amax(dims, keepdim=True)
+    return torch.cat(
+        [part.reshape((*advantage.shape[:batch_dims], 1)) for part in (count, mean, squares, low, high)], -1
+    )
 
 
 def merged_summary(parts: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.functional.losses.elbo import beta_at
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
+from torchrl_perf.parallel import SharedGradients
+from torchrl_perf.parallel.join import joined
 from torchrl_perf.replay import RecentWindow
 from torchrl_perf.runtime import Captured, capture
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
@@ -46,6 +48,7 @@ from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
 from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
+from torchrl_perf.trainers.shards import config_of_rank
 
 LOSSES = ("loss_recon", "loss_kl", "loss_novelty")
 WINDOW_KEYS = ("observation", "action", "is_init", "belief")
@@ -67,11 +70,12 @@ class ActiveDynamicsTrainer(Checkpointed):
     ``prediction_horizon`` steps ahead, after the best linear map; :meth:`evaluate` does so on separate data.
 
     Args:
-        config: every choice of the run.
+        config: every choice of the run; after ``parallel.join()`` of the whole run, of which each rank does its part.
         env: a :class:`LatentField` with num_envs rows; by default :func:`make_field_env`.
         model: by default :func:`make_seq_vae`.
 
     Attributes:
+        ranks: the processes that learn together; what the planner remembers of past inputs is each rank's own.
         model: the autoencoder.
         reward: the planner's objective; None with random inputs.
         policy: filter and inputs.
@@ -91,8 +95,10 @@ class ActiveDynamicsTrainer(Checkpointed):
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
     ) -> None:
-        self.config, self.own_env = config, env is not None
         self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
+        self.ranks = joined(self.device)
+        self.config = config = config_of_rank(config, self.ranks)
+        self.own_env = env is not None
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)
         check_fits(config, self.device)
@@ -122,6 +128,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self._named = dict(self.loss.named_parameters())
         if self.reward is not None and self.reward.kind == "rnd":
             self._named |= {f"predictor.{name}": p for name, p in self.reward.predictor.named_parameters()}
+        self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
         self.optimizer = GuardedAdam(
             self._named.values(),
             learning_rate=config.learning_rate,
@@ -136,7 +143,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
         self.train_state = TrainState(
             made_by=config.algorithm,
-            settings=config.card(),
+            settings=config.whole.card(),
             made_of=describe(self.field_env, self.parts(), own_env=self.own_env),
             device=self.device,
             counters=counters,
@@ -257,6 +264,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self.loss.beta.copy_(beta_at(self.updates, config.beta_schedule, **schedule))
         attempt = partial(self._gradients, windows)
         total, statistics = self.micro.run(attempt, len(windows), undo=self.optimizer.zero_grad)
+        total, statistics = self.shared.mean_(total, statistics)
         norm = self.optimizer.grad_norm()
         fault = self.optimizer.is_fault(total, norm)
         finite = total.isfinite() & norm.isfinite()

@@ -163,6 +163,10 @@ class Passes(ABC):
         """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
         return None
 
+    def actor_context(self, sample: TensorDictBase, noise: Tensor | None) -> Any:
+        """What the actor's pass needs where the critics' was made apart from it; arguments as of :meth:`context`."""
+        return self.context(sample, noise)
+
     def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Any:
         """What the passes of critics and actor have in common; by default the noise.
 
@@ -297,6 +301,7 @@ class ActorCritic(Algorithm):
             self._prepared_fn = setup.compiled(self.slices.prepared)
             self.passes.compile_alone(setup.compiled)
         self._tries = WholeUpdates(setup.micro, trials=3 * self.actor_interval)
+        self._critic_share_fn, self._actor_share_fn = map(setup.compiled, (self._critic_share, self._actor_share))
         # a collector's that does not act with this actor is refused where the collector is checked
         own = collecting is not None and self.actor_of(collecting) is actor
         self.acting = self.policy = collecting if own else self.policy_of(actor)
@@ -376,7 +381,7 @@ class ActorCritic(Algorithm):
         critics = {"params": learnt, "lr": config.critic_learning_rate}
         self.critic_optimizer = self._make_optimizer([critics])
         self.actor_optimizer = self._make_optimizer(self.actor_groups())
-        of_ranks: dict[str, Any] = {"ranks": self.setup.ranks, "broadcast": False}
+        of_ranks: dict[str, Any] = {"ranks": self.setup.ranks, "broadcast": False, "compile": self.setup.compiled}
         self._shared_critic = SharedGradients(self.critic_optimizer.params, **of_ranks)
         self._shared_actor = SharedGradients(self.actor_optimizer.params, **of_ranks)
         self._critic_targets = [param for module in of_targets for param in module.parameters()]
@@ -459,20 +464,27 @@ class ActorCritic(Algorithm):
         rows, noise, micro = len(sample), self.passes.noise(sample), self.setup.micro
         carry: list[Any] = []  # from the first stage to the second, where neither is split
         tau = self.target_share() if due else 0.0
+        # ranks agree on gradients between the stages: compiled, each is a function of its own
+        ranks = self.setup.ranks
+        compiled, weight = ranks.several and self.setup.kernels.on, weight_of(sample, ranks)
+        share = 1.0 if weight is not None else 1.0 / ranks.size
 
         def critics(parts: int) -> Pass:
+            if parts == 1 and compiled:
+                return self._critic_share_fn(sample, noise, share)
             if parts > 1:
-                return self._split(self._critic_micro_fn, sample, noise, parts)
+                return _shared(self._split(self._critic_micro_fn, sample, noise, parts), share)
             carry.append(self.passes.context(sample, noise, to_actor=due))
-            return self.passes.critic(sample, carry[0])
+            return _shared(self.passes.critic(sample, carry[0]), share)
 
         def actors(parts: int) -> Pass:
+            if parts == 1 and compiled:
+                return self._actor_share_fn(sample, noise, share)
             if parts == 1 and carry:
-                return self.passes.actor(sample, carry.pop())
-            return self._split(self._actor_micro_fn, sample, noise, parts)
+                return _shared(self.passes.actor(sample, carry.pop()), share)
+            return _shared(self._split(self._actor_micro_fn, sample, noise, parts), share)
 
         critic = micro.run(critics, rows, undo=carry.clear)
-        weight = weight_of(sample, self.setup.ranks)
         critic = self._agreed(critic, self._shared_critic, weight)
         critic_step = self._critic_step_fn(critic.gradients, critic.loss, tau)
         if not due:
@@ -481,14 +493,14 @@ class ActorCritic(Algorithm):
         return self._outcome(critic, critic_step, actor, self._actor_step_fn(actor.gradients, actor.loss, tau))
 
     def _agreed(self, found: Pass, shared: SharedGradients, weight: Tensor | None) -> Pass:
-        """A pass of the rows of all ranks; the priorities are those of this rank's rows."""
+        """The pass of the rows of all ranks, of each one's share; the priorities are those of this rank's rows."""
         if not self.setup.ranks.several:
             return found
         told = [*found.losses.values(), *found.means.values()]
-        gradients, means = shared.mean_of(found.gradients, *told, weight=weight)
-        losses = dict(zip(found.losses, means, strict=False))
-        others = dict(zip(found.means, means[len(losses) :], strict=True))
-        return Pass(losses, others, gradients, found.priority)
+        mean = shared.reduced(found.gradients, *told, weight=weight, divided=weight is None)
+        losses = dict(zip(found.losses, mean.values, strict=False))
+        others = dict(zip(found.means, mean.values[len(losses) :], strict=True))
+        return Pass(losses, others, mean.gradients, found.priority)
 
     def _micro_batches(
         self, sample: TensorDictBase, noise: Tensor | None, parts: int
@@ -523,7 +535,13 @@ class ActorCritic(Algorithm):
         return self.passes.critic(sample, self.passes.context(sample, noise, to_actor=False), weight)
 
     def _actor_micro(self, sample: TensorDictBase, noise: Tensor | None, weight: float | Tensor) -> Pass:
-        return self.passes.actor(sample, self.passes.context(sample, noise), weight)
+        return self.passes.actor(sample, self.passes.actor_context(sample, noise), weight)
+
+    def _critic_share(self, sample: TensorDictBase, noise: Tensor | None, share: float) -> Pass:
+        return _shared(self._critic_micro(sample, noise, share), share, gradients=False)
+
+    def _actor_share(self, sample: TensorDictBase, noise: Tensor | None, share: float) -> Pass:
+        return _shared(self._actor_micro(sample, noise, share), share, gradients=False)
 
     def _conclude(
         self, statistics: Mapping[str, Tensor], critic_taken: Tensor, actor_taken: Tensor
@@ -536,6 +554,18 @@ class ActorCritic(Algorithm):
         taken = critic_taken & actor_taken
         self.setup.count(statistics, taken, fault)
         return torch.stack(losses), torch.cat([critic.grad_norms, actor.grad_norms]), taken, fault
+
+
+def _shared(found: Pass, share: float, *, gradients: bool = True) -> Pass:
+    """A rank's share of a pass: what the sum over ranks makes the mean of; gradients may be multiplied already."""
+    if share == 1.0:
+        return found
+    return Pass(
+        {name: value * share for name, value in found.losses.items()},
+        {name: value * share for name, value in found.means.items()},
+        list(torch._foreach_mul(found.gradients, share)) if gradients else found.gradients,
+        found.priority,
+    )
 
 
 def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:

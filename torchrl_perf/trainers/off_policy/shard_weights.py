@@ -1,5 +1,6 @@
 """Prioritised sampling where each rank draws from a shard: the weights that make it a draw from the whole replay."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -13,7 +14,9 @@ from torchrl_perf.replay.priority_tree import PriorityTree
 __all__ = ["corrections_of", "shard_correction", "weight_of"]
 
 
-def shard_correction(sampler: DevicePrioritizedSampler, ranks: Ranks) -> Tensor:
+def shard_correction(
+    sampler: DevicePrioritizedSampler, ranks: Ranks, corrections: Callable[..., Tensor] | None = None
+) -> Tensor:
     """What importance weights of rows of this rank's shard are multiplied by, float32 0-d; one small collective.
 
     Each rank draws as many rows, with probability ``w / S_r`` from its shard of the sum ``S_r``. In the replay of all
@@ -24,19 +27,22 @@ def shard_correction(sampler: DevicePrioritizedSampler, ranks: Ranks) -> Tensor:
     Args:
         sampler: of this rank, that has drawn.
         ranks: the processes.
+        corrections: :func:`corrections_of`, compiled say.
     """
+    corrections = corrections_of if corrections is None else corrections
     tree = cast("PriorityTree", sampler.tree)
     own = torch.stack([tree.total.to(torch.float64).reshape(()), tree.minimum.to(torch.float64).reshape(())])
-    exponent = torch.as_tensor(sampler.beta, dtype=torch.float64, device=own.device)
-    return corrections_of(ranks.gathered(own), exponent)[ranks.rank].to(torch.float32)
+    # a number stays one: made a tensor of the device, it would be a copy that no graph can hold
+    beta = sampler.beta.to(torch.float64) if isinstance(sampler.beta, Tensor) else sampler.beta
+    return corrections(ranks.gathered(own), beta)[ranks.rank].to(torch.float32)
 
 
-def corrections_of(shards: Tensor, beta: Tensor) -> Tensor:
+def corrections_of(shards: Tensor, beta: float | Tensor) -> Tensor:
     """The factors of all ranks, ``[R]`` float64.
 
     Args:
         shards: sum and smallest positive weight (infinity for none) of each rank's shard, ``[R, 2]`` float64.
-        beta: exponent of the importance weights, 0-d.
+        beta: exponent of the importance weights, a number or float64 0-d.
     """
     sums, least = shards.unbind(-1)
     total = sums.sum()

@@ -31,7 +31,7 @@ from torchrl_perf.trainers.device import (
 from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
-from torchrl_perf.trainers.off_policy.shard_weights import shard_correction
+from torchrl_perf.trainers.off_policy.shard_weights import corrections_of, shard_correction
 from torchrl_perf.trainers.off_policy.task import Task
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
@@ -141,6 +141,7 @@ class OffPolicyTrainer(Checkpointed):
         check_parts(self.source, self.collector, policy, self.config)
         algorithm.connect(self.collector)
         self.buffer = self._make_buffer()
+        self._corrections_fn = self.kernels.function(corrections_of)
         frames = self.source.frames
         self.stacks = StackedFrames(self.buffer, frames) if frames > 1 else None
         self.train_state = self._make_train_state()
@@ -303,7 +304,8 @@ class OffPolicyTrainer(Checkpointed):
         drawn = self.normalization.drawn(cast("TensorDictBase", self.buffer.sample(rows)))
         if self.ranks.several and self.config.sampler == "prioritized":
             sampler = cast("DevicePrioritizedSampler", self.buffer.sampler)
-            drawn.set("priority_weight", drawn.get("priority_weight") * shard_correction(sampler, self.ranks))
+            factor = shard_correction(sampler, self.ranks, self._corrections_fn)
+            drawn.set("priority_weight", drawn.get("priority_weight") * factor)
         drawn = drawn if self.stacks is None else self.stacks.whole(drawn)
         drawn = drawn if self.algorithm.slices is None else self.algorithm.slices.shaped(drawn)
         if not self.guard.repairs:

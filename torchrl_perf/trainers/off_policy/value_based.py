@@ -189,10 +189,11 @@ class ValueAlgorithm(Algorithm):
             acceleration=setup.acceleration,
             **adam_options(config),
         )
-        self._shared = SharedGradients(self._online, ranks=setup.ranks, broadcast=False)
+        self._shared = SharedGradients(self._online, ranks=setup.ranks, broadcast=False, compile=setup.compiled)
         self.parameter_names = list(named)
         self._losses_fn = setup.compiled(self.sample_losses)
         self._conclude_fn = setup.compiled(self._conclude)
+        self._shared_conclude_fn = setup.compiled(self._shared_conclude)
         self._move_target_fn = setup.compiled(self._move_target)
         return policy
 
@@ -213,9 +214,11 @@ class ValueAlgorithm(Algorithm):
         """One step of Adam on the temporal differences of ``sample [B]``, then the target network."""
         attempt = functools.partial(self._gradients, sample)
         rows = self.setup.micro.run(attempt, len(sample), undo=self.optimizer.zero_grad)
-        loss, q_value = self._shared.mean_(rows.loss, rows.q_value, weight=weight_of(sample, self.setup.ranks))
-        rows = rows._replace(loss=loss, q_value=q_value)
-        step = self._conclude_fn(*rows, self.optimizer.grad_norm())
+        if self.setup.ranks.several:
+            rows, flat = self._agreed(rows, weight_of(sample, self.setup.ranks))
+            step = self._shared_conclude_fn(*rows, flat)
+        else:
+            step = self._conclude_fn(*rows, self.optimizer.grad_norm())
         self.optimizer.step(step.grad_scale, step.skip)
         self._move_target_fn()
         return Update(
@@ -256,6 +259,20 @@ class ValueAlgorithm(Algorithm):
             found.append(ValueRows(loss.detach(), rows.td_error, rows.q_value * part.share))
         losses, td_errors, q_values = zip(*found, strict=True)
         return ValueRows(torch.stack(losses).sum(), torch.cat(td_errors), torch.stack(q_values).sum())
+
+    def _agreed(self, rows: ValueRows, weight: Tensor | None) -> tuple[ValueRows, Tensor]:
+        """Makes loss, mean value and gradients those of all ranks; and all gradients in one tensor."""
+        grads = [param.grad for param in self._online]
+        found = self._shared.reduced(grads, rows.loss, rows.q_value, weight=weight)
+        for param, grad in zip(self._online, found.gradients, strict=True):
+            param.grad = grad
+        loss, q_value = found.values
+        # the priorities are those of this rank's rows
+        return rows._replace(loss=loss, q_value=q_value), found.flat
+
+    def _shared_conclude(self, loss: Tensor, td_error: Tensor, q_value: Tensor, flat: Tensor) -> "_Step":
+        """:meth:`_conclude` with gradients that lie one after the other."""
+        return self._conclude(loss, td_error, q_value, self.optimizer.flat_norm(flat, self._shared.ends))
 
     def _conclude(self, loss: Tensor, td_error: Tensor, q_value: Tensor, grad_norm: Tensor) -> "_Step":
         """Whether to step and by how much, and what is told of the update."""

@@ -150,11 +150,11 @@ class OnPolicyAlgorithm(abc.ABC):
         """
 
     def summary(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
-        """What a rank's part of a minibatch tells the others, ``[K]``, such as its advantages' mean; None for nothing.
+        """What a rank's parts of minibatches tell the others, ``[U, K]``, such as their advantages' means; or None.
 
         Args:
             rows: of this rank.
-            index: ``[B]``, those of the minibatch.
+            index: ``[U, B]``, those of each minibatch.
         """
         return None
 

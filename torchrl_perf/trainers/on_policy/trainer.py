@@ -138,7 +138,9 @@ class OnPolicyTrainer(Checkpointed):
         self.collector = cast("Any", given if given is not None else self._make_collector())
         check_parts(self.source, self.collector, self.policy, config)
         self.ranks.broadcast_(learnt)
-        self.shared = SharedGradients(self.loss.parameters(), ranks=self.ranks, broadcast=False)
+        self.shared = SharedGradients(
+            self.loss.parameters(), ranks=self.ranks, broadcast=False, compile=self.kernels.function
+        )
         self.optimizer = GuardedAdam(
             self.loss.parameters(),
             learning_rate=config.learning_rate,
@@ -162,6 +164,8 @@ class OnPolicyTrainer(Checkpointed):
         self._adapt_fn = compile_(self._adapt)
         self._permutation_fn = compile_(random_permutation) if self.device.type == "cuda" else random_permutation
         self._part_losses_fn = compile_(self._part_losses)
+        self._shared_losses_fn, self._shared_guard_fn = map(compile_, (self._shared_losses, self._shared_guard))
+        self._summary_fn, self._merged_fn = map(compile_, (self.algorithm.summary, self.algorithm.merged))
         self._whole_step = self._make_whole_step()
         self.collects_on_device = collects_on_device(self.collector)
         self._captures = capture_iteration(self)
@@ -328,11 +332,17 @@ class OnPolicyTrainer(Checkpointed):
                 continue
             attempt = partial(self._gradients, rows, index, summary=summary)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
-            total, statistics = self.shared.mean_(total, statistics, weight=self._weight(rows, index))
+            flat = None
+            if self.ranks.several:
+                flat, total, statistics = self._agreed(total, statistics, self._weight(rows, index))
             if self.algorithm.adapts_learning_rate:
                 self._adapt_fn(statistics, self.optimizer.learning_rate)
-            norms = self.optimizer.parameter_norms()
-            grad_scale, skip, fault = self._guard_fn(total, norms, statistics)
+            if flat is None:
+                norms = self.optimizer.parameter_norms()
+                grad_scale, skip, fault = self._guard_fn(total, norms, statistics)
+            else:
+                grad_scale, skip, fault = self._shared_guard_fn(total, flat, statistics)
+                norms = self.optimizer.grad_norms.clone()  # which the next update writes
             self.optimizer.step(grad_scale, skip)
             self.guard.note(statistics[: len(self.algorithm.losses)], norms, fault)
 
@@ -371,12 +381,11 @@ class OnPolicyTrainer(Checkpointed):
             yield from ((index, None) for index in indices)
             return
         known = list(indices)
-        parts = [self.algorithm.summary(rows, index) for index in known]
-        if any(part is None for part in parts):
+        parts = self._summary_fn(rows, torch.stack(known))
+        if parts is None:
             yield from ((index, None) for index in known)
             return
-        gathered = self.ranks.gathered(torch.stack(cast("list[Tensor]", parts)))
-        yield from zip(known, self.algorithm.merged(gathered).unbind(), strict=True)
+        yield from zip(known, self._merged_fn(self.ranks.gathered(parts)).unbind(), strict=True)
 
     def _weight(self, rows: TensorDictBase, index: Tensor) -> Tensor | None:
         """How much this rank's part of a minibatch counts: its rows that do; None where all ranks' count the same."""
@@ -384,13 +393,33 @@ class OnPolicyTrainer(Checkpointed):
             return None
         return rows.get(self.valid_key)[index].sum().to(torch.float32)
 
+    @property
+    def _share(self) -> float:
+        """What gradients are multiplied by where they are computed, so that their sum over ranks is the mean."""
+        return 1.0 / self.ranks.size if self.valid_key is None else 1.0
+
+    def _agreed(self, total: Tensor, statistics: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Makes the gradients those of all ranks; all of them in one tensor, the loss 0-d, and the statistics."""
+        grads = [param.grad for param in self.shared.params]
+        found = self.shared.reduced(grads, total, statistics, weight=weight, divided=weight is None)
+        for param, grad in zip(self.shared.params, found.gradients, strict=True):
+            param.grad = grad
+        return found.flat, *found.values
+
     def _gradients(
         self, rows: TensorDictBase, index: Tensor, parts: int, summary: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached."""
+        """Gradients of the rows at ``index [B]``, in micro-batches; the loss 0-d and the statistics, detached.
+
+        Of several ranks all of them are a rank's share of the mean.
+        """
         self.optimizer.zero_grad()
-        if parts == 1 and summary is None:
-            total, statistics = self._losses_fn(rows, index)
+        if parts == 1:
+            if self.ranks.several:
+                with self.algorithm.in_parts():
+                    total, statistics = self._shared_losses_fn(rows, index, summary)
+            else:
+                total, statistics = self._losses_fn(rows, index)
             self.optimizer.scaled(total).backward(self._one.to(total.dtype))
             return total.detach(), statistics
         whole = self.algorithm.whole(rows, index, summary)
@@ -400,10 +429,17 @@ class OnPolicyTrainer(Checkpointed):
             for number, part in enumerate(parts_of(index, parts, whole.counts)):
                 entries = {key: piece[number].batch for key, piece in pieces.items()}
                 total, statistics = self._part_losses_fn(rows, part.batch, entries)
-                self.optimizer.scaled(total * part.weight).backward()
-                sums.append((total.detach() * part.weight, statistics * part.weight))
+                weight = part.weight * self._share
+                self.optimizer.scaled(total * weight).backward()
+                sums.append((total.detach() * weight, statistics * weight))
         totals, statistics = zip(*sums, strict=True)
         return torch.stack(totals).sum(), torch.stack(statistics).sum(0)
+
+    def _shared_losses(self, rows: TensorDictBase, index: Tensor, summary: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A rank's share of :meth:`_losses`, with what its rows have to know of the other ranks' rows."""
+        whole = self.algorithm.whole(rows, index, summary)
+        total, statistics = self._part_losses(rows, index, whole.entries)
+        return total * self._share, statistics * self._share
 
     def _part_losses(self, rows: TensorDictBase, index: Tensor, entries: dict[NestedKey, Tensor]) -> Any:
         """:meth:`_losses` with entries ``[b, *]`` that were found from the whole minibatch."""
@@ -442,7 +478,13 @@ class OnPolicyTrainer(Checkpointed):
 
         The third result is whether loss or gradient are bad themselves, and not just too large for the loss scale.
         """
-        grad_norm = self.optimizer.joint_norm(norms)
+        return self._decide(total, self.optimizer.joint_norm(norms), statistics)
+
+    def _shared_guard(self, total: Tensor, flat: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with the norm of gradients that lie one after the other."""
+        return self._decide(total, self.optimizer.flat_norm(flat, self.shared.ends), statistics)
+
+    def _decide(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self._note_stop(statistics)
         apply = total.isfinite() & grad_norm.isfinite() & ~self._stopped
         fault = self._judge(total, grad_norm, statistics, apply)

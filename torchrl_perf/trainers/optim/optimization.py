@@ -235,6 +235,19 @@ class GuardedAdam(torch.optim.Optimizer):
         """Norm of all gradients at the parameters together, 0-d, the loss scale divided out."""
         return self.joint_norm(self.parameter_norms())
 
+    def flat_norm(self, flat: Tensor, ends: Tensor) -> Tensor:
+        """:meth:`grad_norm` of gradients that lie in one tensor, in few kernels where it is compiled.
+
+        Args:
+            flat: all of them in the order of ``params``, with zeros anywhere between them.
+            ends: where each one ends, int64 ``[P]``.
+
+        Returns:
+            0-d, the loss scale divided out. ``grad_norms`` marks the first parameter whose gradient is not finite.
+        """
+        norm = self._marked_norm(flat if self._norm_dtype is None else flat.to(self._norm_dtype), ends)
+        return norm if self.loss_scale is None else self.loss_scale.check(norm)
+
     def parameter_norms(self) -> Tensor:
         """Norm of the gradient at each parameter, ``[P]``, with the loss scale; a tensor of its own at each call."""
         return self._norms_of([param.grad for param in self.params])
@@ -407,18 +420,22 @@ class GuardedAdam(torch.optim.Optimizer):
         """Norm of all gradients in one pass, 0-d, and the gradients; the first bad one is marked in ``grad_norms``."""
         # one sum over all: a sum for each gradient is two kernels where it is large
         rows = joined_in_parts([grad.reshape(-1).to(self._norm_dtype or grad.dtype) for grad in grads])
-        # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
-        places = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
-        place = torch.where(rows.isfinite(), rows.numel(), places).amin(-1).amin()
-        number = (self._ends <= place).sum()
-        numbers = torch.arange(len(self.params), device=rows.device)
-        self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
-        norm = rows.square().sum(-1).sum().sqrt()
+        norm = self._marked_norm(rows, self._ends)
         if self._norm_dtype is not None:
             return norm, grads
         # as parts of the joined ones: a gradient may be a slice of a padded product, which is slow to walk
         parts = rows.view(-1).split([*[grad.numel() for grad in grads], rows.numel() - sum(g.numel() for g in grads)])
         return norm, [part.view(grad.shape) for part, grad in zip(parts, grads, strict=False)]
+
+    def _marked_norm(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Norm of gradients that lie one after the other, ``[*]``; the first bad one is marked in ``grad_norms``."""
+        # the place of the first bad entry comes from the same pass; those of its parameter's end lie behind it
+        places = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+        place = torch.where(rows.isfinite(), rows.numel(), places).amin(-1).amin()
+        number = (ends <= place).sum()
+        numbers = torch.arange(len(self.params), device=rows.device)
+        self.grad_norms.copy_(torch.where(numbers == number, torch.inf, 0.0))
+        return rows.square().sum(-1).sum().sqrt()
 
     # -- state --------------------------------------------------------------------------------------------------------
 

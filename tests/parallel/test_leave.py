@@ -1,0 +1,68 @@
+"""The end of a rank: graphs first, then the group, by itself where nobody asks for it."""
+
+import importlib
+
+import torch
+import torch.distributed as dist
+from rank_processes import run, said
+
+from torchrl_perf.parallel import leave
+
+capturing = importlib.import_module("torchrl_perf.runtime.capture")
+
+
+class Graph:
+    """What a recording gives, for its order beside the end of the group."""
+
+    def __init__(self, told):
+        self._told = told
+
+    def replay(self):
+        self._told.append("replay")
+
+    def reset(self):
+        self._told.append("reset")
+
+
+def captured_function(monkeypatch, told):
+    """A captured function whose graph tells when it is reset."""
+    monkeypatch.setattr(capturing, "record", lambda fn, *_: (Graph(told), fn()))
+    for name, stands_in in (("synchronize", lambda *_: told.append("wait")), ("empty_cache", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, stands_in)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    captured = capturing.capture(lambda: None, device="cpu", warmup=1, audit=False)
+    captured.device = torch.device("cuda", 0)
+    monkeypatch.setattr(capturing, "warming_up", lambda device: capturing.nullcontext())
+    captured()
+    captured()
+    assert captured.captured
+    return captured
+
+
+def test_graphs_are_released_before_the_group_is_taken_down(monkeypatch):
+    told = []
+    captured = captured_function(monkeypatch, told)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: told.append("destroyed"))
+    leave()
+    assert told == ["replay", "wait", "reset", "destroyed"]
+    assert not captured.captured
+    captured()
+    assert told[4:] == ["replay"], "it is recorded again"
+
+
+def test_a_process_alone_keeps_its_graphs(monkeypatch):
+    told = []
+    captured = captured_function(monkeypatch, told)
+    leave()
+    assert captured.captured
+    assert told == ["replay"]
+
+
+def test_a_rank_leaves_at_its_end_in_any_case(tmp_path):
+    checks = "left_by_exception", "left_by_interrupt", "left_without_a_word"
+    codes = run(tmp_path, 2, *checks)
+    assert codes == {checks[0]: [1, 1], checks[1]: [1, 1], checks[2]: [0, 0]}
+    for check in checks:
+        for rank in range(2):
+            assert "destroy_process_group() was called" in said(tmp_path, check, rank), check

@@ -1,0 +1,45 @@
+"""A run that goes on with another number of ranks: what was learnt is kept, or it is refused by name."""
+
+import csv
+
+import pytest
+import torch
+from rank_processes import run, said
+
+pytestmark = pytest.mark.slow
+RUN_DIR = "runs/ppo-CartPole-0"
+
+
+def parts(path):
+    """The parts of a checkpoint."""
+    return torch.load(path, weights_only=True)["parts"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
+def test_ppo_goes_on_with_what_it_has_learnt(tmp_path, before, after):
+    assert run(tmp_path, before, "half_run") == {"half_run": [0] * before}, said(tmp_path, "half_run", 0)
+    folder = tmp_path / RUN_DIR / "checkpoints"
+    stopped = parts(folder / "000000006.pt")
+    assert run(tmp_path, after, "longer_run") == {"longer_run": [0] * after}, said(tmp_path, "longer_run", 0)
+    told = said(tmp_path, "longer_run", 0)
+    number = "1 rank" if after == 1 else f"{after} ranks"
+    assert f"goes on from 000000006.pt, with {number}; the envs begin anew, 576 of 960 steps" in told
+    assert sorted(path.name for path in folder.glob("rank*")) == [f"rank{rank}" for rank in range(1, after)]
+    with (tmp_path / RUN_DIR / "progress.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [192, 384, 576, 768, 960]
+    ended = [parts(folder / (f"rank{rank}" if rank else "") / "000000010.pt") for rank in range(after)]
+    for name in ("actor", "critic"):
+        for one in ended[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(one[name].values(), ended[0][name].values(), strict=True))
+    counts = {state["reward_normalization"]["statistics.count"].item() for state in (stopped, ended[0])}
+    assert counts == {576, 960}, "moments count all rows, before and after"
+    first = stopped["optimizer"]["state"][0]["step"], ended[0]["optimizer"]["state"][0]["step"]
+    assert first[1] > first[0] > 0
+
+
+def test_what_ranks_have_of_their_own_is_refused(tmp_path):
+    assert run(tmp_path, 2, "other_dqn") == {"other_dqn": [0, 0]}, said(tmp_path, "other_dqn", 0)
+    assert run(tmp_path, 3, "other_dqn") == {"other_dqn": [1, 1, 1]}
+    told = "".join(said(tmp_path, "other_dqn", rank) for rank in range(3))
+    assert told.count("torchrl-perf: ") == 1
+    assert "expected the 2 ranks that the run was begun with, since each has a part of the state of dqn" in told

@@ -1,0 +1,135 @@
+"""Several ranks beside one: weak and strong scaling, ways to sum gradients, TorchRL with DistributedDataParallel.
+
+Weak scaling gives each rank the rows of the shape; strong scaling divides them among the ranks.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from torchrl_perf.bench.report import Sheet, format_table
+from torchrl_perf.bench.scaling_rank import Case
+from torchrl_perf.parallel.launch import launch_ranks
+
+COLUMNS = (
+    *("algorithm", "shape", "precision", "scaling", "sums", "ranks", "steps_per_second", "speedup", "ms"),
+    *("p10_ms", "p90_ms", "collectives", "collectives_ms", "share", "start_s", "equal"),
+)
+Sums = Literal["one-shot", "nccl", "ddp"]
+"""How gradients are summed: over symmetric memory, by NCCL (gloo on a CPU), or by DistributedDataParallel, eagerly."""
+
+
+@dataclass(frozen=True)
+class BenchScaling:
+    """Options of ``torchrl-perf bench scaling``."""
+
+    ranks: tuple[int, ...] = (1, 2, 4)
+    """Numbers of ranks; more than there are GPUs are left out."""
+    ppo: tuple[str, ...] = ("2048x128-tf32", "65536x16-bf16")
+    """Envs x steps of an iteration of PPO, and its precision."""
+    sac: tuple[str, ...] = ("64x8192-tf32",)
+    """Envs x rows of a minibatch of SAC with layers of 512, 256 and 128."""
+    scaling: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
+    """Whether the shape is that of each rank (weak) or of all (strong)."""
+    sums: tuple[Sums, ...] = get_args(Sums)
+    """Ways to sum gradients."""
+    repeats: int = 60
+    """Timed iterations."""
+    device: str = "auto"
+    """Device: cuda, or cpu with processes of one host."""
+    out: str | None = None
+    """Folder for scaling.json; the package's bench/results by default."""
+
+
+def cases(options: BenchScaling, sums: Sums) -> Iterator[Case]:
+    """What is measured with one way to sum gradients.
+
+    Args:
+        options: of the benchmark.
+        sums: the way.
+    """
+    for algorithm, shapes in (("ppo", options.ppo), ("sac", options.sac)):
+        for shape in shapes:
+            sizes, _, precision = shape.partition("-")
+            envs, rows = map(int, sizes.split("x"))
+            for scaling in options.scaling:
+                if algorithm == "ppo" or sums != "ddp":
+                    yield Case(algorithm, envs, rows, precision or "tf32", scaling, sums)
+
+
+def with_speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with their rate over that of one rank with the same work; without one where that was not measured.
+
+    Args:
+        rows: as :mod:`torchrl_perf.bench.scaling_rank` writes them.
+    """
+    names = ("algorithm", "shape", "precision")
+    alone: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if row["ranks"] == 1:
+            place = (*(row[name] for name in names), row["sums"] == "ddp")
+            alone[place] = max(row["steps_per_second"], alone.get(place, 0.0))
+    found = []
+    for row in rows:
+        one = alone.get((*(row[name] for name in names), row["sums"] == "ddp"))
+        found.append(row | ({} if one is None else {"speedup": row["steps_per_second"] / one}))
+    return found
+
+
+def measured(options: BenchScaling, ranks: int, sums: Sums, device: str) -> list[dict[str, Any]]:
+    """Rows of one number of ranks, which are started for it.
+
+    Args:
+        options: of the benchmark.
+        ranks: processes.
+        sums: how they sum gradients.
+        device: ``"cuda"`` or ``"cpu"``.
+
+    Raises:
+        RuntimeError: where a rank failed; it has said why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        # of one rank both kinds of scaling are the same work
+        asked = [case for case in cases(options, sums) if ranks > 1 or case.scaling == options.scaling[0]]
+        work = {"device": device, "repeats": options.repeats, "cases": [asdict(case) for case in asked]}
+        code = launch_ranks(("-m", "torchrl_perf.bench.scaling_rank", json.dumps(work), str(out)), ranks)
+        if code:
+            raise RuntimeError(
+                f"ranks: expected {ranks} that end with 0, received exit code {code}. Remedy: what they said above."
+            )
+        return json.loads(out.read_text())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark, prints the table and writes ``scaling.json``."""
+    import tyro
+
+    options = tyro.cli(BenchScaling, args=argv, prog="torchrl-perf bench scaling")
+    device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    sheet = Sheet(COLUMNS, "scaling", options.out)
+    for ranks in sorted(options.ranks):
+        if device == "cuda" and ranks > torch.cuda.device_count():
+            print(f"{ranks} ranks: left out, this machine has {torch.cuda.device_count()} GPUs", flush=True)
+            continue
+        for sums in options.sums:
+            # one rank sums nothing, and a CPU has no symmetric memory
+            if sums == "one-shot" and (ranks == 1 or device == "cpu"):
+                continue
+            name = "gloo" if device == "cpu" and sums == "nccl" else sums
+            for row in measured(options, ranks, sums, device):
+                sheet.rows[:] = with_speedups([*sheet.rows, row | {"sums": name}])
+                sheet.show(sheet.rows[-1])
+    print(format_table(sheet.rows, COLUMNS))
+    print(f"written to {sheet.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

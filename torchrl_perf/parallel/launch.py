@@ -1,0 +1,49 @@
+"""Starts the processes of a run on this host, as ``torchrun`` does."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+__all__ = ["launch_ranks"]
+
+
+def launch_ranks(arguments: Sequence[str], ranks: int) -> int:
+    """Starts ``python`` with arguments once for each rank, and waits for all; where one fails, the others are ended.
+
+    Args:
+        arguments: such as ``("-m", "torchrl_perf", "train", "ppo")``.
+        ranks: processes.
+
+    Returns:
+        Exit code: 0, or that of a rank that ended with one of its own, or 128 + the signal that ended this process's
+        ranks.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # the ranks say what is wrong; a second account of it is not wanted
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of connections that a lost rank leaves
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # any free port
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        codes = [failure.exitcode for failure in error.failures.values()]
+        own = [code for code in codes if code > 0]
+        return own[0] if own else 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0

@@ -1,0 +1,103 @@
+"""A run that goes on with another number of ranks: what was learnt is kept, the envs begin anew."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.parallel import Ranks
+from torchrl_perf.run_layout import CHECKPOINTS
+from torchrl_perf.runtime.files import CheckpointError, save_checkpoint
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
+from torchrl_perf.trainers.run.rank_folder import checkpoints_of
+
+__all__ = ["RESHARDED", "load_of_other_ranks", "problem_of_other_ranks"]
+
+RESHARDED = ("ppo", "hybrid-ppo")
+"""Algorithms whose state, beside what all ranks have in common, is that of envs alone."""
+
+OF_ENVS = ("collector", "episodes", "metrics", "micro_batches", "reward_normalization")
+"""Parts of a checkpoint that are of a rank's envs, or have entries for each of them."""
+
+
+def problem_of_other_ranks(algorithm: str, path: Path, before: int, ranks: int) -> str:
+    """Why a run cannot go on with another number of ranks; empty where it can.
+
+    Args:
+        algorithm: its name.
+        path: folder of the run.
+        before: ranks that it was begun with.
+        ranks: those that there are.
+    """
+    if before == ranks or algorithm in RESHARDED:
+        return ""
+    return (
+        f"--resume {path}: expected the {before} ranks that the run was begun with, since each has a part of the "
+        f"state of {algorithm} of its own (replay, exploration, curriculum), received {ranks}. Remedy: --ranks "
+        f"{before}; runs of {' and '.join(RESHARDED)} take any number."
+    )
+
+
+def load_of_other_ranks(trainer: Any, ranks: Ranks, path: Path, *, name: str = "") -> Path:
+    """Loads what a run has learnt into a trainer of another number of ranks, and makes that the run's checkpoint.
+
+    Networks, optimiser, moments of normalisation, counters and schedules are those of the checkpoint. Envs, episodes
+    and random numbers begin anew, so that the run is not, bit for bit, the one that was stopped.
+
+    Args:
+        trainer: of this rank.
+        ranks: the processes, which call it together.
+        path: folder of the run.
+        name: of a certain checkpoint; by default the newest that can be read.
+
+    Returns:
+        The first rank's checkpoint.
+
+    Raises:
+        CheckpointError: without a checkpoint that can be read.
+    """
+    folder, algorithm = CheckpointFolder(path / CHECKPOINTS), trainer.config.algorithm
+    name = name or ranks.of_first(lambda: folder.load_newest("cpu", made_by=algorithm)[0].name)
+    state = read_checkpoint(folder.path / name, trainer.device, made_by=algorithm)
+    parts = set(state["parts"])
+    trainer.train_state.load_state_dict(state, skip=[*parts.intersection(OF_ENVS), "random"])
+    _load_statistics(trainer, state["parts"].get("reward_normalization"))
+    # the state of the envs at the start of a run would give the same episodes once more
+    torch.manual_seed(trainer.config.seed + trainer.iterations_done)
+    if ranks.rank:
+        _save(trainer, checkpoints_of(path, ranks.rank) / name)
+    ranks.values(None)  # all others have theirs
+    if ranks.first:
+        for old in folder.path.glob("rank*"):
+            if old.is_dir() and int(old.name.removeprefix("rank")) >= ranks.size:
+                shutil.rmtree(old)
+        _save(trainer, folder.path / name)
+    ranks.values(None)
+    return folder.path / name
+
+
+def _load_statistics(trainer: Any, saved: Mapping[str, Tensor] | None) -> None:
+    """Moments of the return; the discounted returns themselves are of envs that are gone."""
+    rewards = trainer.normalization.rewards
+    if rewards is None or saved is None:
+        return
+    rewards.load_state_dict({**saved, "returns": torch.zeros_like(rewards.returns)})
+
+
+def _save(trainer: Any, path: Path) -> None:
+    """Writes a checkpoint whole or not at all.
+
+    Raises:
+        CheckpointError: where it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_checkpoint(trainer.train_state.snapshot(), path)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint: expected room for {path}, received {error}. Remedy: free space, or the number of ranks that "
+            "the run was begun with."
+        ) from error

@@ -112,12 +112,35 @@ def _loss(jax: Any, config: PPOConfig, params: dict[str, Any], rows: tuple[Any, 
     if config.clip_value:
         clipped_value = old_value + jnp.clip(value - old_value, -config.clip_epsilon, config.clip_epsilon)
         value_loss = jnp.maximum(value_loss, (clipped_value - target) ** 2)
+    return (
+        clipped_loss(jnp, config, logits, log_prob - old_log_prob, advantage) + config.critic_coeff * value_loss.mean()
+    )
+
+
+def clipped_loss(jnp: Any, config: PPOConfig, logits: Any, log_ratio: Any, advantage: Any) -> Any:
+    """PPO's objective and the entropy bonus, of log-probabilities ``logits``."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    ratio = jnp.exp(log_prob - old_log_prob)
+    ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
     policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
     entropy = -(jnp.exp(logits) * logits).sum(-1).mean()
-    return policy_loss + config.critic_coeff * value_loss.mean() - config.entropy_coeff * entropy
+    return policy_loss - config.entropy_coeff * entropy
+
+
+def make_update(config: PPOConfig, loss: Any) -> tuple[Any, Any]:
+    """The optimiser, and a step of a scan over minibatches: ``update((params, moments), rows)``."""
+    import jax
+    import optax
+
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=1e-5))
+
+    def update(carry: Any, rows: tuple[Any, ...]) -> tuple[Any, None]:
+        params, moments = carry
+        gradient = jax.grad(loss)(params, rows)
+        change, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(params, change), moments), None
+
+    return optimizer, update
 
 
 def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
@@ -125,16 +148,9 @@ def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
     # JAX would otherwise take most of the device's memory from PyTorch, which runs in the same process
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
-    import optax
 
     jnp = jax.numpy
-    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=1e-5))
-
-    def update(carry: Any, rows: tuple[Any, ...]) -> tuple[Any, None]:
-        params, moments = carry
-        gradient = jax.grad(partial(_loss, jax, config))(params, rows)
-        change, moments = optimizer.update(gradient, moments)
-        return (optax.apply_updates(params, change), moments), None
+    optimizer, update = make_update(config, partial(_loss, jax, config))
 
     def iteration(state: Any) -> Any:
         params, moments, (env_state, elapsed, key, episode), _ = state
@@ -169,7 +185,12 @@ def make_iteration(config: PPOConfig) -> tuple[Any, Any]:
 
 def measure(config: PPOConfig, repeats: int) -> dict[str, Any]:
     """Row of the PPO table: median and spread of an iteration, after compilation."""
-    iteration, state = make_iteration(config)
+    row, _ = timed(*make_iteration(config), config, repeats)
+    return row
+
+
+def timed(iteration: Any, state: Any, config: PPOConfig, repeats: int) -> tuple[dict[str, Any], Any]:
+    """Median and spread of an iteration, after compilation; and the last state."""
     import jax
 
     start = time.perf_counter()
@@ -183,7 +204,7 @@ def measure(config: PPOConfig, repeats: int) -> dict[str, Any]:
         seconds.append(time.perf_counter() - begin)
     seconds.sort()
     median = seconds[len(seconds) // 2]
-    return {
+    row = {
         "variant": "jax",
         "N x T": f"{config.num_envs}x{config.num_steps}",
         "steps_per_second": config.batch_size / median,
@@ -193,6 +214,7 @@ def measure(config: PPOConfig, repeats: int) -> dict[str, Any]:
         "repeats": repeats,
         "start_s": started,
     }
+    return row, state
 
 
 def time_to_solve(config: PPOConfig, target: float = 475.0) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Recurrent layers and policies: sequences against cuDNN and TorchRL, whole PPO against JAX, time to learn.
 
-The task of the policies is CartPole without velocities. Every number of the "sequence" rows is for one layer, forward
-alone and forward with backward, call by call and, where that is possible, in a CUDA graph.
+Every number of the "sequence" rows is for one layer, forward alone and forward with backward, call by call and, where
+that is possible, in a CUDA graph. The task of whole iterations is CartPole without velocities.
 """
 
 import importlib.util
@@ -16,6 +16,7 @@ import torch
 from torchrl_perf.bench.learning import time_to_return
 from torchrl_perf.bench.peers import jax_recurrent
 from torchrl_perf.bench.recurrent_sequences import CAPTURED, SEQUENCES, make_sequence
+from torchrl_perf.bench.recurrent_tasks import TASKS
 from torchrl_perf.bench.report import Sheet
 from torchrl_perf.runtime import Acceleration, Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
@@ -34,7 +35,7 @@ class BenchRecurrent:
     """Options of ``torchrl-perf bench recurrent``."""
 
     parts: tuple[str, ...] = PARTS
-    """Parts: sequence (one layer), training (whole iterations of PPO), learning (time to a mean return of 475)."""
+    """Parts: sequence (one layer), training (whole iterations of PPO), learning (time to learn a task)."""
     shapes: tuple[str, ...] = ("4x128", "2048x128")
     """Envs x steps."""
     hidden: int = 128
@@ -51,14 +52,21 @@ class BenchRecurrent:
     """Timed calls."""
     seeds: int = 5
     """Seeds of the learning runs."""
-    learning_memories: tuple[str, ...] = ("gru", "none")
-    """Policies of the learning runs."""
-    learning_steps: int = 20_000_000
-    """Greatest number of env steps of a learning run."""
+    learning: tuple[str, ...] = (
+        *("stateless-cartpole:gru", "stateless-cartpole:none", "tmaze-100:gru", "tmaze-100:none"),
+        *("tmaze-1000:lru", "tmaze-1000:none", "repeat-previous:gru", "repeat-previous:none"),
+    )
+    """Tasks of the learning runs, each with a memory; also tmaze-20."""
     device: str = "auto"
     """Device."""
     out: str | None = None
     """Folder for recurrent.json; the package's bench/results by default."""
+
+
+def running(options: BenchRecurrent, device: str) -> dict[str, Any]:
+    """The settings of PPO that say where it runs and how."""
+    at = None if options.mode == "eager" else options.compile_after
+    return {"mode": options.mode, "compile_after": at, "device": device, "logger": "none"}
 
 
 def measure_sequence(name: str, shape: str, hidden: int, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -93,11 +101,9 @@ def measure_sequence(name: str, shape: str, hidden: int, device: torch.device, r
 def config_of(memory: str, shape: str, options: BenchRecurrent, device: str, **changes: Any) -> PPOConfig:
     """PPO as PureJaxRL's recurrent one has it: four epochs of four minibatches of whole streams."""
     num_envs, num_steps = map(int, shape.split("x"))
-    settings: dict[str, Any] = {"mode": options.mode, "compile_after": options.compile_after, "logger": "none"}
-    settings |= {"epochs": 4, "minibatches": 4, "total_steps": 10**9, "memory_size": options.hidden, **changes}
-    return PPOConfig(
-        env="StatelessCartPole", memory=memory, num_envs=num_envs, num_steps=num_steps, device=device, **settings
-    )  # fmt: skip
+    settings = {"epochs": 4, "minibatches": 4, "total_steps": 10**9, "memory_size": options.hidden, **changes}
+    settings |= {"memory": memory, "num_envs": num_envs, "num_steps": num_steps, **running(options, device)}
+    return PPOConfig(env="StatelessCartPole", **settings)
 
 
 def measure_training(memory: str, shape: str, options: BenchRecurrent, device: str) -> dict[str, Any]:
@@ -117,18 +123,19 @@ def measure_training(memory: str, shape: str, options: BenchRecurrent, device: s
     return row | {"start_s": start.seconds}
 
 
-def measure_learning(memory: str, seed: int, options: BenchRecurrent, device: str) -> dict[str, Any]:
-    """Wall time after compilation until the last 100 finished episodes have a mean return of 475."""
-    changes = {
-        "seed": seed,
-        "learning_rate": 1e-3,
-        "total_steps": options.learning_steps,
-        "epochs": 4,
-        "minibatches": 8,
-    }
-    trainer = PPOTrainer(config_of(memory, "1024x64", options, device, **changes))
-    row = {"part": "learning", "variant": memory, "seed": seed, "hidden": options.hidden}
-    return row | time_to_return(trainer, 475.0, warmup=4, every=2)
+def measure_learning(name: str, seed: int, options: BenchRecurrent, device: str) -> dict[str, Any]:
+    """Wall time after compilation until the last 100 finished episodes have the mean return of a task that is learnt.
+
+    Args:
+        name: of the task and the memory, ``"stateless-cartpole:gru"``.
+        seed: of the run.
+        options: give the mode.
+        device: of the run.
+    """
+    task, _, memory = name.partition(":")
+    trainer = PPOTrainer(TASKS[task].config(memory, seed=seed, **running(options, device)))
+    row = {"part": "learning", "variant": name, "seed": seed, "hidden": trainer.config.memory_size}
+    return row | time_to_return(trainer, TASKS[task].target, warmup=4, every=2)
 
 
 def _jobs(options: BenchRecurrent, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
@@ -146,9 +153,9 @@ def _jobs(options: BenchRecurrent, device: str) -> Iterator[Callable[[], dict[st
                     config = config_of("gru", shape, options, device)
                     yield partial(jax_recurrent.measure, config, options.repeats)
     if "learning" in options.parts:
-        for memory in options.learning_memories:
+        for name in options.learning:
             for seed in range(options.seeds):
-                yield partial(measure_learning, memory, seed, options, device)
+                yield partial(measure_learning, name, seed, options, device)
 
 
 def main(argv: list[str] | None = None) -> int:

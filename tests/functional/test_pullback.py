@@ -66,3 +66,25 @@ def test_gradients_are_those_of_the_values_before_an_update(fresh_dynamo):
 def test_parameters_of_another_module_are_refused():
     with pytest.raises(ValueError, match=r"params: expected parameters of the module, received 1 others"):
         Differentiable(Scale(), lambda x: ((x,), ()), [nn.Parameter(torch.ones(1))])
+
+
+def test_compiled_alone(traced):
+    """A function with an operator that ``torch.func`` cannot differentiate: gradients as eagerly."""
+    module = nn.Linear(6, 6, bias=False)
+    x, begins = torch.randn(4, 3, 6), torch.rand(4, 3, 1) < 0.3
+
+    def fn(shift, h):
+        states, _ = torch.ops.torchrl_perf.gru_sequence(
+            module(x) + shift, h, begins, torch.eye(6)[:, :2] + 1, None, True
+        )
+        return (states,), ()
+
+    found = []
+    for is_compiled in (False, True):
+        call = Differentiable(module, fn, [module.weight])
+        if is_compiled:
+            call.compile_alone(compiled)
+        (states,), _, pull = call.pullback(torch.ones(6), torch.ones(3, 2))
+        of_params, of_inputs = pull([torch.ones_like(states)])
+        found.append([states, *of_params, *of_inputs])
+    torch.testing.assert_close(*found)

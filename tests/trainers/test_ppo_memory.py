@@ -162,14 +162,69 @@ def test_actions_of_several_parts():
     assert abs(float(statistics["kl_approx"])) < 1e-6
 
 
-def test_parts_of_a_minibatch_have_its_gradient():
-    trainer = make(minibatches=1)
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_parts_of_a_minibatch_have_its_gradient(burn_in):
+    trainer = make(minibatches=1, burn_in=burn_in)
     rows = trainer.algorithm.rows(collected(trainer))
     index, gradients = torch.arange(4), []
     for parts in (1, 2):
         trainer._gradients(rows, index, parts)
         gradients.append([p.grad.clone() for p in trainer.loss.parameters()])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("burn_in", [0, 4])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_an_earlier_episode_changes_nothing_in_a_later_one(memory, burn_in):
+    trainer = make(memory=memory, burn_in=burn_in)
+    streams = trainer.algorithm.rows(collected(trainer))
+    streams["is_init"].zero_()
+    streams["is_init"][:, 6] = True
+    changed = streams.clone()
+    changed["observation"][:, :6] += 1.0
+    for key in trainer.algorithm.streams.state_keys:
+        changed[key] += 1.0
+    found, others = (trainer.algorithm.streams.read(each)["memory_features"] for each in (streams, changed))
+    assert torch.equal(found[:, 6 - burn_in :], others[:, 6 - burn_in :])
+    assert not torch.isclose(found[:, : 6 - burn_in], others[:, : 6 - burn_in]).any()
+    changed["observation"].requires_grad_()
+    later = trainer.algorithm.streams.read(changed)["memory_features"][:, 6 - burn_in :]
+    (gradient,) = torch.autograd.grad(later.sum(), changed["observation"])
+    assert torch.equal(gradient[:, :6], torch.zeros_like(gradient[:, :6]))
+    assert gradient[:, 6:].any()
+
+
+class TestBurnIn:
+    def test_its_steps_change_states_and_are_not_learnt_from(self):
+        trainer = make(burn_in=3)
+        streams = trainer.algorithm.rows(collected(trainer))
+        streams["is_init"].zero_()
+        observation = streams["observation"].requires_grad_()
+        rows = trainer.algorithm.streams.read(streams)
+        whole = make().algorithm.streams
+        whole.trunk.load_state_dict(trainer.algorithm.streams.trunk.state_dict())
+        assert torch.equal(rows["memory_features"], whole.read(streams)["memory_features"][:, 3:])
+        assert torch.equal(rows["advantage"], streams["advantage"][:, 3:])
+        (gradient,) = torch.autograd.grad(rows["memory_features"].sum(), observation)
+        assert torch.equal(gradient[:, :3], torch.zeros_like(gradient[:, :3]))
+        assert gradient[:, 3:].any()
+
+    def test_advantages_are_normalised_over_what_is_learnt_from(self):
+        trainer = make(burn_in=3, minibatches=1)
+        rows, index = trainer.algorithm.rows(collected(trainer)), torch.arange(4)
+        whole = trainer.algorithm.whole(rows, index)
+        learnt = whole.entries["advantage"][:, 3:]
+        torch.testing.assert_close(learnt.mean(), torch.zeros(()), atol=1e-6, rtol=0)
+        torch.testing.assert_close(learnt.std(), torch.ones(()))
+        assert whole.counts.tolist() == [9.0] * 4
+
+    def test_resume_is_bitwise(self, tmp_path):
+        trainer = run(make(burn_in=3), 2)
+        path = trainer.save(tmp_path / "checkpoint.pt")
+        expected = run(trainer, 1).state_dict()
+        resumed = make(burn_in=3)
+        resumed.load(path)
+        assert_same_state(run(resumed, 1).state_dict(), expected)
 
 
 @pytest.mark.slow
@@ -191,6 +246,8 @@ class TestRefused:
         [
             ({"minibatches": 3, "num_steps": 12}, r"minibatches: expected a divisor of num_envs = 4 with memory='gru'"),
             ({"shared_trunk": True}, r"shared_trunk: expected False with memory='gru'.*received True"),
+            ({"burn_in": 12}, r"burn_in: expected fewer steps than num_steps = 12.*received 12"),
+            ({"burn_in": -1}, r"burn_in: expected 0 or a positive integer, received -1"),
             ({"memory_size": 0}, r"memory_size: expected a positive integer, received 0"),
             ({"memory": "rnn"}, r"memory: expected .*received 'rnn'"),
         ],

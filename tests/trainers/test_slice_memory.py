@@ -91,21 +91,6 @@ class TestWhatIsRead:
             torch.testing.assert_close(slices["recurrent_state"][:, t], expected, rtol=1e-4, atol=1e-5)
             _, states = step(reader.online, slices, t, states)
 
-    def test_an_earlier_episode_changes_nothing_in_a_later_one(self):
-        trainer = make()
-        slices = sampled(trainer)
-        before = trainer.algorithm.slices.read(slices)
-        began = slices["memory_begins"].squeeze(-1).cumsum(1) > 0
-        earlier = ~began
-        for values in (slices["observation"], slices["next", "observation"]):
-            values[earlier] += 1.0
-        slices["recurrent_state"][:, 0][earlier[:, 0]] += 1.0
-        after = trainer.algorithm.slices.read(slices)
-        later = began[:, 2:].flatten()
-        for key in ("memory_features", ("next", "memory_features")):
-            assert torch.equal(before[key][later], after[key][later])
-            assert not torch.equal(before[key][~later], after[key][~later])
-
     def test_burnt_steps_change_states_and_are_not_learnt_from(self):
         trainer = make()
         slices = sampled(trainer)
@@ -150,6 +135,33 @@ class TestEachAlgorithm:
         for online, delayed in zip(slices.online.parameters(), slices.delayed.parameters(), strict=True):
             assert not delayed.requires_grad
             assert not torch.equal(online, delayed)  # the last copy is some updates old
+
+    def test_an_earlier_episode_changes_nothing_in_a_later_one(self, name):
+        trainer = make(name)
+        run(trainer, 12)
+        slices, memory = trainer._draw(240), trainer.algorithm.slices
+        slices["memory_begins"].zero_()
+        slices["memory_begins"][:, 3] = True
+        changed = slices.clone()
+        for values in (changed["observation"], changed["next", "observation"]):
+            values[:, :3] += 1.0
+        changed["recurrent_state"] += 1.0
+
+        def features(slices):
+            """Of the steps after those that are burnt in, of which the second one begins an episode."""
+            rows = memory.read(slices).unflatten(0, (40, 4))
+            found = [rows["memory_features"], rows["next", "memory_features"]]
+            if name in ACTORS:
+                prepared = memory.prepared(slices)
+                rows = memory.rows(prepared)
+                found += [rows[key] for key in ("memory_features", "memory_critic_features")]
+                found += [rows["next", key] for key in ("memory_features", "memory_critic_features")]
+                found.append(memory.learnt(prepared)["memory_critic_features"])
+            return found
+
+        for before, after in zip(features(slices), features(changed), strict=True):
+            assert torch.equal(before[:, 1:], after[:, 1:])
+            assert not torch.equal(before[:, :1], after[:, :1])
 
     def test_resume_is_bitwise(self, name, tmp_path):
         trainer = run(make(name), 7)

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "logging",
     "transfer",
     "policies",
+    "recurrent",
     "claims",
     "curves",
     "systems",

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
-from tensordict.utils import NestedKey
-from torch import nn
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.modules import set_recurrent_mode
 
-from torchrl_perf.modules.memory.module import MemoryModule
+from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import hidden_layers
@@ -23,6 +24,7 @@ __all__ = [
     "FEATURES",
     "INPUT",
     "MEMORY_SETTINGS",
+    "STREAM_MEMORY_SETTINGS",
     "MemorySettings",
     "StreamMemorySettings",
     "Streams",
@@ -36,6 +38,8 @@ __all__ = [
 
 MEMORY_SETTINGS = ("memory", "memory_size")
 """Fields of :class:`MemorySettings`."""
+STREAM_MEMORY_SETTINGS = (*MEMORY_SETTINGS, "burn_in")
+"""Fields of :class:`StreamMemorySettings`."""
 INPUT, FEATURES = "memory_input", "memory_features"
 VALID = "valid"  # an env's flag of the rows that count
 KINDS: dict[str, type[MemoryModule]] = {"gru": DeviceGRU, "lstm": DeviceLSTM, "mingru": MinGRU, "lru": LRU}
@@ -60,8 +64,12 @@ class MemorySettings:
 class StreamMemorySettings(MemorySettings):
     """The memory of an actor and its critic, which learn from whole streams of some envs."""
 
+    burn_in: int = 0
+    """First steps of each stream from which the memory finds its state anew, and nothing else is learnt."""
+
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
+        checks.each(("burn_in",), lambda value: value >= 0, "0 or a positive integer")
         if not checks.sound("memory") or self.memory == "none":
             return
         config = cast("Any", self)
@@ -71,6 +79,12 @@ class StreamMemorySettings(MemorySettings):
                 f"minibatches: expected a divisor of num_envs = {config.num_envs} with memory={self.memory!r}, whose "
                 f"minibatches are whole streams, received {config.minibatches}. Remedy: a number of envs that it "
                 "divides.",
+            )
+        if checks.sound("burn_in", "num_steps") and self.burn_in >= config.num_steps:
+            checks.add(
+                "burn_in",
+                f"burn_in: expected fewer steps than num_steps = {config.num_steps}, or nothing is learnt, received "
+                f"{self.burn_in}. Remedy: longer streams, or burn_in={config.num_steps // 4}.",
             )
         if checks.sound("shared_trunk") and config.shared_trunk:
             checks.add(
@@ -156,6 +170,7 @@ class Streams:
 
     Args:
         trunk: what :func:`make_trunk` gives.
+        burn_in: K, first steps that bring the state up to date, without a gradient, and are not learnt from.
 
     Attributes:
         trunk: as one module, whose parameters are those of the encoder and the memory.
@@ -163,8 +178,8 @@ class Streams:
         written: entries that the trunk adds to a batch and no one reads later.
     """
 
-    def __init__(self, trunk: Sequence[TensorDictModuleBase]) -> None:
-        self.trunk = TensorDictSequential(*trunk)
+    def __init__(self, trunk: Sequence[TensorDictModuleBase], burn_in: int = 0) -> None:
+        self.trunk, self.burn_in = TensorDictSequential(*trunk), burn_in
         memory = cast("MemoryModule", trunk[-1])
         self.state_keys: list[NestedKey] = list(memory.state_keys)
         self.written: list[NestedKey] = [INPUT, FEATURES, *memory.out_keys[1:]]
@@ -184,14 +199,29 @@ class Streams:
             streams.set(key, batch.get(key)[:, 0])
         return streams
 
+    def learnt(self, steps: int) -> slice:
+        """The steps that are learnt from, of streams of so many; of one step alone, as of an estimate, that one."""
+        return slice(min(self.burn_in, steps - 1), None)
+
     def read(self, streams: TensorDictBase) -> TensorDictBase:
-        """A batch ``[B, T]`` with the features of the memory, of streams ``[B]``."""
-        steps = streams.get("is_init").shape[1]
+        """A batch ``[B, T - K]`` with the features of the memory, of streams ``[B]``."""
+        steps = streams.get(INIT_KEY).shape[1]
+        states = {key: streams.get(key) for key in self.state_keys}
+        learnt = self.learnt(steps)
+        with set_recurrent_mode(True):  # a compiler drops the names of dimensions
+            if learnt.start:
+                with torch.no_grad():
+                    before = self.trunk(self._steps(streams, states, slice(learnt.start)))
+                states = {key: before.get(unravel_key(("next", key)))[:, -1] for key in self.state_keys}
+            return self.trunk(self._steps(streams, states, learnt))
+
+    def _steps(self, streams: TensorDictBase, states: dict[NestedKey, Tensor], part: slice) -> TensorDictBase:
+        """Some steps of streams ``[B]`` as a batch, from states ``[B, *]``."""
+        steps = streams.get(INIT_KEY)[:, part].shape[1]
         batch = TensorDict({}, batch_size=[streams.shape[0], steps], device=streams.device)
         for key in streams.keys(True, True):
-            value = streams.get(key)
-            if key in self.state_keys:
-                value = value.unsqueeze(1).expand(-1, steps, *value.shape[1:])
-            batch.set(key, value)
-        with set_recurrent_mode(True):  # a compiler drops the names of dimensions
-            return self.trunk(batch)
+            if key not in states:
+                batch.set(key, streams.get(key)[:, part])
+        for key, state in states.items():
+            batch.set(key, state.unsqueeze(1).expand(-1, steps, *state.shape[1:]))
+        return batch

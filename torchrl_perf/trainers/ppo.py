@@ -239,7 +239,9 @@ class PPO(OnPolicyAlgorithm):
         if remembers(config):
             self._check_memory({"actor": actor, "critic": critic})
         self.actor = acceleration.policy(actor or self.make_actor(env))
-        self.streams = Streams(list(cast("Any", self.actor))[:-1]) if remembers(config) else None
+        self.streams = None
+        if remembers(config):
+            self.streams = Streams(list(cast("Any", self.actor))[:-1], config.burn_in)
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
         if self.valid_key is not None and config.loss == "torchrl":
@@ -404,6 +406,9 @@ class PPO(OnPolicyAlgorithm):
         if isinstance(self.loss, DeviceClipPPOLoss):
             flags = rows.select(*self.loss.valid_keys, strict=False)
             valid = self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
+        if self.streams is not None and self.streams.burn_in:  # an env whose rows do not all count has no memory
+            valid = torch.zeros(advantage.shape[:-1], dtype=torch.bool, device=advantage.device)
+            valid[:, self.streams.learnt(advantage.shape[1])] = True
         return advantage, valid
 
     @contextlib.contextmanager

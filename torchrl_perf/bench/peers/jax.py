@@ -27,7 +27,8 @@ class Rollout(NamedTuple):
     next_value: Any
 
 
-def _init_network(jax: Any, key: Any, sizes: tuple[int, ...], output_gain: float) -> list[tuple[Any, Any]]:
+def init_network(jax: Any, key: Any, sizes: tuple[int, ...], output_gain: float) -> list[tuple[Any, Any]]:
+    """Orthogonal weights and zero biases of a perceptron."""
     keys = jax.random.split(key, len(sizes) - 1)
     gains = [2**0.5] * (len(sizes) - 2) + [output_gain]
     return [
@@ -36,7 +37,8 @@ def _init_network(jax: Any, key: Any, sizes: tuple[int, ...], output_gain: float
     ]
 
 
-def _apply(jax: Any, activation: str, params: list[tuple[Any, Any]], x: Any) -> Any:
+def apply_network(jax: Any, activation: str, params: list[tuple[Any, Any]], x: Any) -> Any:
+    """Outputs of a perceptron."""
     act = jax.numpy.tanh if activation == "tanh" else getattr(jax.nn, activation)
     for weight, bias in params[:-1]:
         x = act(x @ weight + bias)
@@ -46,7 +48,7 @@ def _apply(jax: Any, activation: str, params: list[tuple[Any, Any]], x: Any) -> 
 
 def _rollout(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], carry: Any) -> tuple[Any, Rollout]:
     """T steps of N envs; the true next observation's value is kept for the bootstrap."""
-    jnp, apply = jax.numpy, partial(_apply, jax, config.activation)
+    jnp, apply = jax.numpy, partial(apply_network, jax, config.activation)
 
     def step(carry: Any, _: None) -> tuple[Any, Rollout]:
         state, elapsed, key, episode, best = carry
@@ -79,7 +81,8 @@ def _rollout(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], ca
     return jax.lax.scan(step, carry, None, config.num_steps)
 
 
-def _advantages(jax: Any, config: PPOConfig, batch: Rollout) -> tuple[Any, Any]:
+def advantages_of(jax: Any, config: PPOConfig, batch: Rollout) -> tuple[Any, Any]:
+    """Generalised advantages and the targets of the values."""
     jnp = jax.numpy
 
     def back(following: Any, row: Rollout) -> tuple[Any, Any]:
@@ -92,7 +95,7 @@ def _advantages(jax: Any, config: PPOConfig, batch: Rollout) -> tuple[Any, Any]:
 
 
 def _loss(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], rows: tuple[Any, ...]) -> Any:
-    jnp, apply = jax.numpy, partial(_apply, jax, config.activation)
+    jnp, apply = jax.numpy, partial(apply_network, jax, config.activation)
     observation, action, old_log_prob, old_value, advantage, target = rows
     outputs = apply(params["actor"], observation)
     log_prob = task.log_prob(jax, outputs, params["policy"], action)
@@ -101,12 +104,34 @@ def _loss(jax: Any, config: PPOConfig, task: Task, params: dict[str, Any], rows:
     if config.clip_value:
         clipped_value = old_value + jnp.clip(value - old_value, -config.clip_epsilon, config.clip_epsilon)
         value_loss = jnp.maximum(value_loss, (clipped_value - target) ** 2)
+    entropy = task.entropy(jax, outputs, params["policy"])
+    objective = clipped_loss(jnp, config, log_prob - old_log_prob, advantage, entropy)
+    return objective + config.critic_coeff * value_loss.mean()
+
+
+def clipped_loss(jnp: Any, config: PPOConfig, log_ratio: Any, advantage: Any, entropy: Any) -> Any:
+    """PPO's objective and the bonus of the mean entropy."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    ratio = jnp.exp(log_prob - old_log_prob)
+    ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
     policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
-    entropy = task.entropy(jax, outputs, params["policy"])
-    return policy_loss + config.critic_coeff * value_loss.mean() - config.entropy_coeff * entropy
+    return policy_loss - config.entropy_coeff * entropy
+
+
+def make_update(config: PPOConfig, loss: Any) -> tuple[Any, Any]:
+    """The optimiser, and a step of a scan over minibatches: ``update((params, moments), rows)``."""
+    import jax
+    import optax
+
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=1e-5))
+
+    def update(carry: Any, rows: tuple[Any, ...]) -> tuple[Any, None]:
+        params, moments = carry
+        gradient = jax.grad(loss)(params, rows)
+        change, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(params, change), moments), None
+
+    return optimizer, update
 
 
 def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]:
@@ -119,16 +144,9 @@ def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]
     # JAX would otherwise take most of the device's memory from PyTorch, which runs in the same process
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
-    import optax
 
     jnp, task = jax.numpy, TASKS[name]
-    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=1e-5))
-
-    def update(carry: Any, rows: tuple[Any, ...]) -> tuple[Any, None]:
-        params, moments = carry
-        gradient = jax.grad(partial(_loss, jax, config, task))(params, rows)
-        change, moments = optimizer.update(gradient, moments)
-        return (optax.apply_updates(params, change), moments), None
+    optimizer, update = make_update(config, partial(_loss, jax, config, task))
 
     def iteration(state: Any) -> Any:
         params, moments, (env_state, elapsed, key, episode), _ = state
@@ -137,7 +155,7 @@ def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]
         (env_state, elapsed, key, episode, finished), batch = _rollout(
             jax, config, task, params, (env_state, elapsed, key, episode, zero)
         )
-        advantage, target = _advantages(jax, config, batch)
+        advantage, target = advantages_of(jax, config, batch)
         fields = (batch.observation, batch.action, batch.log_prob, batch.value, advantage, target)
         flat = jax.tree.map(lambda x: x.reshape((config.batch_size, *x.shape[2:])), fields)
 
@@ -152,8 +170,8 @@ def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]
     key = jax.random.PRNGKey(config.seed)
     key, actor_key, critic_key, env_key = jax.random.split(key, 4)
     params = {
-        "actor": _init_network(jax, actor_key, (task.observations, *config.widths, task.outputs), 0.01),
-        "critic": _init_network(jax, critic_key, (task.observations, *config.critic_widths, 1), 1.0),
+        "actor": init_network(jax, actor_key, (task.observations, *config.widths, task.outputs), 0.01),
+        "critic": init_network(jax, critic_key, (task.observations, *config.critic_widths, 1), 1.0),
         "policy": task.params(jnp),
     }
     n, bound = config.num_envs, task.reset_bound
@@ -165,7 +183,12 @@ def make_iteration(config: PPOConfig, name: str = "CartPole") -> tuple[Any, Any]
 
 def measure(config: PPOConfig, repeats: int, name: str = "CartPole") -> dict[str, Any]:
     """Row of the PPO table: median and spread of an iteration, after compilation."""
-    iteration, state = make_iteration(config, name)
+    row, _ = timed(*make_iteration(config, name), config, repeats)
+    return row
+
+
+def timed(iteration: Any, state: Any, config: PPOConfig, repeats: int) -> tuple[dict[str, Any], Any]:
+    """Median and spread of an iteration, after compilation; and the last state."""
     import jax
 
     start = time.perf_counter()
@@ -179,7 +202,7 @@ def measure(config: PPOConfig, repeats: int, name: str = "CartPole") -> dict[str
         seconds.append(time.perf_counter() - begin)
     seconds.sort()
     median = seconds[len(seconds) // 2]
-    return {
+    row = {
         "variant": "jax",
         "N x T": f"{config.num_envs}x{config.num_steps}",
         "steps_per_second": config.batch_size / median,
@@ -189,6 +212,7 @@ def measure(config: PPOConfig, repeats: int, name: str = "CartPole") -> dict[str
         "repeats": repeats,
         "start_s": started,
     }
+    return row, state
 
 
 def time_to_solve(config: PPOConfig, target: float = 475.0) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
-from torchrl_perf.trainers.memory import MEMORY_SETTINGS
+from torchrl_perf.trainers.memory import STREAM_MEMORY_SETTINGS
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.ppo import PPOConfig
@@ -27,7 +27,7 @@ class DurotaxisConfig(PPOConfig):
     blueprint_in: ClassVar[str] = "systems.durotaxis.blueprint:COLONY"
     env_class: ClassVar[str] = "Durotaxis"
     work_of_step: ClassVar[int] = 12
-    not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *POLICY_SETTINGS, *MEMORY_SETTINGS)
+    not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *POLICY_SETTINGS, *STREAM_MEMORY_SETTINGS)
     not_normalized: ClassVar[tuple[str, ...]] = (*NORMALIZATION_SETTINGS, "reward_clip")  # it learns from components
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *PPOConfig.fixed_by_checkpoint,

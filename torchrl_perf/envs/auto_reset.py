@@ -35,11 +35,13 @@ class Transition(NamedTuple):
             as it was passed.
         entries: what is written under "next" beside observations and done flags, such as rewards; new tensors.
         terminated: bool ``[N]``.
+        truncated: bool ``[N]``, rows that the task cuts for a reason beside the time limit; None for none.
     """
 
     next_state: State
     entries: Entries
     terminated: Tensor
+    truncated: Tensor | None = None
 
 
 class AutoResetEnv(EnvBase):
@@ -173,6 +175,9 @@ class AutoResetEnv(EnvBase):
             # A row that terminates at its last step is truncated as well: gymnasium's TimeLimit says the same.
             truncated = next_elapsed >= self.max_episode_steps
             done = terminated | truncated
+        if step.truncated is not None:
+            cut = step.truncated.unsqueeze(-1)
+            truncated, done = truncated | cut, done | cut
         if self.resets_nonfinite and (floats := [x for x in next_state.values() if x.is_floating_point()]):
             broken = _any_nonfinite(floats)
             truncated, done = truncated | broken, done | broken

@@ -163,7 +163,7 @@ def test_contacts_and_constraints_without_room_are_counted_and_named():
     for _ in range(40):
         root["action"] = env.action_spec.rand()
         root = env.step_and_maybe_reset(root)[1]
-    contacts, constraints = env.faults()
+    contacts, constraints = env.faults().values()
     assert "larger nconmax=" in contacts
     assert "larger njmax=" in constraints
     assert (env.overflows > 0).all()
@@ -183,7 +183,7 @@ def test_a_broken_world_is_cut_counted_and_drawn_again():
     assert following["observation"][1, 0] == last[1, 0], "its last good state"
     assert root["observation"].isfinite().all()
     assert int(env.broken_worlds) == 1
-    (fault,) = env.faults()
+    (fault,) = env.faults().values()
     assert "1 worlds" in fault
     assert "smaller timestep=" in fault
     assert push(env, root, 1.0)[0]["next", "observation"].isfinite().all()

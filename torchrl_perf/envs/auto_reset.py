@@ -322,6 +322,17 @@ class AutoResetEnv(EnvBase):
             entries[key] = self.observation_spec[key].zero()
         return self._wrap(entries)
 
+    def fault_counts(self) -> dict[str, Tensor]:
+        """Return counts of what has gone wrong since the env was made, 0-d on the device by name; none by default.
+
+        A trainer writes them into its rows as ``env/<name>``, and says once what :meth:`faults` does.
+        """
+        return {}
+
+    def faults(self) -> dict[str, str]:
+        """Return a sentence with a remedy for each of :meth:`fault_counts` that is not 0; waits for the host."""
+        return {}
+
     def scene(self, state: State) -> list[Line]:
         """Return the lines of a picture of ``state``, in units that :attr:`scene_half_width` says; none by default."""
         return []

@@ -228,7 +228,8 @@ def unknown_env(name: str) -> str:
     remedy = f"--env {near}, the nearest; torchrl-perf envs lists all" if near else "torchrl-perf envs lists all"
     return (
         f"env: expected one of {', '.join((*TASKS, *ROBOTS))}, a registered name, an id of Gymnasium's, "
-        f"module.path:Class or file.py:function, received {name!r}. Remedy: {remedy}; or a trainer made with env= or collector=."
+        f"module.path:Class or file.py:function, received {name!r}. Remedy: {remedy}; or a trainer made with env= or "
+        "collector=."
     )
 
 

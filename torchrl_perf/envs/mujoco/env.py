@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.envs.arguments import check_count
 from torchrl_perf.envs.mujoco.models import PhysicsSettings, load_model
+from torchrl_perf.envs.mujoco.pictures import WorldPainter
 from torchrl_perf.envs.mujoco.randomization import Randomization
 from torchrl_perf.envs.mujoco.simulation import Simulation
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
@@ -115,6 +117,7 @@ class MuJoCoEnv(StructuredEnv):
         self.model = settings.apply(load_model(model))
         # not as self.frame_skip, for which TorchRL would wrap the env into a transform that skips once more
         self.reset_noise = reset_noise
+        self._painter: WorldPainter | None = None
         self._observe, self._reward, self._terminated = observe, reward, terminated
         noises = {"mass_noise": mass_noise, "friction_noise": friction_noise, "gain_noise": gain_noise}
         self.randomization = Randomization(self.model, **noises, device=where)
@@ -176,25 +179,44 @@ class MuJoCoEnv(StructuredEnv):
         """Return normal velocities ``[N, V]`` of the standard deviation ``scale``."""
         return scale * torch.randn(self.num_envs, self.model.nv, device=self.device)
 
+    def picture(self, state: State, height: int, width: int) -> Tensor:
+        """Return pictures ``[N, H, W, 3]`` uint8 of all worlds, drawn one after the other on the host.
+
+        Raises:
+            ValueError: where OpenGL cannot be used, with what installs it.
+        """
+        if self._painter is None or self._painter.size != (height, width):
+            self._painter = WorldPainter(self.model, height, width)
+        drawn = [self._painter.draw(world) for world in state["qpos"].to("cpu", torch.float64).numpy()]
+        return torch.as_tensor(np.stack(drawn)).to(self.device)
+
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def faults(self) -> list[str]:
-        """Return what has gone wrong since the env was made, with remedies; waits for the host."""
-        contacts, constraints = (int(count) for count in self.overflows)
-        broken = int(self.broken_worlds)
-        found = []
+    def fault_counts(self) -> dict[str, Tensor]:
+        """Return the counts, 0-d int64: ``contact_overflows``, ``constraint_overflows`` and ``broken_worlds``."""
+        contacts, constraints = self.overflows.unbind()
+        return {
+            "contact_overflows": contacts,
+            "constraint_overflows": constraints,
+            "broken_worlds": self.broken_worlds,
+        }
+
+    def faults(self) -> dict[str, str]:
+        """Return what has gone wrong since the env was made, by the names of the counts; waits for the host."""
+        contacts, constraints, broken = (int(count) for count in self.fault_counts().values())
+        found = {}
         if contacts:
-            found.append(
+            found["contact_overflows"] = (
                 f"nconmax: expected room for all contacts, received {contacts} steps of worlds with more than fit, "
                 "which were left out. Remedy: a larger nconmax=."
             )
         if constraints:
-            found.append(
+            found["constraint_overflows"] = (
                 f"njmax: expected room for all constraints, received {constraints} steps of worlds with more than fit, "
                 "which were left out. Remedy: a larger njmax=."
             )
         if broken:
-            found.append(
+            found["broken_worlds"] = (
                 f"physics: expected finite positions and velocities, received {broken} worlds without, which were "
                 "reset. Remedy: a smaller timestep=, integrator='implicitfast', or a softer model."
             )

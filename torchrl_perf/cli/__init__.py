@@ -33,6 +33,7 @@ BENCHMARKS = (
     "systems",
     "dropin",
     "zoo",
+    "robots",
 )
 OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
 TOOLS = (*OF_A_RUN, "zoo", "envs", "syncs", "doctor", "monitor")

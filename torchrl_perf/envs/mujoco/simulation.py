@@ -169,6 +169,11 @@ class Simulation:
             state["act"] = torch.zeros_like(self._outputs["act"])
         return {**state, **dict(zip(self.observed, values, strict=True))}
 
+    def run(self, control: Tensor) -> None:
+        """Step the physics alone, from wherever the arrays are, under ``control`` ``[N, U]``: for measurements."""
+        self._inputs["ctrl"].copy_(control)
+        self._physics()
+
     def fields(self) -> dict[str, Tensor]:
         """The fields that each world has its own of, ``[N, ...]``: tensors that alias them."""
         return self._varied

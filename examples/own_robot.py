@@ -1,8 +1,8 @@
 """A robot of your own on the GPU: a MuJoCo model and three functions, learnt by PPO.
 
-Run it with ``python examples/own_robot.py``; ``--help`` lists the settings. It needs the extra ``mujoco-warp``. On a GPU
-use ``--num-envs 4096 --total-steps 40000000``; the defaults are small enough to try it on a CPU, where MuJoCo Warp is
-slow, in a few minutes. Last line:
+Run it with ``python examples/own_robot.py``; ``--help`` lists the settings. It needs the extra ``mujoco-warp``. On a
+GPU take ``--num-envs 4096 --total-steps 40000000``; the defaults are small enough to try it on a CPU, where MuJoCo Warp
+is slow, in a few minutes. Last line:
 
     mean return of the last 100 episodes: ...
 

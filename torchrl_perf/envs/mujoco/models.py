@@ -28,7 +28,8 @@ class PhysicsSettings:
         ls_iterations: most iterations of its line search.
         nconmax: contacts that there is room for, for each world; worlds share the room.
         njmax: rows of constraints that there is room for in each world.
-        deterministic: whether the order of contacts and sums is fixed, so that physics repeats bit for bit; slower.
+        deterministic: whether MuJoCo Warp is asked to fix the order of contacts and sums on CUDA; slower, and physics
+            need not repeat bit for bit all the same.
     """
 
     integrator: Literal["euler", "rk4", "implicitfast"] | None = None

@@ -42,8 +42,8 @@ class MuJoCoEnv(StructuredEnv):
 
     Physics is float32. On CUDA it runs in a graph, alone or inside of the one that a trainer records; on a CPU it runs
     on Warp's CPU device, which is for tests, and where it repeats bit for bit. On CUDA it does not: two runs of eight
-    steps of ``HalfCheetah`` from the same state differed by 1e-5 in positions on an H200, with ``deterministic=True`` as
-    without.
+    steps of ``HalfCheetah`` from the same state differed by 1e-5 in positions on an H200, with ``deterministic=True``
+    as without.
 
     **Reset.** ``qpos`` is the model's own plus uniform noise of +-``reset_noise``, ``qvel`` normal noise times
     ``reset_noise``. Quantities of forces are zero then. Everything else is as :class:`StructuredEnv` says: rows that

@@ -9,6 +9,8 @@ from torchrl_perf.bench import robots
 from torchrl_perf.bench.robots_agreement import compare_returns, compare_steps
 from torchrl_perf.envs.mujoco import InvertedPendulum
 
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
 
 def test_rows_have_speeds_and_shares(tmp_path, capsys):
     options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics eager env ppo"

@@ -10,6 +10,8 @@ from torchrl_perf.envs.mujoco import HalfCheetah, Hopper, MuJoCoEnv
 from torchrl_perf.envs.mujoco.models import needed
 from torchrl_perf.runtime import no_host_sync
 
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
 CART = """
 <mujoco>
   <option timestep="0.01"/>

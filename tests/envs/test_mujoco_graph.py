@@ -8,6 +8,8 @@ from torchrl_perf.envs.mujoco import HalfCheetah, Hopper
 from torchrl_perf.runtime import capture
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
 
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 

@@ -11,6 +11,8 @@ from torchrl.envs.utils import check_env_specs
 import torchrl_perf.envs.mujoco as robots
 from torchrl_perf.registry import ROBOTS
 
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
 PLANAR = ("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Reacher", "InvertedPendulum", "InvertedDoublePendulum")
 
 

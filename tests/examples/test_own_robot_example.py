@@ -2,8 +2,11 @@
 
 import math
 
+import pytest
 import torch
 from test_examples import load
+
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
 
 
 def test_it_swings_and_prints_its_last_line(capsys):

@@ -15,6 +15,8 @@ from torchrl_perf.trainers import PPOConfig, PPOTrainer
 from torchrl_perf.trainers.mujoco_c import episodes_in_c, task_in_c
 from torchrl_perf.trainers.run.run import train
 
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
 SMALL = "--num-envs 4 --num-steps 8 --total-steps 96 --minibatches 2 --epochs 1 --log-interval 1 --eval-episodes 3"
 
 

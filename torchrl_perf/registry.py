@@ -7,7 +7,7 @@ tests read this list and no other.
 import importlib
 from typing import Any, NamedTuple
 
-__all__ = ["ALGORITHMS", "MARINE", "MARINE_AGENTS", "SYSTEMS", "TASKS", "Entry", "entry_of"]
+__all__ = ["ALGORITHMS", "MARINE", "MARINE_AGENTS", "ROBOTS", "SYSTEMS", "TASKS", "Entry", "entry_of"]
 
 
 class Entry(NamedTuple):
@@ -83,6 +83,22 @@ TASKS = (
     "HybridTarget",
 )
 """Classes of ``torchrl_perf.envs`` that any algorithm may name as its task; systems have tasks of their own."""
+
+ROBOTS = (
+    "HalfCheetah",
+    "Hopper",
+    "Walker2d",
+    "Ant",
+    "Humanoid",
+    "HumanoidStandup",
+    "Swimmer",
+    "Reacher",
+    "Pusher",
+    "InvertedPendulum",
+    "InvertedDoublePendulum",
+)
+"""Classes of ``torchrl_perf.envs.mujoco``: Gymnasium's tasks of MuJoCo on the device, which need the extra
+``mujoco-warp``. The name with ``-v5`` is Gymnasium's env on the CPU."""
 
 MARINE = "marine"
 """``train marine --agent iqn`` is ``train marine-iqn``."""

@@ -35,6 +35,7 @@ BENCHMARKS = (
     "dropin",
     "zoo",
     "scaling",
+    "robots",
 )
 OF_A_RUN = ("evaluate", "play", "export", "compare", "plot")
 TOOLS = (*OF_A_RUN, "sweep", "zoo", "envs", "syncs", "doctor", "monitor")

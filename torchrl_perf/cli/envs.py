@@ -71,6 +71,10 @@ def rows(*, old: bool = False) -> Iterator[Row]:
     for name in registry.TASKS:
         about = inspect.getdoc(registry.find(name).maker) or ""
         yield Row(name, "tasks of the package, in tensors", _first_sentence(about), "")
+    for name in registry.ROBOTS:
+        entry = registry.find(name)
+        about = _first_sentence(inspect.getdoc(entry.maker) or "")
+        yield Row(name, "robots on MuJoCo Warp, in tensors", about, entry.needs)
     for entry in registry.registered().values():
         yield Row(entry.name, "registered", entry.about, entry.needs)
     for name, point in registry.offered().items():

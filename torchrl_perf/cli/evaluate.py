@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate the task and its variants, and print a table."""
     from torchrl_perf.runtime.streams import say
+    from torchrl_perf.trainers.mujoco_c import task_in_c
     from torchrl_perf.trainers.policies import policy_of, read_run
     from torchrl_perf.trainers.variants import evaluate_run
 
@@ -74,7 +75,8 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(as_json(run.path, run.steps, found), indent=2), sys.stdout)
     else:
-        say(f"{run.config.algorithm} on {run.env}, {run.steps} steps, {run.path}", sys.stdout)
+        place = " in MuJoCo's C code" if task_in_c(run.env) else ""
+        say(f"{run.config.algorithm} on {run.env}{place}, {run.steps} steps, {run.path}", sys.stdout)
         say(as_table([row_of(run.env, changes, episodes) for changes, episodes in found]), sys.stdout)
     return 0
 

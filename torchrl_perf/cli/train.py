@@ -6,10 +6,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from torchrl_perf.cli.backend import named_by_backend
 from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.options import joined, refuse_bad_options
 from torchrl_perf.cli.ranks import asked_for, asks_for_one, fitted_to_ranks, joined_ranks, launch, print_batch
@@ -57,6 +58,9 @@ class Arguments(Generic[Settings]):
     steps left, or starts a new one. Settings are those of the run, but for the options given here."""
     keep_schedules: bool = False
     """With --resume: what is annealed goes on as in the stored run, whatever --total-steps is now."""
+    backend: Literal["warp", "gym"] | None = None
+    """What steps a task of MuJoCo, such as --env HalfCheetah: warp, MuJoCo Warp on the device, or gym, Gymnasium's env
+    (HalfCheetah-v5) on the CPU. Without it the name decides."""
     progress: bool = True
     """Show a line of progress on standard error."""
     ranks: int | None = None
@@ -93,6 +97,7 @@ def main(name: str, argv: list[str]) -> int:
         torch.set_num_threads(1)
     keep_standard_files()
     try:
+        argv = named_by_backend(argv)
         if (number := asked_for(argv)) > 1:
             return launch(name, argv, number)
         ranks = joined_ranks(argv)

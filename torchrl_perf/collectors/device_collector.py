@@ -25,6 +25,7 @@ from torchrl_perf.collectors.env_state import (
     env_state_dict,
     fused_parts,
     honours_reset_mask,
+    keeps_state,
     load_env_state_dict,
     mark_rows,
 )
@@ -250,8 +251,8 @@ class DeviceCollector(SharedPolicyCollector):
         self._audit_pending = self._auto = self.mode == "auto"
         self._compiles = not self._may_go_on  # "auto" compiles once that pays
         # a simulator may step outside torch, where no audit sees it and no graph repeats it: only on request
-        settled = (self._tensor_env and self.device.type == "cpu") or self._native is not None
-        if self._audit_pending and (settled or self._host_resets):
+        outside = validation.is_outside_graphs(self.env, self.mode) or self._native is not None
+        if self._audit_pending and (outside or (self._tensor_env and self.device.type == "cpu") or self._host_resets):
             self.mode, self._audit_pending = "eager", False  # the mode there, whatever an audit would find
         self._acting = arguments.accelerated(self._acting, compile_policy, cudagraph_policy, self.mode, self.device)
 
@@ -582,8 +583,8 @@ class DeviceCollector(SharedPolicyCollector):
         self._random_steps = state_dict["random_steps"]
         if self.policy_version_tracker is not None and "policy_version" in state_dict:
             self.policy_version_tracker.version = state_dict["policy_version"]
-        # an env without tensors to restore has to start its episodes over
-        self._started = state_dict["started"] and self._tensor_env
+        # an env whose state is not in its tensors has to start its episodes over
+        self._started = state_dict["started"] and self._tensor_env and keeps_state(self.env)
 
     def fake_tensordict(self) -> TensorDictBase:
         """A batch of zeros, with the keys, shapes and marks of those that iteration yields."""

@@ -38,6 +38,11 @@ def load_env_state_dict(env: EnvBase, state: list[dict[str, Any]]) -> None:
         each.load_state_dict(saved)
 
 
+def keeps_state(env: EnvBase) -> bool:
+    """Whether the ``state_dict`` of ``env`` holds what episodes go on from; a class may say ``resumes = False``."""
+    return bool(getattr(type(chain(env)[-1]), "resumes", True))
+
+
 def honours_reset_mask(env: EnvBase) -> bool:
     """Whether ``env._reset`` with an empty mask leaves the env's tensors and numbers alone; they are restored after it.
 

@@ -70,6 +70,11 @@ def resets_inside_step(env: EnvBase) -> bool:
     return vars(env).get("resets_inside_step", getattr(type(env), "resets_inside_step", False))
 
 
+def in_graphs(env: EnvBase) -> bool:
+    """Whether the steps of ``env`` may be a part of a CUDA graph: not of one whose attribute ``in_graphs`` is False."""
+    return bool(vars(env).get("in_graphs", True))
+
+
 def is_tensor_env(env: EnvBase) -> bool:
     """Whether ``env``, or the one below its transforms, keeps its state in tensors that a masked reset honours."""
     base = chain(env)[-1]

@@ -12,6 +12,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.collectors.arguments import CastPolicy
 from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
+from torchrl_perf.collectors.stepping import in_graphs
 from torchrl_perf.runtime import CaptureError, HostSyncError, HostSyncReport, capture, host_syncs, no_host_sync
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.runtime.upstream.envs import has_dynamic_specs, inner_reset
@@ -118,6 +119,18 @@ def refuse_steps_in_reset(mode: str, steps_in_reset: bool) -> None:
             "env: expected no transform that steps the env inside a reset under mode 'graph', which resets at each "
             "step and keeps only the rows that ended, received one. Remedy: mode='eager'."
         )
+
+
+def is_outside_graphs(env: EnvBase, mode: str) -> bool:
+    """Whether no graph may hold the steps of an env, which mode ``"graph"`` then refuses."""
+    if in_graphs(base := chain(env)[-1]):
+        return False
+    if mode == "graph":
+        raise ValueError(
+            f"mode: expected 'auto' or 'eager' for {type(base).__name__} around a simulator that may step outside of "
+            "torch, received 'graph'. Remedy: in_graphs=True, if its step is a function of tensors."
+        )
+    return True
 
 
 def resolve_mode(mode: str, device: torch.device | None) -> str:

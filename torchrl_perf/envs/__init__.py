@@ -19,6 +19,7 @@ from torchrl_perf.envs.partly_observed import (
     TMaze,
 )
 from torchrl_perf.envs.registry import EnvEntry, register
+from torchrl_perf.envs.simulator import SimulatorEnv
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 from torchrl_perf.envs.toy import Ferry, HybridTarget
 from torchrl_perf.envs.vmas import DeviceVmasEnv
@@ -52,6 +53,7 @@ __all__ = [
     "RegimeSettings",
     "RepeatFirst",
     "RepeatPrevious",
+    "SimulatorEnv",
     "StatelessCartPole",
     "StatelessPendulum",
     "StructuredEnv",

@@ -37,11 +37,13 @@ class Transition(NamedTuple):
             as it was passed.
         entries: what is written under "next" beside observations and done flags, such as rewards; new tensors.
         terminated: bool ``[N]``.
+        truncated: bool ``[N]``, rows that the task cuts for a reason beside the time limit; None for none.
     """
 
     next_state: State
     entries: Entries
     terminated: Tensor
+    truncated: Tensor | None = None
 
 
 class AutoResetEnv(EnvBase):
@@ -183,6 +185,9 @@ class AutoResetEnv(EnvBase):
             # A row that terminates at its last step is truncated as well: gymnasium's TimeLimit says the same.
             truncated = next_elapsed >= self.max_episode_steps
             done = terminated | truncated
+        if step.truncated is not None:
+            cut = step.truncated.unsqueeze(-1)
+            truncated, done = truncated | cut, done | cut
         if self.resets_nonfinite and (floats := [x for x in next_state.values() if x.is_floating_point()]):
             broken = _any_nonfinite(floats)
             truncated, done = truncated | broken, done | broken
@@ -326,6 +331,17 @@ class AutoResetEnv(EnvBase):
         for key in self._info_keys:
             entries[key] = self.observation_spec[key].zero()
         return self._wrap(entries)
+
+    def fault_counts(self) -> dict[str, Tensor]:
+        """Return counts of what has gone wrong since the env was made, 0-d on the device by name; none by default.
+
+        A trainer writes them into its rows as ``env/<name>``, and says once what :meth:`faults` does.
+        """
+        return {}
+
+    def faults(self) -> dict[str, str]:
+        """Return a sentence with a remedy for each of :meth:`fault_counts` that is not 0; waits for the host."""
+        return {}
 
     def scene(self, state: State) -> list[Line]:
         """Return the lines of a picture of ``state``, in units that :attr:`scene_half_width` says; none by default."""

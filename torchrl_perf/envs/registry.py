@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.from_name import named_module, named_object
 from torchrl_perf.near_names import nearest_word, plain_word
-from torchrl_perf.registry import TASKS
+from torchrl_perf.registry import ROBOTS, TASKS
 
 if TYPE_CHECKING:  # importing gymnasium changes the warning filters of the process: it is imported at its first use
     import gymnasium
@@ -30,6 +30,7 @@ STACKED = 4  # frames of an observation of an Atari game
 FRAMES = ("frameskip", "max_num_frames_per_episode")
 INSTALL = {
     "mujoco": "pip install 'torchrl_perf[mujoco]'",
+    "mujoco_warp": "pip install 'torchrl_perf[mujoco-warp]'",
     "ale_py": "pip install 'torchrl_perf[atari]'",
     "vmas": "pip install 'torchrl_perf[marl]'",
     "Box2D": "pip install swig && pip install 'gymnasium[box2d]'",
@@ -88,12 +89,12 @@ def register(
         ValueError: for a name of another form, and one that is hard to tell from a task of the package.
         TypeError: for a maker that cannot be called.
     """
-    near = nearest_word(name, TASKS)
+    near = nearest_word(name, (*TASKS, *ROBOTS))
     taken = near is not None and plain_word(near) == plain_word(name) and not VERSIONED.match(name)
     if taken or not re.fullmatch(r"\w[\w./-]*", name):
         raise ValueError(
-            f"name: expected letters, digits, '/', '_' and '-', and none of the tasks {', '.join(TASKS)}, received "
-            f"{name!r}. Remedy: another name."
+            f"name: expected letters, digits, '/', '_' and '-', and none of the tasks {', '.join((*TASKS, *ROBOTS))}, "
+            f"received {name!r}. Remedy: another name."
         )
     if not callable(maker):
         raise TypeError(
@@ -117,9 +118,9 @@ def offered() -> dict[str, metadata.EntryPoint]:
 def find(name: str) -> EnvEntry:
     """The env of a name.
 
-    ``CartPole`` is a task of the package; then come registered names and those of entry points; ``gym:ID`` and any
-    other id of Gymnasium's, Atari games (``ALE/Pong-v5``) among them; ``vmas:SCENARIO``; ``module.path:Class`` and
-    ``file.py:function``, or a name that such a module registers.
+    ``CartPole`` is a task of the package, ``HalfCheetah`` one of them on MuJoCo Warp; then come registered names and
+    those of entry points; ``gym:ID`` and any other id of Gymnasium's, Atari games (``ALE/Pong-v5``) among them;
+    ``vmas:SCENARIO``; ``module.path:Class`` and ``file.py:function``, or a name that such a module registers.
 
     Args:
         name: of ``--env``.
@@ -128,8 +129,8 @@ def find(name: str) -> EnvEntry:
         ValueError: for an unknown name, with the nearest that is known, and for a module or file that cannot be used.
         ImportError: for an env whose package is absent, with what installs it.
     """
-    if name in TASKS:
-        return EnvEntry(name, _task(name))
+    if name in TASKS or name in ROBOTS:
+        return _own(name)
     if name in _REGISTERED:
         return _REGISTERED[name]
     if point := offered().get(name):
@@ -218,16 +219,17 @@ def is_known(name: str) -> bool:
 
 def names() -> list[str]:
     """Every name that :func:`find` knows without a colon: tasks, registered ones, entry points, Gymnasium's ids."""
-    return [*TASKS, *_REGISTERED, *offered(), *gymnasium_ids()]
+    return [*TASKS, *ROBOTS, *_REGISTERED, *offered(), *gymnasium_ids()]
 
 
 def unknown_env(name: str) -> str:
     """What is wrong with a name that is no env, with the nearest that is one."""
-    near = nearest_word(name, TASKS) or nearest_word(name, names())
+    near = nearest_word(name, (*TASKS, *ROBOTS)) or nearest_word(name, names())
     remedy = f"--env {near}, the nearest; torchrl-perf envs lists all" if near else "torchrl-perf envs lists all"
     return (
-        f"env: expected one of {', '.join(TASKS)}, a registered name, an id of Gymnasium's, module.path:Class or "
-        f"file.py:function, received {name!r}. Remedy: {remedy}; or a trainer made with env= or collector=."
+        f"env: expected one of {', '.join((*TASKS, *ROBOTS))}, a registered name, an id of Gymnasium's, "
+        f"module.path:Class or file.py:function, received {name!r}. Remedy: {remedy}; or a trainer made with env= or "
+        "collector=."
     )
 
 
@@ -236,8 +238,13 @@ def _label(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name.removeprefix("gym:"))
 
 
-def _task(name: str) -> Callable[..., EnvBase]:
-    return getattr(importlib.import_module("torchrl_perf.envs"), name)
+def _own(name: str) -> EnvEntry:
+    """A task of the package."""
+    if name in TASKS:
+        return EnvEntry(name, getattr(importlib.import_module("torchrl_perf.envs"), name))
+    return EnvEntry(
+        name, getattr(importlib.import_module("torchrl_perf.envs.mujoco"), name), needs=needs("mujoco_warp")
+    )
 
 
 def _offered_maker(point: metadata.EntryPoint) -> Callable[..., Any]:

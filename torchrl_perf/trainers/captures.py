@@ -8,6 +8,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.collectors.stepping import in_graphs
 from torchrl_perf.runtime import Captured, capture
 
 __all__ = ["Captures", "capture_iteration", "collector_mode", "collects_on_device", "steps_on_host"]
@@ -35,8 +36,8 @@ def collects_on_device(collector: Any) -> bool:
 
 
 def steps_on_host(env: EnvBase) -> bool:
-    """Whether an env is several of TorchRL's that the host steps one by one, in this process or others."""
-    return isinstance(chain(env)[-1], BatchedEnvBase)
+    """Whether the host steps an env: several of TorchRL's, one by one, or a simulator that no graph may hold."""
+    return isinstance(base := chain(env)[-1], BatchedEnvBase) or not in_graphs(base)
 
 
 def collector_mode(mode: str, env: EnvBase) -> Literal["eager", "compile"]:

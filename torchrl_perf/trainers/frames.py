@@ -10,8 +10,10 @@ from torchrl.data import Bounded
 
 from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.envs.drawing import bars, cells, heights
+from torchrl_perf.envs.mujoco.pictures import choose_opengl
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.evaluation import Evaluation, below
+from torchrl_perf.trainers.mujoco_c import task_in_c
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.variants import source_for
 
@@ -45,6 +47,8 @@ def frames(
     Yields:
         uint8 ``[H, W, 3]``.
     """
+    if task_in_c(run.env):
+        choose_opengl()
     source = source_for(run, 1, seed=seed, changes=changes, drawn=True)
     options: dict[str, Any] = {"acceleration": policy.acceleration, "mode": "eager", "steps": 1}
     evaluation = Evaluation(source, policy, seed=seed, max_steps=max_steps, **options)
@@ -84,6 +88,13 @@ def _rendered(envs: Any) -> np.ndarray | None:
         pictures = envs.render()
     except NotImplementedError:
         return None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "mujoco":
+            raise
+        raise ValueError(
+            f"picture: expected OpenGL for MuJoCo's renderer, received {error}. Remedy: apt install libegl1, and "
+            "MUJOCO_GL=egl."
+        ) from error
     picture = None if not pictures else np.asarray(pictures[0])
     return picture.astype(np.uint8) if picture is not None and picture.ndim == 3 else None
 

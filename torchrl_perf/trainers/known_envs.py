@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torchrl_perf.envs.registry import registered
+from torchrl_perf.registry import ROBOTS
 
 __all__ = ["KNOWN", "settings_for"]
 
@@ -56,6 +57,45 @@ _LOCOMOTION: Settings = {
 }
 """Of MuJoCo's robots that walk."""
 
+_ROBOT_PPO: dict[str, Any] = {
+    "num_envs": 4096,
+    "num_steps": 16,
+    "total_steps": 120_000_000,
+    "epochs": 4,
+    "minibatches": 4,
+    "learning_rate": 1e-3,
+    "anneal_learning_rate": False,
+    "desired_kl": 0.015,
+    "max_learning_rate": 3e-3,
+    "gamma": 0.99,
+    "entropy_coeff": 0.0,
+    "max_grad_norm": 1.0,
+    "hidden_size": 128,
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "log_interval": 10,
+}
+_ROBOT_REPLAY: dict[str, Any] = {
+    "num_envs": 1024,
+    "total_steps": 20_000_000,
+    "capacity": 1_048_576,
+    "minibatch_size": 8_192,
+    "updates_per_iteration": 4,
+    "learning_starts": 20_480,
+    "n_step": 3,
+    "actor_learning_rate": 3e-4,
+    "critic_learning_rate": 3e-4,
+    "tau": 0.01,
+    "hidden_sizes": (512, 256),
+    "critic_hidden_sizes": (512, 512),
+    "layer_norm": True,
+    "normalize_observations": True,
+    "log_interval": 200,
+}
+"""Few updates of large batches from many worlds, as FastTD3 (arXiv:2505.22642) and FastSAC (arXiv:2512.01996) do."""
+_ROBOT_SAC: dict[str, Any] = {**_ROBOT_REPLAY, "temperature_learning_rate": 3e-4, "initial_temperature": 0.1}
+_ROBOT: Settings = {"ppo": _ROBOT_PPO, "sac": _ROBOT_SAC, "td3": _ROBOT_REPLAY, "ddpg": _ROBOT_REPLAY}
+
 _ATARI_DQN: dict[str, Any] = {
     "num_envs": 16,
     "num_steps": 1,
@@ -93,6 +133,7 @@ _ATARI: Settings = {
 }
 
 KNOWN: dict[str, Settings] = {
+    **dict.fromkeys(ROBOTS, _ROBOT),
     "ALE/*": _ATARI,
     "vmas:*": {
         "ppo": {

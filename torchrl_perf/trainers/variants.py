@@ -8,6 +8,7 @@ from typing import Any
 from torchrl_perf.envs.registry import takes_render_mode
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.evaluation import Episodes, Evaluation
+from torchrl_perf.trainers.mujoco_c import c_source, task_in_c
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.run.saved_specs import plain_specs
 from torchrl_perf.trainers.sources import Source, gymnasium_source, source_of
@@ -16,12 +17,17 @@ from torchrl_perf.trainers.tasks import fitting_rows
 __all__ = ["evaluate_run", "gymnasium_id", "source_for"]
 
 BOUNDS = ("low", "high")
+IN_C = {"max_episode_steps"}
+"""Arguments that a task on MuJoCo Warp and Gymnasium's env of it both have."""
 
 
 def source_for(
     run: SavedRun, rows: int, *, seed: int, changes: Mapping[str, Any] | None = None, drawn: bool = False
 ) -> Source:
     """The envs of a run, for an :class:`~torchrl_perf.trainers.evaluation.Evaluation`.
+
+    A policy that learnt on MuJoCo Warp is judged in MuJoCo's own C code, Gymnasium's env of the task; only with changes
+    that Gymnasium does not know is it MuJoCo Warp's.
 
     Args:
         run: gives settings, and with them the envs.
@@ -36,6 +42,9 @@ def source_for(
         ImportError: for an env whose package is absent.
     """
     changes = dict(changes or {})
+    if (name := task_in_c(run.env)) and changes.keys() <= IN_C:
+        pictures = {"render_mode": "rgb_array"} if drawn else {}
+        return c_source(name, rows, run.device, **changes, **pictures)
     source = _given(run, rows, changes, drawn) if run.given else _named(run, rows, seed, changes, drawn)
     with source.closed_on_error():
         _check_specs(run, source)

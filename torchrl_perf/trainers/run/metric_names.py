@@ -11,7 +11,7 @@ EPISODES = ("episode/mean_return", "episode/mean_length", "episode/count")
 EVERY = (*EPISODES, "train/first_bad_iteration", "train/micro_batches", "train/updates_applied")
 EVALUATION = ("eval/mean_return", "eval/return_deviation", "eval/mean_length")
 LOOP = ("time/steps_per_second", "time/experiences_per_second", "time/total_seconds")
-FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_")
+FAMILIES = ("nonfinite/", "time/", "memory/", "gpu/", "component/", "option/usage_", "train/kl_", "env/")
 """Beginnings of names that depend on the run: its parts, its device, its env's entries."""
 
 

@@ -1,5 +1,6 @@
 """Numbers that are not finite: found on the device, named on the host, and kept away from the learner."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, get_args
@@ -12,11 +13,14 @@ from torch.utils._pytree import tree_map_only
 from torchrl.envs import EnvBase
 
 from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.functional.rows.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.trainers.run.fault import Fault, OnNan, Verdict, remedy_of, unpack
 
 ROW, UPDATE = "fault/row", "fault/update"  # metrics that carry a place in one number, only where there is one
+OF_ENV = "env/"  # begins the metrics of what an env counts itself
+logger = logging.getLogger("torchrl_perf")
 _NOT_DATA = ("collector", "index", "index_generation", "priority_weight")
 
 
@@ -104,6 +108,8 @@ class NumericalGuard:
         self._good: dict[str, Any] | None = None
         self._candidates: deque[dict[str, Any]] = deque()
         self._noted: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._watched: AutoResetEnv | None = None  # an env that counts its own faults
+        self._told: set[str] = set()
         self._scan_fn = self._compile(self._scan)
         self._digest_fn = self._compile(self._digest)
 
@@ -117,11 +123,13 @@ class NumericalGuard:
     def watch(self, env: EnvBase | None) -> None:
         """Lets a :class:`DeviceEnv`, also below transforms, reset rows whose state is not finite, if the run may go on.
 
-        Any other env that can do so has an attribute ``resets_nonfinite``.
+        Any other env that can do so has an attribute ``resets_nonfinite``. Faults that an env counts itself join the
+        rows as ``env/<name>``, and are said once.
         """
         base: Any = None if env is None else chain(env)[-1]
         if hasattr(type(base), "resets_nonfinite"):
             base.resets_nonfinite = self.repairs
+        self._watched = base if isinstance(base, AutoResetEnv) and base.fault_counts() else None
 
     def check(self, batch: TensorDictBase) -> None:
         """Counts the non-finite values of a batch and finds the first; call it before anything is added to the batch.
@@ -187,6 +195,9 @@ class NumericalGuard:
             self.metrics.add(ROW, self._row, reduce="max", mask=self._row <= 0)
         if update is not None:
             self.metrics.add(UPDATE, update, reduce="max", mask=update <= 0)
+        if self._watched is not None:
+            counts_of_env = self._watched.fault_counts()
+            self.metrics.add_all({f"{OF_ENV}{name}": count for name, count in counts_of_env.items()}, "last")
 
     def repair(self, rows: TensorDictBase, keys: Sequence[NestedKey] | None = None) -> tuple[Tensor, Tensor]:
         """Which rows are finite, and for each the row to read in its place.
@@ -258,6 +269,7 @@ class NumericalGuard:
         Args:
             row: the flushed metrics of the interval.
         """
+        self._tell_of_env(row)
         counts = {name.removeprefix("nonfinite/"): value for name, value in row.items() if name in self._count_names}
         bad = {name: value for name, value in counts.items() if value > 0}
         if not bad:
@@ -277,6 +289,16 @@ class NumericalGuard:
             f"Remedy: {remedy_of(fault)}"
         )
         return Verdict(action, message, fault)
+
+    def _tell_of_env(self, row: Mapping[str, float]) -> None:
+        """Say once of each kind that the env has counted faults of its own."""
+        found = {name.removeprefix(OF_ENV) for name, value in row.items() if name.startswith(OF_ENV) and value > 0}
+        if self._watched is None or found <= self._told:
+            return
+        for name, sentence in self._watched.faults().items():
+            if name not in self._told:
+                logger.warning("%s", sentence)
+                self._told.add(name)
 
     @property
     def _count_names(self) -> set[str]:

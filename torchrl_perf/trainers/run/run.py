@@ -4,7 +4,7 @@ import logging
 import math
 import os
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torchrl_perf.parallel.watch import RankWatch, watched
 from torchrl_perf.run_layout import PROGRESS, RunState
 from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.evaluation import evaluation_of
+from torchrl_perf.trainers.evaluation import Episodes, evaluation_of
+from torchrl_perf.trainers.mujoco_c import episodes_in_c
 from torchrl_perf.trainers.run.files import RunFolderError, card, make_run_dir
 from torchrl_perf.trainers.run.loop import RunLoop, Trainer, TrainingDivergedError
 from torchrl_perf.trainers.run.made_of import env_name
@@ -48,9 +49,13 @@ class RunResult:
     """Why the last state could not be saved."""
     evaluated: float = math.nan
     """The last evaluation, by default the mean return of its episodes; NaN without one."""
+    in_c: Episodes | None = None
+    """Episodes in MuJoCo's own C code, of a policy that learnt on MuJoCo Warp; None for any other."""
 
     def __str__(self) -> str:
         evaluated = f", evaluated {self.evaluated:.1f}" if math.isfinite(self.evaluated) else ""
+        if self.in_c is not None:
+            evaluated += f", in MuJoCo's C code {self.in_c.mean_return:.1f} ± {self.in_c.return_deviation:.1f}"
         return (
             f"{self.steps} steps in {self.seconds:.1f} s ({self.steps_per_second:,.0f} steps/s), mean return of the "
             f"last 100 episodes {self.mean_return:.1f}{evaluated}, saved in {self.run_dir}"
@@ -112,6 +117,8 @@ def _train(
             with watched(ranks, lambda: trainer.iterations_done) as watch:
                 loop.start()
                 result = _run(loop, watch)
+            if ranks.first and not result.exit_code:
+                result = replace(result, in_c=episodes_in_c(trainer))
             rows.flush()
             picture = _draw(path, f"{config.algorithm.upper()} on {label}", result.mean_return) if ranks.first else None
             if picture is not None:

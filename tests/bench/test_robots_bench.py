@@ -1,0 +1,44 @@
+"""The benchmark of robots: its rows, what its shares are of, and how it compares physics with MuJoCo's C code."""
+
+import json
+
+import pytest
+import torch
+
+from torchrl_perf.bench import robots
+from torchrl_perf.bench.robots_agreement import compare_returns, compare_steps
+from torchrl_perf.envs.mujoco import InvertedPendulum
+
+pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+
+
+def test_rows_have_speeds_and_shares(tmp_path, capsys):
+    options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics eager env ppo"
+    assert robots.main([*options.split(), "--out", str(tmp_path)]) == 0
+    rows = {row["variant"]: row for row in json.loads((tmp_path / "robots.json").read_text())["rows"]}
+    assert list(rows) == ["physics", "eager", "env", "ppo"]
+    for row in rows.values():
+        assert row["steps_per_second"] == pytest.approx(4 / row["ms"] * 1e3)
+    assert rows["env"]["of"] == "physics"
+    assert rows["ppo"]["share"] == pytest.approx(rows["ppo"]["steps_per_second"] / rows["env"]["steps_per_second"])
+    assert "written to" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--tasks CartPole", "--variants env jax"])
+def test_unknown_names_are_refused(option, capsys):
+    assert robots.main([*option.split(), "--device", "cpu"]) == 1
+    assert "Remedy: these names." in capsys.readouterr().err
+
+
+def test_physics_is_compared_step_by_step_and_by_returns():
+    torch.manual_seed(0)
+    env = InvertedPendulum(8, device="cpu", seed=0, max_episode_steps=6)
+    row = compare_steps(env, 10)
+    assert row["steps"] == 80
+    assert row["ends"] == 0
+    assert 0 < row["qvel"][0] <= row["qvel"][1] <= row["qvel"][2] < 1e-4
+    assert row["reward"] == [0.0, 0.0, 0.0]
+    episodes = compare_returns(env, lambda seen: 0.0 * seen[:, :1])
+    assert episodes["episodes"] == 8
+    assert episodes["warp"][0] == episodes["c"][0] == 6, "upright until the time limit"
+    assert episodes["apart"] == 0

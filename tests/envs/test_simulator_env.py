@@ -1,0 +1,163 @@
+"""Simulators in the form of Isaac Lab and mjlab, as envs of a collector and of a trainer."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torchrl.data import Bounded
+from torchrl.envs.utils import check_env_specs
+
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.envs import SimulatorEnv
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
+
+STEPS = 5  # of an episode
+
+
+class Counting:
+    """``count`` worlds that observe their number, their step and their episode; even worlds terminate, odd ones time
+    out, and all start over inside the step."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, count=4, *, finals=True, groups=True, four=False, low=-np.inf):
+        self.num_envs, self.finals, self.groups, self.four = count, finals, groups, four
+        self.single_action_space = gymnasium.spaces.Box(low, -low, (2,))
+        self.step_count, self.episode = torch.zeros(count), torch.zeros(count)
+        self.actions = []
+        self.resets = 0
+
+    def observed(self):
+        seen = torch.stack([torch.arange(self.num_envs).float(), self.step_count, self.episode], -1)
+        return {"policy": seen, "critic": torch.cat([seen, seen], -1)} if self.groups else seen
+
+    def reset(self):
+        self.resets += 1
+        self.step_count = torch.zeros(self.num_envs)
+        self.episode = self.episode + 1
+        return self.observed(), {}
+
+    def step(self, action):
+        self.actions.append(action.clone())
+        self.step_count = self.step_count + 1
+        ended = self.step_count >= STEPS
+        even = torch.arange(self.num_envs) % 2 == 0
+        extras = {"final_observation": self.observed()} if self.finals else {}
+        reward = self.step_count.clone()
+        self.step_count = torch.where(ended, 0.0, self.step_count)
+        self.episode = self.episode + ended
+        if self.four:
+            return self.observed(), reward, ended.long(), {**extras, "time_outs": ended & ~even}
+        return self.observed(), reward, ended & even, ended & ~even, extras
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_specs(groups):
+    env = SimulatorEnv(Counting(groups=groups))
+    check_env_specs(env)
+    assert env.action_spec.shape == (4, 2)
+    keys = {"observation", "critic"} if groups else {"observation"}
+    assert set(env.observation_spec.keys()) == {*keys, "is_init"}
+
+
+@pytest.mark.parametrize("four", [True, False])
+@pytest.mark.parametrize("finals", [True, False])
+def test_a_batch_has_final_observations_and_flags_where_episodes_end(finals, four):
+    simulator = Counting(finals=finals, four=four)
+    env = SimulatorEnv(simulator)
+    batch = DeviceCollector(env, None, frames_per_batch=4 * 12, mode="eager").collect()
+    assert simulator.resets == 1
+    assert env.has_final_observations == finals
+    following = batch["next"]
+    for world in range(4):
+        for t in range(12):
+            step, episode = t % STEPS, t // STEPS + 1
+            ends = step == STEPS - 1
+            assert batch["observation"][world, t].tolist() == [world, step, episode]
+            shown = step if ends and not finals else step + 1
+            assert following["observation"][world, t].tolist() == [world, shown, episode]
+            assert following["critic"][world, t].tolist() == 2 * [world, shown, episode]
+            assert following["reward"][world, t] == step + 1
+            assert following["terminated"][world, t] == (ends and world % 2 == 0)
+            assert following["truncated"][world, t] == (ends and world % 2 == 1)
+            assert following["done"][world, t] == ends
+            assert batch["is_init"][world, t] == (step == 0)
+    torch.testing.assert_close(torch.stack(simulator.actions, 1), batch["action"])
+
+
+def test_a_masked_reset_changes_nothing():
+    env = SimulatorEnv(Counting())
+    root = env.reset()
+    root["action"] = torch.zeros(4, 2)
+    root = env.step_and_maybe_reset(root)[1]
+    again = env.reset(root.clone().set("_reset", torch.tensor([[True], [False], [False], [True]])))
+    assert torch.equal(again["observation"], root["observation"])
+    assert env.simulator.resets == 1
+    env.reset()
+    assert env.simulator.resets == 2
+
+
+def test_a_trainer_learns_from_it_and_the_critics_group_is_left_alone():
+    env = SimulatorEnv(Counting(), action_bound=1.0)
+    config = PPOConfig.without_task(
+        env="Counting", num_envs=4, num_steps=10, total_steps=40, minibatches=2, device="cpu"
+    )
+    trainer = PPOTrainer(config, env=env)
+    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    trainer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.policy.parameters(), strict=True))
+    trainer.close()
+
+
+def test_no_graph_holds_a_simulator_unless_it_is_asked_for(monkeypatch):
+    env = SimulatorEnv(Counting())
+    collector = DeviceCollector(env, None, frames_per_batch=40)
+    assert collector.mode == "eager"
+    assert SimulatorEnv(Counting(), in_graphs=True).in_graphs
+    monkeypatch.setattr("torchrl_perf.collectors.validation.resolve_mode", lambda mode, device: mode)
+    with pytest.raises(ValueError, match=r"expected 'auto' or 'eager' for SimulatorEnv .* Remedy: in_graphs=True"):
+        DeviceCollector(env, None, frames_per_batch=40, mode="graph")
+
+
+def test_a_collector_that_goes_on_begins_new_episodes():
+    collector = DeviceCollector(SimulatorEnv(Counting()), None, frames_per_batch=4 * 3, mode="eager")
+    collector.collect()
+    state = collector.state_dict()
+    other = DeviceCollector(SimulatorEnv(Counting()), None, frames_per_batch=4 * 3, mode="eager")
+    other.load_state_dict(state)
+    batch = other.collect()
+    assert batch["is_init"][:, 0].all()
+    assert (batch["observation"][:, 0, 1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("simulator", "error", "words"),
+    [
+        (object(), TypeError, "without num_envs, step, reset"),
+        ("three", TypeError, "received 3 parts"),
+        ("groups", TypeError, "expected a tensor or a dict with 'policy', received dict"),
+        ("parts", TypeError, r"received none in \['observation'\]"),
+        ("actions", ValueError, "action_size: expected an action_space or num_actions of Counting"),
+    ],
+    ids=["object", "three", "groups", "parts", "actions"],
+)
+def test_another_form_is_refused_with_a_remedy(simulator, error, words):
+    if isinstance(simulator, str):
+        kind, simulator = simulator, Counting()
+        seen = {"groups": {"critic": torch.zeros(4, 1)}, "parts": {"policy": {"joints": torch.zeros(4, 1)}}}
+        if kind in seen:
+            simulator.observed = lambda: seen[kind]
+        if kind == "three":
+            simulator.step = lambda action: (torch.zeros(4, 1), torch.zeros(4), torch.zeros(4))
+        if kind == "actions":
+            simulator.single_action_space = None
+    with pytest.raises(error, match=words) as caught:
+        env = SimulatorEnv(simulator)
+        env.step(env.reset().set("action", torch.zeros(4, 2)))
+    assert "Remedy: " in str(caught.value)
+
+
+def test_bounds_are_those_of_the_action_space_or_given():
+    assert not isinstance(SimulatorEnv(Counting()).action_spec, Bounded)
+    assert torch.equal(SimulatorEnv(Counting(low=-2.0)).action_spec.space.high, torch.full((4, 2), 2.0))
+    assert torch.equal(SimulatorEnv(Counting(), action_bound=0.5).action_spec.space.low, torch.full((4, 2), -0.5))

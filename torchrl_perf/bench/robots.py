@@ -1,0 +1,257 @@
+"""Robots on MuJoCo Warp: the env alone, PPO in one graph, its share of the env's speed, and rsl_rl on the same env.
+
+Every row has the env's speed, what it is measured against, and compilation apart. ``--learn`` trains, and judges in
+MuJoCo's C code.
+"""
+
+import gc
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchrl_perf.bench.report import Sheet
+from torchrl_perf.collectors import DeviceCollector
+from torchrl_perf.registry import ROBOTS
+from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
+from torchrl_perf.trainers.mujoco_c import episodes_in_c
+
+COLUMNS = ("task", "variant", "worlds", "ms", "steps_per_second", "share", "of", "start_s", "mean_return", "seconds")
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class BenchRobots:
+    """Options of ``torchrl-perf bench robots``."""
+
+    tasks: tuple[str, ...] = ("HalfCheetah", "Ant", "Humanoid")
+    """Tasks of MuJoCo."""
+    worlds: int = 4096
+    """Worlds that run at once (N)."""
+    variants: tuple[str, ...] = ("physics", "eager", "env", "ppo", "rsl-rl")
+    """Rows: bare physics in a graph, an env step by step, the env in a graph, PPO in one graph, rsl-rl-lib (if it is
+    installed) on the same env."""
+    repeats: int = 10
+    """Timed batches or iterations."""
+    learn: float = 0.0
+    """Seconds of training of each task and seed; 0 trains none."""
+    seeds: int = 3
+    """Seeds of the training."""
+    physics: tuple[str, ...] = ()
+    """Settings of the physics, name=value, such as integrator=implicitfast."""
+    device: str = "auto"
+    """Device."""
+    out: str | None = None
+    """Folder for robots.json; the package's bench/results by default."""
+
+
+class Task:
+    """One task's envs, and the measurements of them.
+
+    Args:
+        name: of the task.
+        options: of the benchmark.
+        device: where it runs.
+    """
+
+    def __init__(self, name: str, options: BenchRobots, device: torch.device) -> None:
+        import torchrl_perf.envs.mujoco as robots
+        from torchrl_perf.trainers.env_arguments import env_arguments
+
+        self.name, self.options, self.device = name, options, device
+        self._kind, self._settings = getattr(robots, name), env_arguments(options.physics)
+
+    def make(self, seed: int = 0) -> Any:
+        """New worlds."""
+        return self._kind(self.options.worlds, device=self.device, seed=seed, **self._settings)
+
+    def row(self, variant: str, ms: float, **more: Any) -> dict[str, Any]:
+        """A row of a step of all worlds that takes ``ms``."""
+        worlds = self.options.worlds
+        base = {"task": self.name, "variant": variant, "worlds": worlds, "ms": ms}
+        return {**base, "steps_per_second": worlds / ms * 1e3, "physics": self._settings, **more}
+
+    def timed(self, call: Callable[[], Any], steps: int) -> float:
+        """Median ms of a step, of calls of ``steps`` each."""
+        return time_cuda(call, self.options.repeats, warmup=2, device=self.device).median / 1e3 / steps
+
+    def physics(self) -> dict[str, Any]:
+        """Physics steps alone, with new controls at each, and nothing of an env around them."""
+        with Started(self.device) as start:
+            env = self.make()
+            controls = torch.rand(STEPS, self.options.worlds, env.model.nu, device=self.device) * 2 - 1
+            call = self._captured(lambda: [env.simulation.run(control) for control in controls])
+        return self.row("physics", self.timed(call, STEPS), start_s=start.seconds)
+
+    def _captured(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        if self.device.type != "cuda":
+            return fn
+        call = capture(lambda: fn() and None, audit=False)
+        for _ in range(3):
+            call()
+        return call
+
+    def eager(self) -> dict[str, Any]:
+        """Steps that are called one by one from Python; physics replays a graph of its own on CUDA."""
+        with Started(self.device) as start:
+            env = self.make()
+            root = env.reset()
+            root["action"] = env.action_spec.rand()
+        return self.row("eager", self.timed(lambda: env.step_and_maybe_reset(root.copy()), 1), start_s=start.seconds)
+
+    def env(self) -> dict[str, Any]:
+        """Rollouts of random actions, in a graph on CUDA."""
+        mode = "graph" if self.device.type == "cuda" else "eager"
+        with Started(self.device) as start:
+            env = self.make()
+            collector = DeviceCollector(env, None, frames_per_batch=self.options.worlds * STEPS, mode=mode)
+            for _ in range(3):
+                collector.collect()
+        row = self.row("env", self.timed(collector.collect, STEPS), start_s=start.seconds, faults=env.faults())
+        collector.shutdown()
+        return row
+
+    def ppo(self) -> dict[str, Any]:
+        """Whole iterations of PPO with the task's settings, a single graph on CUDA."""
+        with Started(self.device) as start:
+            trainer = self.trainer(0)
+            for _ in range(4):
+                trainer.step()
+        config = trainer.config
+        ms = self.timed(trainer.step, config.num_steps)
+        row = self.row("ppo", ms, start_s=start.seconds, updates=config.updates_each_iteration)
+        trainer.close()
+        return row
+
+    def trainer(self, seed: int) -> PPOTrainer:
+        """A PPO trainer with the settings of the task."""
+        number = self.options.worlds
+        config = PPOConfig(
+            env=self.name, num_envs=number, total_steps=10**12, logger="none", device=str(self.device), seed=seed
+        )
+        return PPOTrainer(config, env=self.make(seed))
+
+    def rsl_rl(self) -> dict[str, Any] | None:
+        """PPO of rsl-rl-lib on the same worlds; None where it is not installed."""
+        if importlib.util.find_spec("rsl_rl") is None:
+            return None
+        from torchrl_perf.bench.peers.rsl_rl import measure
+
+        with Started(self.device) as start:
+            env = self.make()
+        seconds, steps = measure(env, self.options.repeats, self.device)
+        return self.row("rsl-rl", seconds / steps * 1e3, start_s=start.seconds)
+
+    def learn(self, seed: int) -> dict[str, Any]:
+        """Train for some seconds after compilation, and judge the policy in MuJoCo's C code."""
+        with Started(self.device) as start:
+            trainer = self.trainer(seed)
+            for _ in range(4):
+                trainer.step()
+        watch, count = Stopwatch("cpu").start(), 0
+        while watch.host_seconds < self.options.learn:
+            for _ in range(10):
+                trainer.step()
+            synchronize(self.device)
+            count += 10
+            watch.stop()
+        episodes = episodes_in_c(trainer)
+        row = {"task": self.name, "variant": "learn", "worlds": self.options.worlds, "seed": seed}
+        row |= {"seconds": watch.host_seconds, "steps": count * trainer.config.batch_size, "start_s": start.seconds}
+        if episodes is not None:
+            row |= {"mean_return": episodes.mean_return, "returns": episodes.returns}
+        trainer.close()
+        return row
+
+
+class Started:
+    """Wall time of what is done once: envs are made, kernels compiled, graphs recorded.
+
+    Args:
+        device: that is waited for at the end.
+
+    Attributes:
+        seconds: the time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def __enter__(self) -> "Started":
+        gc.collect()
+        self._watch = Stopwatch("cpu").start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        synchronize(self._device)
+        self._watch.stop()
+        self.seconds = self._watch.host_seconds
+
+
+AGAINST = {"env": "physics", "ppo": "env", "rsl-rl": "env"}
+"""What the share of a variant's speed is of."""
+
+
+def measure_task(task: Task, sheet: Sheet) -> None:
+    """All variants of a task, each with its share of the one that limits it."""
+    speeds: dict[str, float] = {}
+    measures = {
+        "physics": task.physics,
+        "eager": task.eager,
+        "env": task.env,
+        "ppo": task.ppo,
+        "rsl-rl": task.rsl_rl,
+    }
+    for variant in task.options.variants:
+        row = measures[variant]()
+        if row is None:
+            print(f"{task.name}: rsl-rl-lib is not installed, its row is left out")
+            continue
+        speeds[variant] = row["steps_per_second"]
+        if (limit := speeds.get(AGAINST.get(variant, ""))) is not None:
+            row |= {"share": row["steps_per_second"] / limit, "of": AGAINST[variant]}
+        sheet.add(row)
+
+
+def check(options: BenchRobots) -> None:
+    """Refuse tasks and variants that there are none of.
+
+    Raises:
+        ValueError: naming them.
+    """
+    known = {"tasks": ROBOTS, "variants": BenchRobots.variants}
+    for name, names in known.items():
+        if unknown := [each for each in getattr(options, name) if each not in names]:
+            raise ValueError(
+                f"{name}: expected some of {', '.join(names)}, received {', '.join(unknown)}. Remedy: these names."
+            )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark, prints rows as they come and writes ``robots.json``."""
+    import tyro
+
+    options = tyro.cli(BenchRobots, args=argv, prog="torchrl-perf bench robots")
+    try:
+        check(options)
+    except ValueError as error:
+        print(f"torchrl-perf bench robots: {error}", file=sys.stderr)
+        return 1
+    cuda = torch.cuda.is_available() if options.device == "auto" else options.device != "cpu"
+    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+    sheet = Sheet(COLUMNS, "robots", options.out)
+    for name in options.tasks:
+        task = Task(name, options, device)
+        measure_task(task, sheet)
+        for seed in range(options.seeds if options.learn else 0):
+            sheet.add(task.learn(seed))
+    print(f"written to {sheet.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

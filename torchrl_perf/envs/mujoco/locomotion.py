@@ -1,0 +1,237 @@
+"""Gymnasium's robots that walk, run, swim and stand up (version 5), on MuJoCo Warp.
+
+Dimension key: ``N`` worlds, ``U`` actuators, ``O`` observed numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchrl_perf.envs.mujoco.env import State
+from torchrl_perf.envs.mujoco.gymnasium_task import GymnasiumTask
+
+__all__ = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "Swimmer", "Walker2d"]
+
+
+class HalfCheetah(GymnasiumTask):
+    """Gymnasium's ``HalfCheetah-v5`` on MuJoCo Warp: run forward with a planar robot of six joints.
+
+    Observation ``[N, 17]``: positions without x, velocities. Reward: speed along x minus 0.1 times the squared action.
+    Never terminates. Wawrzynski, "A cat-like robot real-time learning to run", 2009.
+    """
+
+    model_file = "half_cheetah.xml"
+    gymnasium_id = "HalfCheetah-v5"
+
+    def features(self, state: State) -> Tensor:
+        """Return positions without x, and velocities."""
+        return torch.cat([state["qpos"][:, 1:], state["qvel"]], -1)
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return the speed minus the cost of control."""
+        return self.forward_speed(before, after) - self.control_cost(action)
+
+
+class Swimmer(GymnasiumTask):
+    """Gymnasium's ``Swimmer-v5`` on MuJoCo Warp: swim forward with a chain of three links.
+
+    Observation ``[N, 8]``: positions without x and y, velocities. Reward: speed along x minus 1e-4 times the squared
+    action. Never terminates. Coulom, "Reinforcement learning using neural networks", 2002.
+    """
+
+    model_file = "swimmer.xml"
+    gymnasium_id = "Swimmer-v5"
+    steps_of_physics = 4
+    control_weight = 1e-4
+
+    def features(self, state: State) -> Tensor:
+        """Return positions without x and y, and velocities."""
+        return torch.cat([state["qpos"][:, 2:], state["qvel"]], -1)
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return the speed minus the cost of control."""
+        return self.forward_speed(before, after) - self.control_cost(action)
+
+    def draw_pose(self) -> tuple[Tensor, Tensor]:
+        """Return positions and velocities of uniform noise."""
+        return self.around(self.reset_noise), self.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
+
+
+class Hopper(GymnasiumTask):
+    """Gymnasium's ``Hopper-v5`` on MuJoCo Warp: hop forward on one leg without falling.
+
+    Observation ``[N, 11]``: positions without x, velocities within +-10. Reward: 1 while healthy plus speed along x
+    minus 1e-3 times the squared action. Terminates when the torso is below 0.7 m, leans more than 0.2 rad, or a number
+    of the state beyond x leaves +-100. Erez, Tassa and Todorov, "Infinite-horizon model predictive control for
+    periodic tasks with contacts", 2011.
+    """
+
+    model_file = "hopper.xml"
+    gymnasium_id = "Hopper-v5"
+    steps_of_physics = 4
+    noise = 5e-3
+    control_weight = 1e-3
+    heights: ClassVar[tuple[float, float]] = (0.7, float("inf"))
+    """Of the torso in metres, both exclusive, while it is healthy."""
+    most_lean: ClassVar[float] = 0.2
+    """Of the torso in radians, exclusive."""
+    most_state: ClassVar[float] = 100.0
+    """Of each number of the state beyond x and z, exclusive."""
+
+    def features(self, state: State) -> Tensor:
+        """Return positions without x, and clipped velocities."""
+        return torch.cat([state["qpos"][:, 1:], state["qvel"].clamp(-10, 10)], -1)
+
+    def is_healthy(self, state: State) -> Tensor:
+        """Return in which worlds the robot has not fallen, bool ``[N]``."""
+        height, lean = state["qpos"][:, 1], state["qpos"][:, 2]
+        low, high = self.heights
+        rest = torch.cat([state["qpos"][:, 2:], state["qvel"]], -1)
+        upright = (low < height) & (height < high) & (lean.abs() < self.most_lean)
+        return upright & (rest.abs() < self.most_state).all(-1)
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return 1 while healthy plus the speed minus the cost of control."""
+        return self.forward_speed(before, after) + self.is_healthy(after) - self.control_cost(action)
+
+    def is_terminated(self, state: State) -> Tensor:
+        """Return in which worlds the robot has fallen."""
+        return ~self.is_healthy(state)
+
+    def draw_pose(self) -> tuple[Tensor, Tensor]:
+        """Return positions and velocities of uniform noise."""
+        return self.around(self.reset_noise), self.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
+
+
+class Walker2d(Hopper):
+    """Gymnasium's ``Walker2d-v5`` on MuJoCo Warp: walk forward on two planar legs without falling.
+
+    Observation ``[N, 17]``: positions without x, velocities within +-10. Reward as :class:`Hopper`. Terminates when
+    the torso leaves 0.8 to 2 m or leans more than 1 rad.
+    """
+
+    model_file = "walker2d_v5.xml"
+    gymnasium_id = "Walker2d-v5"
+    heights = (0.8, 2.0)
+    most_lean = 1.0
+    most_state = float("inf")
+
+
+class Ant(GymnasiumTask):
+    """Gymnasium's ``Ant-v5`` on MuJoCo Warp: run forward on four legs.
+
+    Observation ``[N, 105]``: positions without x and y, velocities, external forces on each body within +-1. Reward: 1
+    while healthy plus speed of the torso along x minus 0.5 times the squared action and 5e-4 times the squared forces.
+    Terminates when the torso leaves 0.2 to 1 m. Schulman et al., arXiv:1506.02438.
+    """
+
+    model_file = "ant.xml"
+    gymnasium_id = "Ant-v5"
+    observed_quantities = ("xpos", "cfrc_ext")
+    control_weight = 0.5
+    contact_weight: ClassVar[float] = 5e-4
+
+    def _forces(self, state: State) -> Tensor:
+        return state["cfrc_ext"].clamp(-1, 1).flatten(1)
+
+    def features(self, state: State) -> Tensor:
+        """Return positions without x and y, velocities, and forces on all bodies but the world."""
+        return torch.cat([state["qpos"][:, 2:], state["qvel"], self._forces(state)[:, 6:]], -1)
+
+    def is_healthy(self, state: State) -> Tensor:
+        """Return in which worlds the torso is between 0.2 and 1 m, bool ``[N]``."""
+        height = state["qpos"][:, 2]
+        return (height >= 0.2) & (height <= 1.0)
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return 1 while healthy plus the speed minus the costs of control and contacts."""
+        speed = (after["xpos"][:, 1, 0] - before["xpos"][:, 1, 0]) / self.dt
+        contact_cost = self.contact_weight * self._forces(after).square().sum(-1)
+        return speed + self.is_healthy(after) - self.control_cost(action) - contact_cost
+
+    def is_terminated(self, state: State) -> Tensor:
+        """Return in which worlds the torso is too low or too high."""
+        return ~self.is_healthy(state)
+
+
+class _HumanoidBase(GymnasiumTask):
+    """The observation of Gymnasium's two humanoids."""
+
+    noise = 1e-2
+    observed_quantities = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+
+    def __init__(self, num_envs: int, **settings: Any) -> None:
+        super().__init__(num_envs, **settings)
+        masses = torch.as_tensor(self.model.body_mass, dtype=torch.float32).to(self.device)
+        self.register_buffer("mass_shares", masses / masses.sum(), persistent=False)
+
+    def features(self, state: State) -> Tensor:
+        """Return positions, velocities, inertias, velocities of bodies, joint torques and external forces."""
+        parts = [state["qpos"][:, 2:], state["qvel"]]
+        parts += [state[name][:, 1:].flatten(1) for name in ("cinert", "cvel")]
+        parts += [state["qfrc_actuator"][:, 6:], state["cfrc_ext"][:, 1:].flatten(1)]
+        return torch.cat(parts, -1)
+
+    def impact_cost(self, state: State, weight: float) -> Tensor:
+        """Return ``weight`` times the squared external forces, at most 10, ``[N]``."""
+        return (weight * state["cfrc_ext"].square().flatten(1).sum(-1)).clamp(max=10.0)
+
+    def draw_pose(self) -> tuple[Tensor, Tensor]:
+        """Return positions and velocities of uniform noise."""
+        return self.around(self.reset_noise), self.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
+
+
+class Humanoid(_HumanoidBase):
+    """Gymnasium's ``Humanoid-v5`` on MuJoCo Warp: walk forward on two legs without falling.
+
+    Observation ``[N, 348]``: positions without x and y, velocities, inertia and velocity of each body about the centre
+    of mass, torques of actuators, external forces. Reward: 5 while healthy plus 1.25 times the speed of the centre of
+    mass along x minus 0.1 times the squared action and 5e-7 times the squared forces (at most 10). Terminates when the
+    torso leaves 1 to 2 m. The model asks for the PGS solver, which MuJoCo Warp lacks: Newton's is taken.
+    Tassa, Erez and Todorov, "Synthesis and stabilization of complex behaviors", 2012.
+    """
+
+    model_file = "humanoid.xml"
+    gymnasium_id = "Humanoid-v5"
+    forward_weight: ClassVar[float] = 1.25
+    healthy_reward: ClassVar[float] = 5.0
+    contact_weight: ClassVar[float] = 5e-7
+
+    def _centre(self, state: State) -> Tensor:
+        return (state["xipos"][:, :, 0] * self.mass_shares).sum(-1)
+
+    def is_healthy(self, state: State) -> Tensor:
+        """Return in which worlds the torso is between 1 and 2 m, bool ``[N]``."""
+        height = state["qpos"][:, 2]
+        return (height > 1.0) & (height < 2.0)
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return 5 while healthy plus the weighted speed minus the costs of control and impacts."""
+        speed = (self._centre(after) - self._centre(before)) / self.dt
+        gains = self.forward_weight * speed + self.healthy_reward * self.is_healthy(after)
+        return gains - self.control_cost(action) - self.impact_cost(after, self.contact_weight)
+
+    def is_terminated(self, state: State) -> Tensor:
+        """Return in which worlds the robot has fallen."""
+        return ~self.is_healthy(state)
+
+
+class HumanoidStandup(_HumanoidBase):
+    """Gymnasium's ``HumanoidStandup-v5`` on MuJoCo Warp: get up from lying on the back.
+
+    Observation ``[N, 348]`` as :class:`Humanoid`. Reward: height of the torso over the time step of physics plus 1
+    minus 0.1 times the squared action and 5e-7 times the squared forces (at most 10). Never terminates. Newton's solver
+    in place of PGS, as :class:`Humanoid`.
+    """
+
+    model_file = "humanoidstandup.xml"
+    gymnasium_id = "HumanoidStandup-v5"
+    impact_weight: ClassVar[float] = 0.5e-6
+
+    def reward(self, before: State, action: Tensor, after: State) -> Tensor:
+        """Return the height over the time step plus 1 minus the costs of control and impacts."""
+        height = after["qpos"][:, 2] / float(self.model.opt.timestep)
+        return height + 1 - self.control_cost(action) - self.impact_cost(after, self.impact_weight)

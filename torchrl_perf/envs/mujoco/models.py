@@ -1,0 +1,152 @@
+"""MuJoCo models for MuJoCo Warp: where they come from, the settings that replace theirs, and what Warp cannot take."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["INSTALL", "PhysicsSettings", "gymnasium_asset", "load_model", "needed"]
+
+INSTALL = "pip install 'torchrl_perf[mujoco-warp]'"
+INTEGRATORS = {"euler": "mjINT_EULER", "rk4": "mjINT_RK4", "implicitfast": "mjINT_IMPLICITFAST"}
+CONES = {"pyramidal": "mjCONE_PYRAMIDAL", "elliptic": "mjCONE_ELLIPTIC"}
+SOLVERS = {"newton": "mjSOL_NEWTON", "cg": "mjSOL_CG"}
+
+
+@dataclass(frozen=True)
+class PhysicsSettings:
+    """What replaces the settings of a model, and the sizes of the buffers of MuJoCo Warp; None keeps the model's own.
+
+    Attributes:
+        integrator: ``"euler"``, ``"rk4"`` (four evaluations of the forces a step) or ``"implicitfast"``.
+        solver: ``"newton"`` or ``"cg"``; MuJoCo Warp has no PGS, for which Newton is taken.
+        cone: ``"pyramidal"`` or ``"elliptic"`` friction.
+        timestep: seconds of a physics step.
+        iterations: most iterations of the solver.
+        ls_iterations: most iterations of its line search.
+        nconmax: contacts that there is room for, for each world; worlds share the room.
+        njmax: rows of constraints that there is room for in each world.
+        deterministic: whether MuJoCo Warp is asked to fix the order of contacts and sums on CUDA; slower, and physics
+            need not repeat bit for bit all the same.
+    """
+
+    integrator: Literal["euler", "rk4", "implicitfast"] | None = None
+    solver: Literal["newton", "cg"] | None = None
+    cone: Literal["pyramidal", "elliptic"] | None = None
+    timestep: float | None = None
+    iterations: int | None = None
+    ls_iterations: int | None = None
+    nconmax: int | None = None
+    njmax: int | None = None
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown choice and numbers below their least."""
+        for name, known in (("integrator", INTEGRATORS), ("solver", SOLVERS), ("cone", CONES)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(
+                    f"{name}: expected one of {', '.join(known)}, received {value!r}. Remedy: one of these, or None, "
+                    "which is the model's own."
+                )
+        for name in ("timestep", "iterations", "ls_iterations", "nconmax", "njmax"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}: expected a positive number, received {value!r}. Remedy: None, or more.")
+
+    def apply(self, model: Any) -> Any:
+        """Write the settings into ``model.opt`` and return the model; PGS becomes Newton."""
+        mujoco = needed("mujoco")
+        if self.solver is None and model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
+            # the same minimum, found by a method that Warp has; limited iterations of PGS stop before it
+            model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+        enums = {
+            "integrator": ("mjtIntegrator", INTEGRATORS),
+            "solver": ("mjtSolver", SOLVERS),
+            "cone": ("mjtCone", CONES),
+        }
+        for name, (enum, known) in enums.items():
+            if (value := getattr(self, name)) is not None:
+                setattr(model.opt, name, getattr(getattr(mujoco, enum), known[value]))
+        for name in ("timestep", "iterations", "ls_iterations"):
+            if (value := getattr(self, name)) is not None:
+                setattr(model.opt, name, value)
+        return model
+
+    @classmethod
+    def of(cls, base: PhysicsSettings, **changes: Any) -> PhysicsSettings:
+        """``base`` with those of ``changes`` that are not None.
+
+        Raises:
+            TypeError: for a name that is no setting.
+        """
+        known = {each.name for each in fields(cls)}
+        if unknown := sorted(changes.keys() - known):
+            raise TypeError(f"expected settings among {sorted(known)}, received {unknown}. Remedy: one of these names.")
+        values = {name: getattr(base, name) for name in known}
+        return cls(**{**values, **{name: value for name, value in changes.items() if value is not None}})
+
+
+def needed(package: str) -> Any:
+    """Import a package of the extra ``mujoco-warp``.
+
+    Raises:
+        ImportError: with what installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"MuJoCoEnv expected the package {package}, received: {error}. Remedy: {INSTALL}") from error
+
+
+def gymnasium_asset(name: str) -> Path:
+    """A model file inside of Gymnasium's wheel, such as ``"half_cheetah.xml"``.
+
+    Raises:
+        FileNotFoundError: for a name that Gymnasium does not ship.
+    """
+    import gymnasium
+
+    # not by an import of gymnasium.envs.mujoco, which loads its renderer
+    folder = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+    path = folder / name
+    if not path.is_file():
+        known = sorted(each.name for each in folder.glob("*.xml"))
+        raise FileNotFoundError(
+            f"model: expected one of {known}, received {name!r}. Remedy: gymnasium of version 1.1 on."
+        )
+    return path
+
+
+def load_model(source: Any) -> Any:
+    """A ``mujoco.MjModel`` of an MJCF file, an MJCF text or a model.
+
+    Args:
+        source: path of an XML or MJB file, a text that begins with ``<``, or a ``mujoco.MjModel``, which is copied.
+
+    Raises:
+        ImportError: without MuJoCo.
+        FileNotFoundError: for a path without a file.
+        ValueError: for a file that MuJoCo cannot read, with what it says.
+    """
+    mujoco = needed("mujoco")
+    if isinstance(source, mujoco.MjModel):
+        import copy
+
+        return copy.copy(source)
+    text = str(source)
+    try:
+        if text.lstrip().startswith("<"):
+            return mujoco.MjModel.from_xml_string(text)
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"model: expected an MJCF file, received {text!r}. Remedy: its path.")
+        read = mujoco.MjModel.from_binary_path if path.suffix == ".mjb" else mujoco.MjModel.from_xml_path
+        return read(str(path))
+    except ValueError as error:
+        words = " ".join(str(error).split())
+        raise ValueError(
+            f"model: expected MJCF that MuJoCo reads, received {text[:80]!r}: {words}. Remedy: mend it there."
+        ) from error

@@ -44,4 +44,7 @@ def test_a_sweep_cuts_bad_runs_and_goes_on_where_it_was(tmp_path, capsys):
 def test_runs_that_fail_are_named(tmp_path, capsys):
     words = ["sweep", "ppo", "--dir", str(tmp_path), "--", *RUN, "--env", "Nowhere-v7"]
     assert cli.main(words) == 1
-    assert "Nowhere-v7" in capsys.readouterr().err
+    assert "failed; " in capsys.readouterr().out
+    (told,) = tmp_path.glob("ppo/runs/*/output.txt")
+    assert "Nowhere-v7" in told.read_text()
+    assert [row["state"] for row in rows(tmp_path / "ppo")] == ["not begun"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-LIMIT = 240.0
+LIMIT = 480.0
 """Seconds after which the ranks of a check are killed."""
 
 

@@ -157,7 +157,7 @@ def test_shares_of_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_of_every_system_stay_equal(tmp_path):
-    codes = run(tmp_path, 2, "equal_systems", timeout=290)
+    codes = run(tmp_path, 2, "equal_systems", timeout=900)
     assert codes == {"equal_systems": [0, 0]}, said(tmp_path, "equal_systems", 0) + said(tmp_path, "equal_systems", 1)
     one, other = results(tmp_path, "equal_systems", 2)
     assert set(one) == {"ac-iqn", "sac-options", *SYSTEMS}

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,6 +145,8 @@ def _tuned(options: argparse.Namespace, runs: Sequence[Run], folder: Path, steps
     from torchrl_perf.cli.sweep_trial import Halving, SweepTrial, Tell
 
     _start_ray(ray, options.address)
+    # the trace of a run that failed: its own words are in its folder
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     scheduler = None
     if options.halving > 1:
         first = max(1, round(steps * options.first_rung))

@@ -218,7 +218,7 @@ class TestSettings:
             (["--num-envs", "0"], "num_envs: expected a positive integer, received 0."),
             (["--mode", "graph"], "mode='graph': expected a CUDA device, received cpu."),
             (["--logger", "csv,tensorbord"], "logger: expected one of csv, wandb, tensorboard, none, or several"),
-            (["--env", "Ant"], "received 'Ant'. Remedy: --env Ant-v5, the nearest"),
+            (["--env", "Walker3d"], "received 'Walker3d'. Remedy: --env Walker2d, the nearest"),
         ],
     )
     def test_settings_that_cannot_run_leave_no_folder(self, tmp_path, capsys, options, message):

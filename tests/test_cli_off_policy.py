@@ -67,7 +67,7 @@ def test_what_a_checkpoint_fixes_cannot_change(tmp_path, capsys, option):
         (["--minibatch-size", "65"], "minibatch_size: expected at most 64, the rows that are filled"),
         (["--capacity", "16"], "capacity: expected at least num_envs * num_steps = 32 rows"),
         (["--env", "Pendulum"], "action_spec: expected discrete actions"),
-        (["--env", "Ant"], "env: expected one of CartPole"),
+        (["--env", "Antelope"], "env: expected one of CartPole"),
         (["--tau", "0"], "tau: expected a number in (0, 1], received 0.0."),
         (["--beta", "1.5"], "beta: expected a number in [0, 1], received 1.5."),
         (["--alpha", "-1"], "alpha: expected a number of at least 0, received -1.0."),

@@ -30,9 +30,9 @@ def test_the_settings_of_each_run_are_those_of_its_preset_but_for_the_changes(na
 
 def test_runs_are_stored_and_drawn_together(tmp_path, capsys):
     options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "marine-empty"]
-    assert main([*options, "--runs", "dqn", "--seeds", "0", "--total-steps", "3000"]) == 0
+    assert main([*options, "--runs", "dqn", "--seeds", "0", "--total-steps", "6400"]) == 0
     row = json.loads((tmp_path / "marine-empty_dqn_0.json").read_text())["rows"][0]
-    assert (row["run"], row["seed"], row["steps"]) == ("dqn", 0, 3_072)
+    assert (row["run"], row["seed"], row["steps"]) == ("dqn", 0, 6_400)
     assert row["evaluation"]["scripted"]["mean_return"] == pytest.approx(45.1, abs=0.5)
     assert row["evaluation"]["trained"]["vessels"] == 500
     other = {**row, "seed": 1, "curves": {key: dict(one) for key, one in row["curves"].items()}}
@@ -60,7 +60,7 @@ def test_an_env_of_gymnasium_is_trained_by_its_preset_and_evaluated(tmp_path, mo
 def test_a_run_that_a_signal_stopped_is_not_stored(tmp_path, capsys, monkeypatch):
     train = running.train
     monkeypatch.setattr(running, "train", lambda *args, **options: replace(train(*args, **options), exit_code=143))
-    options = ["--study", "marine-empty", "--runs", "dqn", "--seeds", "0", "--total-steps", "3000", "--device", "cpu"]
+    options = ["--study", "marine-empty", "--runs", "dqn", "--seeds", "0", "--total-steps", "6400", "--device", "cpu"]
     assert main([*options, "--out", str(tmp_path), "--pictures", str(tmp_path)]) == 1
     assert "dqn, seed 0: expected a whole run, received a signal after 3072 steps" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

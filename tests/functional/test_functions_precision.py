@@ -317,7 +317,7 @@ ELSEWHERE = {
         "permutation.random_permutation", "priority_tree.row_age", "risk.check_risk", "scan.describe",
         "scan.resolve_time_dim", "scan.to_rows", "scan.from_rows", "scan.needs_functional", "shuffle.shuffled_index",
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
-        "permutation.mix",
+        "permutation.mix", "parts.divisor", "parts.longest_part", "parts.part_size", "parts.splits",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
     },
     "draws, tested by their frequencies": {

@@ -76,7 +76,7 @@ FIRE = {
 }
 CASES = {**LEARNING, **FIRE}
 # one value, a name for presets of one task, and what changes memory alone
-ALONE = ("env", "compact", *NETWORK_SETTINGS, *FuelBreaksConfig.not_normalized)
+ALONE = ("env", "compact", *FuelBreaksConfig.not_taken, *FuelBreaksConfig.not_normalized)
 
 
 @cache

@@ -84,7 +84,7 @@ CASES = {**LEARNING, **MARKET}
 # what a row of metrics or the memory shows, and no number that is learnt
 OTHERS = {"max_option_share": 0.9, "min_options_used": 3, "compact": True}
 # a name for presets; what they change is seen key by key
-ALONE = ("env", *NETWORK_SETTINGS, *OptionsMarketConfig.not_normalized)
+ALONE = ("env", *OptionsMarketConfig.not_taken, *OptionsMarketConfig.not_normalized)
 
 
 @cache

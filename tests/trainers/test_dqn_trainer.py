@@ -236,7 +236,7 @@ class TestParts:
         with pytest.raises(ValueError, match=r"action_spec: expected discrete actions .* SAC or PPO"):
             make(env="Pendulum")
         with pytest.raises(ValueError, match=r"env: expected one of CartPole, .*, received 'Ant'. Remedy"):
-            make(env="Ant")
+            make(env="Antelope")
         with pytest.raises(ValueError, match=r"env: expected batch_size \[4\]"):
             DQNTrainer(TINY, env=CartPole(8, device="cpu"))
         with pytest.raises(ValueError, match="collector: expected 4 envs and frames_per_batch=32"):

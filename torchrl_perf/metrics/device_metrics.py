@@ -172,7 +172,10 @@ class DeviceMetrics:
         given = [value.detach().reshape(()) for _, value in items]
         if self.capture and self._replays.serves(self.device):
             key = (reduce, first)
-            self._replays(lambda taken: self._take_block(block, reduce, *taken), (given, mask), key, device=self.device)
+            inputs = [*given, mask]
+            self._replays(
+                lambda taken: self._take_block(block, reduce, taken[:-1], taken[-1]), inputs, key, device=self.device
+            )
         else:
             self._take_block(block, reduce, given, mask)
 

@@ -335,6 +335,9 @@ ELSEWHERE = {
         "linear.min_gru_candidate", "linear.min_gru_step", "linear.min_gru_sequence", "linear.lru_step",
         "linear.lru_sequence", "rows.as_time_major", "rows.keeps_gates", "rows.add_bias", "rows.grad_or_none",
     },
+    "of tensors that the caller has widened, in test_parts.py": {
+        "parts.mean_of_all", "parts.moments_of_all", "parts.joined_in_parts",
+    },
     "float64 by contract, in test_ranks.py": {"ppo.advantage_summary", "ppo.merged_summary", "ppo.normalized_by"},
     "the rule itself": {
         "wide.wide_dtype", "wide.widened", "wide.compute_dtype", "wide.result_dtype", "wide.computed_wide",

@@ -17,7 +17,6 @@ from states import run
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig
 from torchrl_perf.trainers import train
-from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.run import loop
 
 PRIORITIES = {"sampler": "prioritized"}

@@ -14,7 +14,6 @@ from states import run
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
-from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 
 REPLAY = {"sampler": "prioritized"}
 # (what both runs have, the value that is tried)

@@ -235,7 +235,7 @@ class TestParts:
         policy = EpsilonGreedy(FusedMLP(4, 2), spec=env.action_spec)
         with pytest.raises(ValueError, match=r"action_spec: expected discrete actions .* SAC or PPO"):
             make(env="Pendulum")
-        with pytest.raises(ValueError, match=r"env: expected one of CartPole, .*, received 'Ant'. Remedy"):
+        with pytest.raises(ValueError, match=r"env: expected one of CartPole, .*, received 'Antelope'. Remedy"):
             make(env="Antelope")
         with pytest.raises(ValueError, match=r"env: expected batch_size \[4\]"):
             DQNTrainer(TINY, env=CartPole(8, device="cpu"))

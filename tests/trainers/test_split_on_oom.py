@@ -164,6 +164,7 @@ class TestPPO:
         once = {"epochs": 1, "minibatches": 1}
         whole, ours = make_ppo(**once), make_ppo(**once, mode="compile")
         run(whole, 1)
+        limit(ours._whole_step, "_step_fn", 20, size=lambda rows, index, learning_rate: len(index))
         limit(ours, "_losses_fn", 20, size=lambda rows, index: len(index))
         limit(ours, "_part_losses_fn", 20, size=lambda rows, index, advantage: len(index))
         assert run(ours, 1, splits=True)["train/micro_batches"] == 4

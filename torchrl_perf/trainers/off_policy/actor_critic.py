@@ -451,12 +451,8 @@ class ActorCritic(Algorithm):
 
     def _state(self) -> list[Tensor]:
         """What an update writes."""
-        return [
-            leaf
-            for part in self.parts().values()
-            for leaf in tree_leaves(part.state_dict())
-            if isinstance(leaf, Tensor)
-        ]
+        leaves = tree_leaves([part.state_dict() for part in self.parts().values()])
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _staged_update(self, sample: TensorDictBase, due: bool) -> Outcome:
         """:meth:`_update` in stages that can be repeated, with the optimisers' steps between them."""

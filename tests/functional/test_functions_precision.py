@@ -226,6 +226,7 @@ CASES = {
         covariance(c), *sensitivity(c), discount=0.9
     ),
     "information.ensemble_disagreement": lambda c: information.ensemble_disagreement(c(normal("members", K, N, D) + 9)),
+    "masked.chosen": lambda c: masked.chosen(c(normal("x", N, D)), torch.arange(N).unsqueeze(-1) % D),
     "masked.masked_log_softmax": lambda c: masked.masked_log_softmax(c(normal("logits", N, D)), MASK),
     "masked.masked_expectation": lambda c: masked.masked_expectation(c(log_probs("p")), c(normal("x", N, D))),
     "masked.masked_entropy": lambda c: masked.masked_entropy(c(log_probs("p"))),

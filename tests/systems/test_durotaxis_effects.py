@@ -45,7 +45,7 @@ LEARNING = {
     **ADAM,
     "max_grad_norm": ({}, 1e-3),
     "target_kl": ({"learning_rate": 1e-2}, 0.0),
-    "kl_estimate": ({"target_kl": 1e-4, "learning_rate": 1e-2}, "samples"),
+    "kl_estimate": ({"target_kl": 1e-4, "learning_rate": 1e-3}, "samples"),
     "hidden_size": ({}, 64),
     "activation": ({}, "relu"),
 }

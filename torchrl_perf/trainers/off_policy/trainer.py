@@ -436,7 +436,6 @@ class OffPolicyTrainer(Checkpointed):
             mode=collector_mode(self.mode, self.env),
             compile_mode=config.compile_mode,
             compile_later=self.kernels.changes,
-            draw_ahead=True,
             track_traj_ids=False,
             exclude_keys=self.algorithm.excluded_keys,
             auto_register_policy_transforms=self.algorithm.slices is not None,

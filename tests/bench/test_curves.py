@@ -62,7 +62,7 @@ def test_a_run_that_a_signal_stopped_is_not_stored(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(running, "train", lambda *args, **options: replace(train(*args, **options), exit_code=143))
     options = ["--study", "marine-empty", "--runs", "dqn", "--seeds", "0", "--total-steps", "6400", "--device", "cpu"]
     assert main([*options, "--out", str(tmp_path), "--pictures", str(tmp_path)]) == 1
-    assert "dqn, seed 0: expected a whole run, received a signal after 3072 steps" in capsys.readouterr().err
+    assert "dqn, seed 0: expected a whole run, received a signal after 6400 steps" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

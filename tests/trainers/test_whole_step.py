@@ -165,3 +165,24 @@ def test_the_guard_notes_each_update_by_itself(traced, monkeypatch, mode):
     trainer.step()
     for numbers in zip(*noted, strict=True):
         assert len({number.data_ptr() for number in numbers}) == len(numbers)
+
+
+def test_frozen_parameters_stay_as_they_are(traced):
+    def frozen(mode):
+        trainer = make(mode)
+        trainer.optimizer.params[0].requires_grad_(False)
+        return trainer
+
+    trainer = frozen("compile")
+    before = trainer.optimizer.params[0].clone()
+    run(trainer)
+    assert torch.equal(trainer.optimizer.params[0], before)
+    assert_same(trainer, run(frozen("eager")))
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_gradients_are_called(traced, register):
+    trainer, called = make(), []
+    getattr(trainer.optimizer.params[0], register)(lambda _: called.append(1))
+    run(trainer)
+    assert len(called) == 12

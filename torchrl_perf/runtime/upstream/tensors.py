@@ -46,3 +46,8 @@ def apply_plain(function: type[torch.autograd.Function], *args: Any) -> Any:
 def under_a_mode() -> bool:
     """Whether a dispatch mode, or a transform of functorch, sees the operations that follow."""
     return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_gradient_hooks(param: Tensor) -> bool:
+    """Whether something waits for the gradient of a leaf: hooks that change it, or that are called once it is there."""
+    return bool(param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None))

@@ -181,6 +181,7 @@ class OnPolicyTrainer(Checkpointed):
             self._losses,
             self._before_step,
             self._judge,
+            written=(self._sums, self._applied, self._stopped, self._first_bad),
             optimizer=self.optimizer,
             kernels=self.kernels,
             micro=self.micro,

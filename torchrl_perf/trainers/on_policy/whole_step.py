@@ -1,7 +1,7 @@
 """Loss, gradients and optimiser step of a minibatch as one compiled function, for a CPU."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import MicroBatches, WholeUpdates, first_line
+from torchrl_perf.runtime.upstream.tensors import has_gradient_hooks
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
 __all__ = ["WholeStep"]
@@ -19,7 +20,7 @@ logger = logging.getLogger("torchrl_perf")
 
 Losses = Callable[[TensorDictBase, Tensor], tuple[Tensor, Tensor]]
 """Total loss 0-d of the rows at an index, and its statistics ``[S]``."""
-Judge = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Judge = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Counts an update, of loss, norm, statistics and whether the step was taken; whether loss or gradient are bad."""
 Noted = tuple[Tensor, Tensor, Tensor]
 
@@ -32,14 +33,16 @@ class WholeStep:
     this is in a graph, and the parts have faster kernels.
 
     What the compiler refuses, such as a network with operators that ``torch.func`` cannot differentiate, is made in
-    parts, and the log says so once.
+    parts, and the log says so once. So is an update of parameters of which some are frozen or have hooks on their
+    gradients: ``torch.func`` would differentiate the frozen ones, and calls no hook.
 
     Args:
         module: whose parameters are learnt.
         losses: the loss.
         before: of the statistics ``[S]`` and the learning rate: what changes before the step; whether none is wanted,
-            bool 0-d, or None.
+            bool 0-d.
         judge: see :data:`Judge`.
+        written: tensors that ``before`` and ``judge`` write.
         optimizer: of the module's parameters.
         kernels: when functions are compiled.
         micro: an update that did not fit into memory is made in parts as well.
@@ -50,15 +53,17 @@ class WholeStep:
         self,
         module: nn.Module,
         losses: Losses,
-        before: Callable[[Tensor, Tensor], Tensor | None],
+        before: Callable[[Tensor, Tensor], Tensor],
         judge: Judge,
         *,
+        written: Sequence[Tensor],
         optimizer: GuardedAdam,
         kernels: CompileSwitch,
         micro: MicroBatches,
         counted: int,
     ) -> None:
         self._losses, self._before, self._judge, self._counted = losses, before, judge, counted
+        self._written = list(written)
         self.optimizer, self._kernels, self._micro = optimizer, kernels, micro
         self._loss = Differentiable(module, self._of_rows, optimizer.params)
         self._tries = WholeUpdates(micro, trials=1)
@@ -74,6 +79,8 @@ class WholeStep:
         """
         if self._refused or not self._kernels.on or self._micro.parts > 1:
             return None
+        if not all(param.requires_grad and not has_gradient_hooks(param) for param in self.optimizer.params):
+            return None
         try:
             noted = self._tries(
                 lambda: self._step_fn(rows, index, self.optimizer.learning_rate), len(index), self._state
@@ -87,7 +94,10 @@ class WholeStep:
     def _state(self) -> list[Tensor]:
         """What an update writes."""
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
-        return [*self.optimizer.params, *moments, self.optimizer.grad_norms, self.optimizer.learning_rate]
+        scale = self.optimizer.loss_scale
+        scales = [] if scale is None else [scale.scale, scale.steps, scale.overflow, scale.finite]
+        written = [*self._written, self.optimizer.grad_norms, self.optimizer.learning_rate]
+        return [*self.optimizer.params, *moments, *scales, *written]
 
     def _of_rows(self, context: tuple[TensorDictBase, Tensor]) -> tuple[tuple[Tensor, ...], Any]:
         total, statistics = self._losses(*context)

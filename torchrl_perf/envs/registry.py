@@ -258,8 +258,10 @@ def _offered_maker(point: metadata.EntryPoint) -> Callable[..., Any]:
 
 
 def _absent(name: str, error: ImportError, needs: str) -> str:
-    remedy = needs or f"install {error.name or 'it'}"
-    return f"env: expected the packages that {name} needs, received: {error}. Remedy: {remedy}."
+    # an env that says what installs its package says so once
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    remedy = needs or f"install {cause.name or 'it'}"
+    return f"env: expected the packages that {name} needs, received: {cause}. Remedy: {remedy}."
 
 
 # -- Gymnasium ------------------------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["INSTALL", "PhysicsSettings", "gymnasium_asset", "load_model", "needed"]
+from torchrl_perf.envs.registry import INSTALL, module_of
 
-INSTALL = "pip install 'torchrl_perf[mujoco-warp]'"
+__all__ = ["PhysicsSettings", "gymnasium_asset", "load_model", "needed"]
+
 INTEGRATORS = {"euler": "mjINT_EULER", "rk4": "mjINT_RK4", "implicitfast": "mjINT_IMPLICITFAST"}
 CONES = {"pyramidal": "mjCONE_PYRAMIDAL", "elliptic": "mjCONE_ELLIPTIC"}
 SOLVERS = {"newton": "mjSOL_NEWTON", "cg": "mjSOL_CG"}
@@ -95,10 +95,7 @@ def needed(package: str) -> Any:
     Raises:
         ImportError: with what installs it.
     """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(f"MuJoCoEnv expected the package {package}, received: {error}. Remedy: {INSTALL}") from error
+    return module_of(package, INSTALL["mujoco_warp"])
 
 
 def gymnasium_asset(name: str) -> Path:

@@ -63,6 +63,14 @@ def test_gradients_are_those_of_the_values_before_an_update(fresh_dynamo):
         assert y.tolist() == [-15.0, -28.0]
 
 
+def test_frozen_parameters_are_refused():
+    net = torch.nn.Linear(2, 1)
+    differentiable = Differentiable(net, lambda context: ((net(context).sum(),), ()), list(net.parameters()))
+    net.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"params: expected parameters with requires_grad, .*weight frozen. Remedy"):
+        differentiable.pullback(torch.ones(3, 2))
+
+
 def test_parameters_of_another_module_are_refused():
     with pytest.raises(ValueError, match=r"params: expected parameters of the module, received 1 others"):
         Differentiable(Scale(), lambda x: ((x,), ()), [nn.Parameter(torch.ones(1))])

@@ -151,6 +151,16 @@ def agreements() -> dict[str, Any]:
     return found
 
 
+def fingerprint_after(trainer: Any, iterations: int) -> str:
+    """What a trainer holds after some iterations, as :func:`fingerprint` has it."""
+    for _ in range(iterations):
+        trainer.step()
+        trainer.iterations_done += 1
+    found = fingerprint(trainer)
+    trainer.close()
+    return found
+
+
 def equal_ranks() -> dict[str, str]:
     """What ranks have in common after some iterations of each algorithm."""
     join("cpu")
@@ -159,11 +169,7 @@ def equal_ranks() -> dict[str, str]:
         kind, trainer_of = ALGORITHMS[name].load("config"), ALGORITHMS[name].load("trainer")
         known = {field.name for field in fields(kind)} - set(getattr(kind, "not_normalized", ()))
         trainer = trainer_of(kind.without_task(**{key: value for key, value in SMALL.items() if key in known}))
-        for _ in range(6):
-            trainer.step()
-            trainer.iterations_done += 1
-        found[name] = fingerprint(trainer)
-        trainer.close()
+        found[name] = fingerprint_after(trainer, 6)
     leave()
     return found
 
@@ -177,11 +183,7 @@ def equal_systems() -> dict[str, str]:
         kind, trainer_of = entry.load("config"), entry.load("trainer")
         known = {field.name for field in fields(kind)}
         trainer = trainer_of(kind(**{key: value for key, value in SYSTEM.items() if key in known}))
-        for _ in range(4):
-            trainer.step()
-            trainer.iterations_done += 1
-        found[name] = fingerprint(trainer)
-        trainer.close()
+        found[name] = fingerprint_after(trainer, 4)
     leave()
     return found
 

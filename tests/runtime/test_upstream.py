@@ -418,6 +418,15 @@ class TestTensors:
         tensors.apply_plain(Double, leaf).sum().backward()
         assert leaf.grad.tolist() == [2.0, 2.0, 2.0]
 
+    @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+    def test_hooks_of_gradients(self, register):
+        param = torch.nn.Parameter(torch.zeros(2))
+        assert not tensors.has_gradient_hooks(param)
+        handle = getattr(param, register)(lambda _: None)
+        assert tensors.has_gradient_hooks(param)
+        handle.remove()
+        assert not tensors.has_gradient_hooks(param)
+
     def test_modes(self):
         seen = []
         assert not tensors.under_a_mode()

@@ -63,8 +63,17 @@ class Differentiable(nn.Module):
         Returns:
             Outputs and extras, both without a gradient, and ``pull(cotangents) -> (of the params, of the inputs)``,
             with one cotangent for each output, to be called once. Zeros where there is no dependence.
+
+        Raises:
+            ValueError: for a parameter that is frozen.
         """
         params = {name: self.get_parameter(name) for name in self.names}
+        # torch.func would differentiate a frozen one too, which the optimiser would then move
+        if frozen := [name for name, param in params.items() if not param.requires_grad]:
+            raise ValueError(
+                f"params: expected parameters with requires_grad, received {', '.join(frozen)} frozen. Remedy: "
+                "requires_grad_(True), or detach what the frozen part computes."
+            )
         if torch.compiler.is_compiling():
             return self._traced(context, params, inputs)
         with torch.enable_grad():

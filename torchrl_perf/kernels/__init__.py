@@ -228,8 +228,12 @@ def _fits_on_chip(gates: int, hidden: int, index: int) -> bool:
 
 
 @functools.cache
-def _module_of_cells(name: str) -> ModuleType:
-    return importlib.import_module(f"torchrl_perf.kernels.{name}")
+def _module_of_cells(name: str) -> ModuleType | None:
+    """A module of kernels, or None where Triton has no Gluon, or another one."""
+    try:
+        return importlib.import_module(f"torchrl_perf.kernels.{name}")
+    except (ImportError, AttributeError):
+        return None
 
 
 @functools.cache  # an import statement costs a microsecond at each call

@@ -8,15 +8,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrl_perf.kernels.cells import dense_rows, dot, sigmoid, tanh
 from torchrl_perf.kernels.launch import launch
 
 __all__ = ["gru", "lstm"]
 
-COLUMNS = 16
-"""Units of a program."""
 DEPTH = 64
 """Numbers of a row that a program reads at once."""
+
+
+@triton.jit
+def _tanh(x, FAST: tl.constexpr):
+    """FAST is the hardware's instruction, as exact as a TF32 product."""
+    if FAST:
+        out = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        out = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    return out
+
+
+@triton.jit
+def _sigmoid(x, FAST: tl.constexpr):
+    """The logistic function, through :func:`_tanh`."""
+    return 0.5 * _tanh(0.5 * x, FAST) + 0.5
+
+
+@triton.jit
+def _dot(a, b, HALF: tl.constexpr):
+    """``a @ b`` with sums in float32."""
+    if HALF:  # noqa: SIM108 - Triton compiles one branch of an `if`, both of a ternary
+        out = tl.dot(a, b)
+    else:
+        out = tl.dot(a, b, input_precision="ieee")
+    return out
 
 
 @triton.jit
@@ -67,19 +90,19 @@ def _gru_kernel(
     for start in range(0, SIZE, DEPTH):
         column = start + depth
         x = _rows(x_ptr, row, x_row, column[None, :], is_row & (column[None, :] < SIZE), HALF)
-        reset += dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
-        update += dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
-        new += dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
+        reset += _dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
+        update += _dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
+        new += _dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
     for start in range(0, H, DEPTH):
         column = start + depth
         state = _rows(state_ptr, row, state_row, column[None, :], is_row & (column[None, :] < H), HALF)
-        reset += dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
-        update += dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
-        gate_new += dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
+        reset += _dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
+        update += _dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
+        gate_new += _dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
     mask = is_row & (unit[None, :] < H)
     own = tl.load(state_ptr + row.to(tl.int64) * state_row + unit[None, :], mask=mask, other=0.0)
-    new = tanh(new + sigmoid(reset, FAST) * gate_new, FAST)
-    tl.store(out_ptr + row.to(tl.int64) * H + unit[None, :], new + sigmoid(update, FAST) * (own - new), mask=mask)
+    new = _tanh(new + _sigmoid(reset, FAST) * gate_new, FAST)
+    tl.store(out_ptr + row.to(tl.int64) * H + unit[None, :], new + _sigmoid(update, FAST) * (own - new), mask=mask)
 
 
 @triton.jit
@@ -108,32 +131,36 @@ def _lstm_kernel(
     for start in range(0, SIZE, DEPTH):
         column = start + depth
         x = _rows(x_ptr, row, x_row, column[None, :], is_row & (column[None, :] < SIZE), HALF)
-        into += dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
-        forget += dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
-        new += dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
-        out += dot(x, _columns(of_x_ptr, 3, unit, column, SIZE, H, HALF), HALF)
+        into += _dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
+        forget += _dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
+        new += _dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
+        out += _dot(x, _columns(of_x_ptr, 3, unit, column, SIZE, H, HALF), HALF)
     for start in range(0, H, DEPTH):
         column = start + depth
         state = _rows(state_ptr, row, state_row, column[None, :], is_row & (column[None, :] < H), HALF)
-        into += dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
-        forget += dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
-        new += dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
-        out += dot(state, _columns(of_state_ptr, 3, unit, column, H, H, HALF), HALF)
+        into += _dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
+        forget += _dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
+        new += _dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
+        out += _dot(state, _columns(of_state_ptr, 3, unit, column, H, H, HALF), HALF)
     mask = is_row & (unit[None, :] < H)
     own = tl.load(cell_ptr + row.to(tl.int64) * cell_row + unit[None, :], mask=mask, other=0.0)
-    cell = sigmoid(forget, FAST) * own + sigmoid(into, FAST) * tanh(new, FAST)
+    cell = _sigmoid(forget, FAST) * own + _sigmoid(into, FAST) * _tanh(new, FAST)
     place = row.to(tl.int64) * H + unit[None, :]
     tl.store(out_cell_ptr + place, cell, mask=mask)
-    tl.store(out_ptr + place, sigmoid(out, FAST) * tanh(cell, FAST), mask=mask)
+    tl.store(out_ptr + place, _sigmoid(out, FAST) * _tanh(cell, FAST), mask=mask)
+
+
+def _dense(rows: Tensor) -> Tensor:
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _plan(x: Tensor, hidden: int, has_bias: bool, half: bool) -> tuple[tuple[int, int], dict[str, int | bool]]:
-    """Programs and constants of a launch: blocks of 32 rows once there are many, of 16 before."""
+    """Programs and constants of a launch: few rows and units a program until that fills a GPU, more of them then."""
     num_rows, size = x.shape
-    rows = 32 if num_rows >= 1024 else 16
-    constants = {"SIZE": size, "H": hidden, "ROWS": rows, "COLUMNS": COLUMNS, "DEPTH": DEPTH}
+    rows, units = (16, 16) if num_rows < 1024 else (32, 16) if num_rows < 2**14 else (64, 32)
+    constants = {"SIZE": size, "H": hidden, "ROWS": rows, "COLUMNS": units, "DEPTH": DEPTH}
     flags = {"HAS_BIAS": has_bias, "HALF": half, "FAST": half}
-    return (triton.cdiv(num_rows, rows), triton.cdiv(hidden, COLUMNS)), {**constants, **flags}
+    return (triton.cdiv(num_rows, rows), triton.cdiv(hidden, units)), {**constants, **flags}
 
 
 def gru(
@@ -151,7 +178,7 @@ def gru(
         bias_hh: None where ``bias_ih`` is.
         half: whether products take float16 operands, and gates the hardware's tanh; else all is float32.
     """
-    x, state = dense_rows(x), dense_rows(state)
+    x, state = _dense(x), _dense(state)
     weight_ih, weight_hh, hidden = weight_ih.contiguous(), weight_hh.contiguous(), weight_hh.shape[1]
     out = state.new_empty(len(x), hidden)
     biases = (weight_ih, weight_hh) if bias_ih is None else (bias_ih, bias_hh)
@@ -166,7 +193,7 @@ def lstm(
     bias_hh: Tensor | None, *, half: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The states h and c of this step ``[N, H]``; arguments as those of :func:`gru`, with c of the step before."""
-    x, state, cell = dense_rows(x), dense_rows(state), dense_rows(cell)
+    x, state, cell = _dense(x), _dense(state), _dense(cell)
     weight_ih, weight_hh, hidden = weight_ih.contiguous(), weight_hh.contiguous(), weight_hh.shape[1]
     out, out_cell = state.new_empty(len(x), hidden), state.new_empty(len(x), hidden)
     biases = (weight_ih, weight_hh) if bias_ih is None else (bias_ih, bias_hh)

@@ -1,27 +1,29 @@
-"""Triton kernels of long short-term memory: all steps of a sequence, with resets, in one launch a direction.
+"""Gluon kernels of long short-term memory: all steps of a sequence, with resets, in one launch a direction.
 
-Reference: :mod:`torchrl_perf.functional.memory.lstm`; the plan is that of :mod:`torchrl_perf.kernels.gru`. Import this
-module only where Triton is.
+Reference: :mod:`torchrl_perf.functional.memory.lstm`; the plan is that of :mod:`torchrl_perf.kernels.gru`. Four weights
+of 128 x 128 numbers are more than the registers hold, so that some lie in shared memory.
 """
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from torchrl_perf.kernels.cells import (
-    BLOCK,
     WARPS,
+    bias_row,
     dense_rows,
-    direct_kernels,
-    dot,
     largest_of,
+    load4,
+    operand,
+    place,
     rows_of,
-    scale_of,
     sigmoid,
+    store4,
+    sums_of,
     tanh,
-    vector,
-    weight_block,
     widths,
 )
 from torchrl_perf.kernels.launch import launch
@@ -29,188 +31,158 @@ from torchrl_perf.kernels.launch import launch
 __all__ = ["backward", "forward"]
 
 
-@triton.jit(do_not_specialize=["num_envs", "steps", "rows"])  # 1 would be no tensor
+@gluon.jit(do_not_specialize=["num_envs", "steps", "rows"])  # 1 would be no tensor
 def _forward_kernel(
     inputs_ptr, state_ptr, cell_ptr, begins_ptr, weight_ptr, bias_ptr, states_ptr, cells_ptr, kept_ptr, num_envs, steps,
     rows, in_row, in_step, begin_row, begin_step,
-    H: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, KEEPS: tl.constexpr,
-    HALF: tl.constexpr, FAST: tl.constexpr,
+    H: gl.constexpr, PAD: gl.constexpr, BLOCK: gl.constexpr, HAS_BIAS: gl.constexpr, KEEPS: gl.constexpr,
 ):  # fmt: skip
-    of_into = tl.trans(weight_block(weight_ptr, 0, H, PAD, HALF))
-    of_forget = tl.trans(weight_block(weight_ptr, 1, H, PAD, HALF))
-    of_new = tl.trans(weight_block(weight_ptr, 2, H, PAD, HALF))
-    of_out = tl.trans(weight_block(weight_ptr, 3, H, PAD, HALF))
-    if HAS_BIAS:
-        bias_into = vector(bias_ptr, 0, H, PAD)
-        bias_forget = vector(bias_ptr, 1, H, PAD)
-        bias_new = vector(bias_ptr, 2, H, PAD)
-        bias_out = vector(bias_ptr, 3, H, PAD)
-    else:
-        bias_into = tl.zeros((1, PAD), dtype=tl.float32)
-        bias_forget = bias_into
-        bias_new = bias_into
-        bias_out = bias_into
-    first = tl.program_id(0).to(tl.int64) * rows
-    i = tl.arange(0, BLOCK)
-    is_row = (i < rows) & (first + i < num_envs)
-    r, h = i[:, None], tl.arange(0, PAD)[None, :]
-    mask = is_row[:, None] & (h < H)
-    inputs_ptr += first * in_row
-    begins_ptr += first * begin_row
-    states_ptr += first * steps * H
-    cells_ptr += first * steps * H
-    kept_ptr += first * 4 * H
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], warps_per_cta=[1, gl.num_warps()], instr_shape=[16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=2)
+    right: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma, k_width=2)
+    shared: gl.constexpr = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0])
+    turned: gl.constexpr = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[0, 1])
+    of_into = operand(weight_ptr, 0, True, H, PAD, right)
+    of_forget = operand(weight_ptr, 1, True, H, PAD, right)
+    of_new = gl.allocate_shared_memory(gl.float16, [PAD, PAD], turned, operand(weight_ptr, 2, True, H, PAD, right))
+    of_out = gl.allocate_shared_memory(gl.float16, [PAD, PAD], turned, operand(weight_ptr, 3, True, H, PAD, right))
+    exchanged = gl.allocate_shared_memory(gl.float16, [BLOCK, PAD], shared)
+    bias_into = bias_row(bias_ptr, 0, HAS_BIAS, H, PAD, mma)
+    bias_forget = bias_row(bias_ptr, 1, HAS_BIAS, H, PAD, mma)
+    bias_new = bias_row(bias_ptr, 2, HAS_BIAS, H, PAD, mma)
+    bias_out = bias_row(bias_ptr, 3, HAS_BIAS, H, PAD, mma)
+    first, i, h, is_row, mask = place(rows, num_envs, H, PAD, BLOCK, mma)
+    r, out_row = i[:, None], first * steps * H
     at_input, at_begin, at_state, at_kept = r * in_row + h, i * begin_row, r * (steps * H) + h, r * (4 * H) + h
-    state = tl.load(state_ptr + first * H + r * H + h, mask=mask, other=0.0)
-    cell = tl.load(cell_ptr + first * H + r * H + h, mask=mask, other=0.0)
-    # what a step reads is asked for a step ahead, so that no step waits for memory
-    begins = tl.load(begins_ptr + at_begin, mask=is_row, other=0)
-    x_into = tl.load(inputs_ptr + at_input, mask=mask, other=0.0)
-    x_forget = tl.load(inputs_ptr + H + at_input, mask=mask, other=0.0)
-    x_new = tl.load(inputs_ptr + 2 * H + at_input, mask=mask, other=0.0)
-    x_out = tl.load(inputs_ptr + 3 * H + at_input, mask=mask, other=0.0)
+    kept_ptr += first * 4 * H
+    begins_ptr += first * begin_row
+    inputs_ptr += first * in_row
+    state = gl.load(state_ptr + first * H + r * H + h, mask=mask, other=0.0)
+    cell = gl.load(cell_ptr + first * H + r * H + h, mask=mask, other=0.0)
+    begins = gl.load(begins_ptr + at_begin, mask=is_row, other=0)
+    x_into, x_forget, x_new, x_out = load4(inputs_ptr + at_input, mask, H)
     for t in range(steps):
-        inputs_ptr += in_step
+        is_first = (begins != 0)[:, None]
+        state = gl.where(is_first, 0.0, state)
+        cell = gl.where(is_first, 0.0, cell)
+        exchanged.store(state.to(gl.float16))
         begins_ptr += begin_step
-        has_next = t + 1 < steps
-        next_begins = tl.load(begins_ptr + at_begin, mask=is_row & has_next, other=0)
-        next_into = tl.load(inputs_ptr + at_input, mask=mask & has_next, other=0.0)
-        next_forget = tl.load(inputs_ptr + H + at_input, mask=mask & has_next, other=0.0)
-        next_new = tl.load(inputs_ptr + 2 * H + at_input, mask=mask & has_next, other=0.0)
-        next_out = tl.load(inputs_ptr + 3 * H + at_input, mask=mask & has_next, other=0.0)
-        is_first = (begins != 0)[:, None]
-        state = tl.where(is_first, 0.0, state)
-        cell = tl.where(is_first, 0.0, cell)
-        into = sigmoid(dot(state, of_into, HALF) + (x_into + bias_into), FAST)
-        forget = sigmoid(dot(state, of_forget, HALF) + (x_forget + bias_forget), FAST)
-        new = tanh(dot(state, of_new, HALF) + (x_new + bias_new), FAST)
-        out = sigmoid(dot(state, of_out, HALF) + (x_out + bias_out), FAST)
+        inputs_ptr += in_step
+        begins = gl.load(begins_ptr + at_begin, mask=is_row & (t + 1 < steps), other=0)
+        next_into, next_forget, next_new, next_out = load4(inputs_ptr + at_input, mask & (t + 1 < steps), H)
+        known = exchanged.load(left)
+        into = sigmoid(mma_v2(known, of_into, x_into + bias_into))
+        forget = sigmoid(mma_v2(known, of_forget, x_forget + bias_forget))
+        new = tanh(mma_v2(known, of_new.load(right), x_new + bias_new))
+        out = sigmoid(mma_v2(known, of_out.load(right), x_out + bias_out))
         cell = forget * cell + into * new
-        state = out * tanh(cell, FAST)
-        tl.store(states_ptr + at_state, state, mask=mask)
-        tl.store(cells_ptr + at_state, cell, mask=mask)
-        states_ptr += H
-        cells_ptr += H
+        state = out * tanh(cell)
+        gl.store(states_ptr + out_row + at_state, state, mask=mask)
+        gl.store(cells_ptr + out_row + at_state, cell, mask=mask)
+        out_row += H
         if KEEPS:
-            tl.store(kept_ptr + at_kept, into, mask=mask)
-            tl.store(kept_ptr + H + at_kept, forget, mask=mask)
-            tl.store(kept_ptr + 2 * H + at_kept, new, mask=mask)
-            tl.store(kept_ptr + 3 * H + at_kept, out, mask=mask)
-            kept_ptr += num_envs.to(tl.int64) * 4 * H
-        begins = next_begins
-        x_into = next_into
-        x_forget = next_forget
-        x_new = next_new
-        x_out = next_out
+            store4(kept_ptr + at_kept, into, forget, new, out, mask, H)
+            kept_ptr += num_envs.to(gl.int64) * 4 * H
+        x_into, x_forget, x_new, x_out = next_into, next_forget, next_new, next_out
 
 
-@triton.jit(do_not_specialize=["num_envs", "steps", "rows"])
+@gluon.jit
+def _both(states_ptr, cells_ptr, at, mask):
+    """The states h and c at some place."""
+    state = gl.load(states_ptr + at, mask=mask, other=0.0)
+    cell = gl.load(cells_ptr + at, mask=mask, other=0.0)
+    return state, cell
+
+
+@gluon.jit
+def _slopes(grad, of_cell, cell, past, is_first, into, forget, new, out):
+    """Gradients of c of the step before, ``past``, and of the four gates."""
+    squashed = tanh(cell)
+    of_cell += grad * out * (1.0 - squashed * squashed)
+    d_into = of_cell * new * into * (1.0 - into)
+    d_forget = of_cell * gl.where(is_first, 0.0, past) * forget * (1.0 - forget)
+    d_new, d_out = of_cell * into * (1.0 - new * new), grad * squashed * out * (1.0 - out)
+    return gl.where(is_first, 0.0, of_cell * forget), d_into, d_forget, d_new, d_out
+
+
+@gluon.jit
+def _exchange(exchanged, a, b, c, d, scale):
+    """Gradients of the gates for the other warps, scaled: float16 has no small numbers."""
+    exchanged.index(0).store((a * scale).to(gl.float16))
+    exchanged.index(1).store((b * scale).to(gl.float16))
+    exchanged.index(2).store((c * scale).to(gl.float16))
+    exchanged.index(3).store((d * scale).to(gl.float16))
+
+
+@gluon.jit
+def _product(exchanged, by_into, weights, none, left: gl.constexpr, right: gl.constexpr):
+    """What h before the step gets of the gates' gradients."""
+    out = mma_v2(exchanged.index(0).load(left), by_into, none)
+    out = mma_v2(exchanged.index(1).load(left), weights.index(0).load(right), out)
+    out = mma_v2(exchanged.index(2).load(left), weights.index(1).load(right), out)
+    return mma_v2(exchanged.index(3).load(left), weights.index(2).load(right), out)
+
+
+@gluon.jit(do_not_specialize=["num_envs", "steps", "rows"])
 def _backward_kernel(
-    grad_ptr, grad_cell_ptr, states_ptr, cells_ptr, kept_ptr, state_ptr, cell_ptr, begins_ptr, weight_ptr,
-    of_inputs_ptr, before_ptr, of_state_ptr, of_cell_ptr, num_envs, steps, rows, grad_row, grad_step, grad_cell_row,
-    grad_cell_step, begin_row, begin_step,
-    H: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, OF_CELLS: tl.constexpr, HALF: tl.constexpr,
-    FAST: tl.constexpr,
+    grad_ptr, grad_cell_ptr, largest_ptr, states_ptr, cells_ptr, kept_ptr, state_ptr, cell_ptr, begins_ptr, weight_ptr,
+    of_inputs_ptr, before_ptr, of_state_ptr, of_cell_ptr, num_envs, steps, rows, grad_row, grad_step, of_cell_row,
+    of_cell_step, begin_row, begin_step,
+    H: gl.constexpr, PAD: gl.constexpr, BLOCK: gl.constexpr, OF_CELLS: gl.constexpr,
 ):  # fmt: skip
-    by_into = weight_block(weight_ptr, 0, H, PAD, HALF)
-    by_forget = weight_block(weight_ptr, 1, H, PAD, HALF)
-    by_new = weight_block(weight_ptr, 2, H, PAD, HALF)
-    by_out = weight_block(weight_ptr, 3, H, PAD, HALF)
-    first = tl.program_id(0).to(tl.int64) * rows
-    i = tl.arange(0, BLOCK)
-    is_row = (i < rows) & (first + i < num_envs)
-    r, h = i[:, None], tl.arange(0, PAD)[None, :]
-    mask = is_row[:, None] & (h < H)
-    last = (steps - 1).to(tl.int64)
-    kept_step = num_envs.to(tl.int64) * 4 * H
-    end = first * steps + last
-    grad_ptr += first * grad_row + last * grad_step
-    grad_cell_ptr += first * grad_cell_row + last * grad_cell_step
-    begins_ptr += first * begin_row + last * begin_step
-    states_ptr += (end - 1) * H
-    cells_ptr += (end - 1) * H
-    kept_ptr += last * kept_step + first * 4 * H
-    of_inputs_ptr += end * 4 * H
-    before_ptr += end * H
-    at_grad, at_grad_cell, at_begin = r * grad_row + h, r * grad_cell_row + h, i * begin_row
-    at_kept, at_inputs, at_state = r * (4 * H) + h, r * (steps * 4 * H) + h, r * (steps * H) + h
-    at_initial = first * H + r * H + h
-    grad = tl.load(grad_ptr + at_grad, mask=mask, other=0.0)
-    begins = tl.load(begins_ptr + at_begin, mask=is_row, other=0)
-    before = tl.load(states_ptr + at_state, mask=mask & (steps > 1), other=0.0)
-    cell = tl.load(cells_ptr + H + at_state, mask=mask, other=0.0)
-    cell_before = tl.load(cells_ptr + at_state, mask=mask & (steps > 1), other=0.0)
-    into = tl.load(kept_ptr + at_kept, mask=mask, other=0.0)
-    forget = tl.load(kept_ptr + H + at_kept, mask=mask, other=0.0)
-    new = tl.load(kept_ptr + 2 * H + at_kept, mask=mask, other=0.0)
-    out = tl.load(kept_ptr + 3 * H + at_kept, mask=mask, other=0.0)
-    carried = tl.zeros((BLOCK, PAD), dtype=tl.float32)
-    carried_cell = tl.zeros((BLOCK, PAD), dtype=tl.float32)
-    if OF_CELLS:
-        carried_cell += tl.load(grad_cell_ptr + at_grad_cell, mask=mask, other=0.0)
-    for t in range(steps):
-        has_next = t + 1 < steps
-        grad_ptr -= grad_step
-        grad_cell_ptr -= grad_cell_step
-        begins_ptr -= begin_step
-        states_ptr -= H
-        cells_ptr -= H
-        kept_ptr -= kept_step
-        next_grad = tl.load(grad_ptr + at_grad, mask=mask & has_next, other=0.0)
-        next_begins = tl.load(begins_ptr + at_begin, mask=is_row & has_next, other=0)
-        next_before = tl.load(states_ptr + at_state, mask=mask & (t + 2 < steps), other=0.0)
-        next_cell_before = tl.load(cells_ptr + at_state, mask=mask & (t + 2 < steps), other=0.0)
-        next_into = tl.load(kept_ptr + at_kept, mask=mask & has_next, other=0.0)
-        next_forget = tl.load(kept_ptr + H + at_kept, mask=mask & has_next, other=0.0)
-        next_new = tl.load(kept_ptr + 2 * H + at_kept, mask=mask & has_next, other=0.0)
-        next_out = tl.load(kept_ptr + 3 * H + at_kept, mask=mask & has_next, other=0.0)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], warps_per_cta=[1, gl.num_warps()], instr_shape=[16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=2)
+    right: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma, k_width=2)
+    shared: gl.constexpr = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0])
+    weights = gl.allocate_shared_memory(gl.float16, [3, PAD, PAD], shared)
+    weights.index(0).store(operand(weight_ptr, 1, False, H, PAD, right))
+    weights.index(1).store(operand(weight_ptr, 2, False, H, PAD, right))
+    weights.index(2).store(operand(weight_ptr, 3, False, H, PAD, right))
+    by_into = operand(weight_ptr, 0, False, H, PAD, right)
+    exchanged = gl.allocate_shared_memory(gl.float16, [4, BLOCK, PAD], shared)
+    first, i, h, is_row, mask = place(rows, num_envs, H, PAD, BLOCK, mma)
+    r, t = i[:, None], (steps - 1).to(gl.int64)
+    grad_ptr += first * grad_row + t * grad_step + r * grad_row + h
+    begins_ptr += first * begin_row + t * begin_step + i * begin_row
+    kept_ptr += (t * num_envs + first) * 4 * H
+    out_row, at_kept = first * steps + t, r * (4 * H) + h
+    at_state, at_first = r * (steps * H) + h, first * H + r * H + h
+    largest = gl.maximum(gl.load(largest_ptr + first + i, mask=is_row, other=1.0), 1e-30)[:, None]
+    scale, none = 1.0 / largest, gl.zeros([BLOCK, PAD], gl.float32, mma)
+    carried, of_cell = none, none
+    grad = gl.load(grad_ptr, mask=mask, other=0.0)
+    begins = gl.load(begins_ptr, mask=is_row, other=0)
+    cell = gl.load(cells_ptr + out_row * H + at_state, mask=mask, other=0.0)
+    before, past = _both(states_ptr, cells_ptr, (out_row - 1) * H + at_state, mask & (steps > 1))
+    into, forget, new, out = load4(kept_ptr + at_kept, mask, H)
+    for back in range(steps):
+        if back + 1 == steps:
+            before, past = _both(state_ptr, cell_ptr, at_first, mask)
         if OF_CELLS:
-            next_grad_cell = tl.load(grad_cell_ptr + at_grad_cell, mask=mask & has_next, other=0.0)
-        if t + 1 == steps:
-            before = tl.load(state_ptr + at_initial, mask=mask, other=0.0)
-            cell_before = tl.load(cell_ptr + at_initial, mask=mask, other=0.0)
+            at = first * of_cell_row + (steps - 1 - back).to(gl.int64) * of_cell_step + r * of_cell_row + h
+            of_cell += gl.load(grad_cell_ptr + at, mask=mask, other=0.0)
         is_first = (begins != 0)[:, None]
-        past = tl.where(is_first, 0.0, cell_before)
-        grad += carried
-        squashed = tanh(cell, FAST)
-        of_cell = carried_cell + grad * out * (1.0 - squashed * squashed)
-        d_into = of_cell * new * into * (1.0 - into)
-        d_forget = of_cell * past * forget * (1.0 - forget)
-        d_new = of_cell * into * (1.0 - new * new)
-        d_out = grad * squashed * out * (1.0 - out)
-        scale = scale_of(tl.maximum(tl.abs(grad), tl.abs(of_cell)), HALF)
-        carried = dot(d_into * scale, by_into, HALF)
-        carried += dot(d_forget * scale, by_forget, HALF)
-        carried += dot(d_new * scale, by_new, HALF)
-        carried += dot(d_out * scale, by_out, HALF)
-        carried = tl.where(is_first, 0.0, carried / scale)
-        carried_cell = tl.where(is_first, 0.0, of_cell * forget)
-        tl.store(of_inputs_ptr + at_inputs, d_into, mask=mask)
-        tl.store(of_inputs_ptr + H + at_inputs, d_forget, mask=mask)
-        tl.store(of_inputs_ptr + 2 * H + at_inputs, d_new, mask=mask)
-        tl.store(of_inputs_ptr + 3 * H + at_inputs, d_out, mask=mask)
-        tl.store(before_ptr + at_state, tl.where(is_first, 0.0, before), mask=mask)
-        of_inputs_ptr -= 4 * H
-        before_ptr -= H
-        if OF_CELLS:
-            carried_cell += next_grad_cell
-        grad = next_grad
-        begins = next_begins
-        before = next_before
-        cell = cell_before
-        cell_before = next_cell_before
-        into = next_into
-        forget = next_forget
-        new = next_new
-        out = next_out
-    tl.store(of_state_ptr + at_initial, carried, mask=mask)
-    tl.store(of_cell_ptr + at_initial, carried_cell, mask=mask)
+        of_cell, a, b, c, d = _slopes(grad + carried, of_cell, cell, past, is_first, into, forget, new, out)
+        _exchange(exchanged, a, b, c, d, scale)
+        store4(of_inputs_ptr + out_row * 4 * H + r * (steps * 4 * H) + h, a, b, c, d, mask, H)
+        gl.store(before_ptr + out_row * H + at_state, gl.where(is_first, 0.0, before), mask=mask)
+        grad_ptr -= grad_step
+        begins_ptr -= begin_step
+        kept_ptr -= num_envs.to(gl.int64) * 4 * H
+        out_row -= 1
+        grad = gl.load(grad_ptr, mask=mask & (back + 1 < steps), other=0.0)
+        begins = gl.load(begins_ptr, mask=is_row & (back + 1 < steps), other=0)
+        cell = past
+        before, past = _both(states_ptr, cells_ptr, (out_row - 1) * H + at_state, mask & (back + 2 < steps))
+        into, forget, new, out = load4(kept_ptr + at_kept, mask & (back + 1 < steps), H)
+        carried = gl.where(is_first, 0.0, _product(exchanged, by_into, weights, none, left, right) * largest)
+    gl.store(of_state_ptr + at_first, carried, mask=mask)
+    gl.store(of_cell_ptr + at_first, of_cell, mask=mask)
 
 
 def forward(
-    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool,
-    processors: int, *, half: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """States h and c ``[N, T, H]``, and the gates i, f, g and o, ``[T, N, 4 H]`` or ``[0]``.
 
     Args:
@@ -221,65 +193,41 @@ def forward(
         weight: ``[4 H, H]`` float32.
         bias: ``[4 H]``, contiguous, or None.
         keeps: whether a backward pass follows.
-        processors: multiprocessors of the device.
-        half: whether products take float16 operands, and gates the hardware's tanh; else all is float32.
     """
     (num_envs, steps, _), hidden = inputs.shape, weight.shape[1]
-    inputs, weight = dense_rows(inputs), weight.contiguous()
-    states = inputs.new_empty(num_envs, steps, hidden)
-    cells = torch.empty_like(states)
+    inputs, weight, rows = dense_rows(inputs), weight.contiguous(), rows_of(inputs)
+    states, cells = (inputs.new_empty(num_envs, steps, hidden) for _ in range(2))
     kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
-    rows = rows_of(num_envs, processors)
-    args = (
-        inputs, state, cell, begins.view(torch.uint8), weight, weight if bias is None else bias, states, cells, kept,
-        num_envs, steps, rows, inputs.stride(0), inputs.stride(1), begins.stride(0), begins.stride(1),
-    )  # fmt: skip
-    constants = {**widths(hidden), "BLOCK": BLOCK, "HAS_BIAS": bias is not None, "KEEPS": keeps}
-    grid, direct = (triton.cdiv(num_envs, rows),), direct_kernels() if half else None
-    if direct is None:
-        constants |= {"HALF": half, "FAST": half}
-        launch(_forward_kernel, grid, args, constants, num_warps=WARPS, num_stages=1)
-    else:
-        launch(direct.lstm_forward, grid, args, constants, num_warps=WARPS)
+    strides = inputs.stride(0), inputs.stride(1), begins.stride(0), begins.stride(1)
+    parameters, begins = (weight, weight if bias is None else bias), begins.view(torch.uint8)
+    args = (inputs, state, cell, begins, *parameters, states, cells, kept, num_envs, steps, rows, *strides)
+    constants = {**widths(hidden), "HAS_BIAS": bias is not None, "KEEPS": keeps}
+    launch(_forward_kernel, (triton.cdiv(num_envs, rows),), args, constants, num_warps=WARPS)
     return states, cells, kept
 
 
 def backward(
-    grad: Tensor, grad_cell: Tensor | None, states: Tensor, cells: Tensor, kept: Tensor, state: Tensor, cell: Tensor,
-    begins: Tensor, weight: Tensor, processors: int, *, half: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What the loss says of inputs ``[N, T, 4 H]``, h before each step ``[N, T, H]``, and the gradients of both states.
+    grad: Tensor, grad_cell: Tensor | None, known: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both first states, weight and bias.
 
     Args:
         grad: of h ``[N, T, H]``.
-        grad_cell: of c, or None for 0; the other arguments are as :func:`forward` takes and gives them.
-        states: h after each step.
-        cells: c after each step.
-        kept: the gates.
-        state: h before the first step.
-        cell: c before the first step.
-        begins: True where an episode begins.
-        weight: of the recurrence.
-        processors: multiprocessors of the device.
-        half: as in :func:`forward`.
+        grad_cell: of c, or None for 0.
+        known: h and c after each step and the gates, as :func:`forward` gives them, and what it was given: h and c
+            before the first step, ``begins`` and the weight.
     """
+    states, cells, kept, state, cell, begins, weight = known
     num_envs, steps, hidden = states.shape
-    grad, weight = dense_rows(grad), weight.contiguous()
+    grad, weight, rows = dense_rows(grad), weight.contiguous(), rows_of(states)
     of_cells = grad if grad_cell is None else dense_rows(grad_cell)
-    of_inputs = states.new_empty(num_envs, steps, 4 * hidden)
-    before, of_state, of_cell = torch.empty_like(states), torch.empty_like(state), torch.empty_like(cell)
-    rows = rows_of(num_envs, processors)
-    args = (
-        states, cells, kept, state, cell, begins.view(torch.uint8), weight, of_inputs, before, of_state, of_cell,
-        num_envs, steps, rows, grad.stride(0), grad.stride(1), of_cells.stride(0), of_cells.stride(1), begins.stride(0),
-        begins.stride(1),
-    )  # fmt: skip
-    constants = {**widths(hidden), "BLOCK": BLOCK, "OF_CELLS": grad_cell is not None}
-    grid, direct = (triton.cdiv(num_envs, rows),), direct_kernels() if half else None
-    if direct is None:
-        constants |= {"HALF": half, "FAST": half}
-        launch(_backward_kernel, grid, (grad, of_cells, *args), constants, num_warps=WARPS, num_stages=1)
-    else:
-        largest = largest_of(grad) if grad_cell is None else torch.maximum(largest_of(grad), largest_of(grad_cell))
-        launch(direct.lstm_backward, grid, (grad, of_cells, largest, *args), constants, num_warps=WARPS)
-    return of_inputs, before, of_state, of_cell
+    largest = largest_of(grad) if grad_cell is None else torch.maximum(largest_of(grad), largest_of(grad_cell))
+    of_inputs, before = states.new_empty(num_envs, steps, 4 * hidden), torch.empty_like(states)
+    outs = of_inputs, before, torch.empty_like(state), torch.empty_like(cell)
+    strides = [each.stride(dim) for each in (grad, of_cells, begins) for dim in (0, 1)]
+    read = states, cells, kept, state, cell, begins.view(torch.uint8), weight
+    args = (grad, of_cells, largest, *read, *outs, num_envs, steps, rows, *strides)
+    constants = {**widths(hidden), "OF_CELLS": grad_cell is not None}
+    launch(_backward_kernel, (triton.cdiv(num_envs, rows),), args, constants, num_warps=WARPS)
+    of_weight = of_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
+    return of_inputs, *outs[2:], of_weight, sums_of(of_inputs)

@@ -21,7 +21,6 @@ from torchrl_perf.functional.memory.rows import (
     env_major,
     grad_or_none,
     keeps_gates,
-    processors,
     takes_one_launch,
     time_major,
 )
@@ -117,7 +116,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """States ``[N, T, H]``, and for the backward pass r, z, n and ``W_hn h + b_hn``: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("gru", inputs, weight):
-        return kernels.forward(inputs, initial, begins, weight, bias, keeps, processors(inputs.device.index))
+        return kernels.forward(inputs, initial, begins, weight, bias, keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -142,17 +141,8 @@ def _backward(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs ``[N, T, 3 H]``, initial state, weight and bias."""
-    hidden = weight.shape[1]
     if kernels := cell_kernels("gru", grad, weight):
-        of_inputs, of_gate, before, of_initial = kernels.backward(
-            grad, states, kept, initial, begins, weight, processors(grad.device.index)
-        )
-        parts, before = (of_inputs.flatten(0, 1)[:, : 2 * hidden], of_gate.flatten(0, 1)), before.flatten(0, 1)
-        of_weight, of_bias = weight.new_empty(3 * hidden, hidden), weight.new_empty(3 * hidden)
-        for part, rows in zip(parts, (slice(2 * hidden), slice(2 * hidden, None)), strict=True):
-            torch.mm(part.t(), before, out=of_weight[rows])
-            torch.sum(part, 0, out=of_bias[rows])
-        return of_inputs, of_initial, of_weight, of_bias
+        return kernels.backward(grad, states, kept, initial, begins, weight)
     return _backward_loop(time_major(grad), time_major(states), kept, initial, time_major(begins.unsqueeze(-1)), weight)
 
 

@@ -19,7 +19,6 @@ from torchrl_perf.functional.memory.rows import (
     env_major,
     grad_or_none,
     keeps_gates,
-    processors,
     takes_one_launch,
     time_major,
 )
@@ -134,7 +133,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """States h and c ``[N, T, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("lstm", inputs, weight):
-        return kernels.forward(inputs, state, cell, begins, weight, bias, keeps, processors(inputs.device.index))
+        return kernels.forward(inputs, state, cell, begins, weight, bias, keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -169,11 +168,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both initial states, weight and bias."""
     if kernels := cell_kernels("lstm", grad, weight):
-        of_gates, before, of_state, of_cell = kernels.backward(
-            grad, grad_cell, states, cells, kept, state, cell, begins, weight, processors(grad.device.index)
-        )
-        flat = of_gates.flatten(0, 1)
-        return of_gates, of_state, of_cell, flat.t() @ before.flatten(0, 1), flat.sum(0)
+        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight))
     of_cells = None if grad_cell is None else time_major(grad_cell)
     by_time = (time_major(each) for each in (states, cells))
     return _backward_loop(

@@ -1,11 +1,9 @@
 """What the sequences of the cells have in common: rows by step, and when something is kept for a backward pass."""
 
-import functools
-
 import torch
 from torch import Tensor
 
-__all__ = ["add_bias", "env_major", "grad_or_none", "keeps_gates", "processors", "takes_one_launch", "time_major"]
+__all__ = ["add_bias", "env_major", "grad_or_none", "keeps_gates", "takes_one_launch", "time_major"]
 
 
 def time_major(rows: Tensor) -> Tensor:
@@ -16,12 +14,6 @@ def time_major(rows: Tensor) -> Tensor:
 def env_major(steps: Tensor) -> Tensor:
     """``[N, T, *]``, contiguous, of ``[T, N, *]``."""
     return time_major(steps)
-
-
-@functools.cache
-def processors(index: int) -> int:
-    """Multiprocessors of a CUDA device."""
-    return torch.cuda.get_device_properties(index).multi_processor_count
 
 
 def keeps_gates(*tensors: Tensor) -> bool:

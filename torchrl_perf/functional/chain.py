@@ -1,0 +1,190 @@
+"""A perceptron of any depth and width as one differentiable function: a kernel for all its layers on CUDA."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ACTIVATIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "mish": F.mish,
+}
+"""Functions by the names of activations."""
+SMALL = 32  # a side of a product of weights' gradients up to which our own kernel is used
+
+
+def chain(x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float = 0.0) -> Tensor:
+    """Linear maps with an activation between each two of them: the reference that the kernels follow.
+
+    Args:
+        x: ``[*, IN]``, any float dtype.
+        params: weight ``[OUT, IN]`` and bias ``[OUT]`` of each layer; with layer norm gain and shift ``[OUT]`` after
+            those of each layer but the last.
+        activation: one of :data:`ACTIVATIONS`.
+        eps: of layer norm before each activation (arXiv:1607.06450); 0 for none.
+
+    Returns:
+        ``[*, OUT]``.
+    """
+    weights, biases, gains, shifts = _parts(params, eps)
+    for number, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
+        x = F.linear(x, weight, bias)
+        if eps:
+            x = F.layer_norm(x, x.shape[-1:], gains[number], shifts[number], eps)
+        x = ACTIVATIONS[activation](x)
+    return F.linear(x, weights[-1], biases[-1])
+
+
+def _parts(params: list[Tensor], eps: float) -> tuple[tuple[Tensor, ...], ...]:
+    """Weights, biases, and gains and shifts of layer norm (biases in their place where there is none)."""
+    step = 4 if eps else 2
+    weights, biases = tuple(params[::step]), tuple(params[1::step])
+    return (weights, biases, tuple(params[2::4]), tuple(params[3::4])) if eps else (weights, biases, biases, biases)
+
+
+def runs_as_chain(x: Tensor, params: list[Tensor]) -> bool:
+    """Whether :func:`fused_chain` takes these arguments: float32 on CUDA, contiguous parameters."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.float32
+        and all(p.dtype == torch.float32 and p.is_cuda and p.is_contiguous() for p in params)
+    )
+
+
+def fused_chain(
+    x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float = 0.0, precision: str = "tf32"
+) -> Tensor:
+    """:func:`chain` in one kernel forward, and one backward beside the products for the weights' gradients, on CUDA.
+
+    Args:
+        x: ``[B, IN]`` float32 on CUDA, any strides.
+        params: as in :func:`chain`, contiguous float32.
+        activation: one of :data:`ACTIVATIONS`.
+        eps: as in :func:`chain`.
+        precision: of the matrix products: ``"tf32"``, ``"bf16"`` or ``"fp16"`` (operands rounded, hidden units kept in
+            16 bits, sums in float32), or ``"ieee"`` (float32, many times slower).
+
+    Returns:
+        ``[B, OUT]`` float32. Equal to :func:`chain` within 2e-3 of its scale (``ieee``: 1e-5, ``bf16``: 2e-2).
+    """
+    keep = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in params))
+    return torch.ops.torchrl_perf.chain_forward(x, params, activation, eps, precision, keep)[0]
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _network(x: Tensor, weights: tuple[Tensor, ...], activation: str, eps: float, precision: str) -> Any:
+    from torchrl_perf.kernels.chain_launch import Network  # Triton is loaded where CUDA is used, not at import
+
+    return Network((x.shape[1], *(w.shape[0] for w in weights)), activation, eps, precision)
+
+
+@torch.library.custom_op("torchrl_perf::chain_forward", mutates_args=())
+def _chain_forward(
+    x: Tensor, params: list[Tensor], activation: str, eps: float, precision: str, keep: bool
+) -> tuple[Tensor, Tensor]:
+    from torchrl_perf.kernels import chain_blocks
+    from torchrl_perf.kernels import chain_launch as kernel
+
+    weights, *vectors = _parts(params, eps)
+    net = _network(x, weights, activation, eps, precision)
+    blocks = chain_blocks.forward_blocks(net, x.shape[0], keep, _processors(x.device))
+    if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
+        weights = tuple(w.to(net.dtype) for w in weights)
+    return kernel.forward(x, net, weights, *vectors, keep, blocks, _processors(x.device))
+
+
+@_chain_forward.register_fake
+def _(
+    x: Tensor, params: list[Tensor], activation: str, eps: float, precision: str, keep: bool
+) -> tuple[Tensor, Tensor]:
+    weights, *_ = _parts(params, eps)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    copies = 2 if eps or activation in ("silu", "gelu", "mish") else 1
+    hidden = sum(w.shape[0] for w in weights[:-1])
+    space = (x.shape[0] + 15) // 16 * 16 * hidden * copies
+    return x.new_empty(x.shape[0], weights[-1].shape[0]), x.new_empty(space if keep else 0, dtype=dtype)
+
+
+@torch.library.custom_op("torchrl_perf::chain_backward", mutates_args=())
+def _chain_backward(
+    grad: Tensor, x: Tensor, params: list[Tensor], kept: Tensor, activation: str, eps: float, precision: str,
+    needs_x: bool,
+) -> list[Tensor]:  # fmt: skip
+    from torchrl_perf.kernels import chain_blocks
+    from torchrl_perf.kernels import chain_launch as kernel
+
+    weights, _, gains, shifts = _parts(params, eps)
+    rows, processors = x.shape[0], _processors(x.device)
+    net = _network(x, weights, activation, eps, precision)
+    if rows == 0:
+        vectors = grad.new_zeros(net.offsets[-1] * (3 if eps else 1) + net.sizes[-1])
+        return [*(torch.zeros_like(w) for w in weights), vectors, torch.zeros_like(x)]
+    transposed = tuple(w.t().contiguous().to(net.dtype) for w in weights)
+    blocks = chain_blocks.backward_blocks(net, rows, processors)
+    d, sums, dx = kernel.backward(grad, net, transposed, gains, shifts, kept, needs_x, blocks)
+    height = kernel.height(rows)
+    spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
+    above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]
+    below = [x, *(kept[at : at + rows * width].view(rows, width) for at, width in spans)]
+    products = [_weight_gradient(a, b, precision, processors) for a, b in zip(above, below, strict=True)]
+    return [*products, sums.sum(0) if sums.shape[0] > 1 else sums[0].clone(), dx]
+
+
+def _weight_gradient(d: Tensor, a: Tensor, precision: str, processors: int) -> Tensor:
+    """``d.T @ a`` in float32, of one sum order for one shape."""
+    from torchrl_perf.kernels.outer import outer
+
+    if min(d.shape[1], a.shape[1]) <= SMALL or not d.is_cuda:
+        return outer(d, a, precision, processors)
+    if precision in ("bf16", "fp16"):
+        dtype = d.dtype if d.dtype != torch.float32 else a.dtype
+        return torch.mm(d.to(dtype).t(), a.to(dtype), out_dtype=torch.float32)
+    return torch.mm(d.t(), a)
+
+
+@_chain_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, params: list[Tensor], kept: Tensor, activation: str, eps: float, precision: str,
+    needs_x: bool,
+) -> list[Tensor]:  # fmt: skip
+    weights, *_ = _parts(params, eps)
+    hidden = sum(w.shape[0] for w in weights[:-1])
+    vectors = grad.new_empty(hidden * (3 if eps else 1) + weights[-1].shape[0])
+    return [*(torch.empty_like(w) for w in weights), vectors, x.new_empty(x.shape[0] if needs_x else 0, x.shape[1])]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, params, *options, _ = inputs
+    ctx.save_for_backward(x, *params, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.options = options
+
+
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor] | None, ...]:
+    x, *params, kept = ctx.saved_tensors
+    activation, eps, precision = ctx.options
+    *products, vectors, dx = torch.ops.torchrl_perf.chain_backward(
+        grad, x, params, kept, activation, eps, precision, ctx.needs_input_grad[0]
+    )
+    widths = [w.shape[0] for w in products]
+    parts = vectors.split([*widths, *(widths[:-1] * 2 if eps else [])])
+    biases, gains, shifts = parts[: len(widths)], parts[len(widths) : 2 * len(widths) - 1], parts[2 * len(widths) - 1 :]
+    grads: list[Tensor] = []
+    for number, product in enumerate(products):
+        grads += [product, biases[number]]
+        grads += [gains[number], shifts[number]] if eps and number < len(gains) else []
+    return (dx if ctx.needs_input_grad[0] else None), grads, None, None, None, None
+
+
+_chain_forward.register_autograd(_backward, setup_context=_setup_context)

@@ -1,6 +1,7 @@
 """A perceptron of any depth and width as one differentiable function: a kernel for all its layers on CUDA."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ ACTIVATIONS = {
     "mish": F.mish,
 }
 """Functions by the names of activations."""
-SMALL = 32  # a side of a product of weights' gradients up to which our own kernel is used
+SMALL = 32
+"""Inputs or outputs up to which the gradient of a layer's weights is a product for a kernel of our own."""
+ON_CHIP = 8192
+"""Numbers of such a gradient up to which the backward pass sums it on chip, as it goes through the rows."""
 
 
 def chain(x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float = 0.0) -> Tensor:
@@ -116,33 +120,52 @@ def _(
     return x.new_empty(x.shape[0], weights[-1].shape[0]), x.new_empty(space if keep else 0, dtype=dtype)
 
 
+def _on_chip(weights: Sequence[Tensor], eps: float) -> tuple[bool, bool]:
+    """Whether the backward pass itself gives the gradients of the first layer's weights, and of the last one's."""
+    if eps or len(weights) < 2:
+        return False, False
+    (first, inputs), (outputs, last) = weights[0].shape, weights[-1].shape
+    return bool(inputs <= SMALL and inputs * first <= ON_CHIP), bool(outputs <= SMALL and outputs * last <= ON_CHIP)
+
+
+def _sums(weights: Sequence[Tensor], eps: float) -> list[int]:
+    """Sizes of what is summed on chip: of biases, gains and shifts, and of the weights of the last and first layer."""
+    of_first, of_last = _on_chip(weights, eps)
+    widths = [w.shape[0] for w in weights]
+    products = [weights[-1].numel()] * of_last + [weights[0].numel()] * of_first
+    return [*widths, *(widths[:-1] * 2 if eps else []), *products]
+
+
 @torch.library.custom_op("torchrl_perf::chain_backward", mutates_args=())
 def _chain_backward(
     grad: Tensor, x: Tensor, params: list[Tensor], kept: Tensor, activation: str, eps: float, precision: str,
     needs_x: bool,
 ) -> list[Tensor]:  # fmt: skip
+    """The gradients of the weights that are not summed on chip, all that are in one vector, and that of the input."""
     from torchrl_perf.kernels import chain_blocks
     from torchrl_perf.kernels import chain_launch as kernel
 
     weights, _, gains, shifts = _parts(params, eps)
+    of_first, of_last = _on_chip(weights, eps)
+    left = range(1 if of_first else 0, len(weights) - (1 if of_last else 0))
     rows, processors = x.shape[0], _processors(x.device)
-    net = _network(x, weights, activation, eps, precision)
     if rows == 0:
-        vectors = grad.new_zeros(net.offsets[-1] * (3 if eps else 1) + net.sizes[-1])
-        return [*(torch.zeros_like(w) for w in weights), vectors, torch.zeros_like(x)]
-    transposed = tuple(w.t().contiguous().to(net.dtype) for w in weights)
+        zeros = [torch.zeros_like(weights[number]) for number in left]
+        return [*zeros, grad.new_zeros(sum(_sums(weights, eps))), x.new_zeros(0, x.shape[1])]
+    net = _network(x, weights, activation, eps, precision)
+    transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
     blocks = chain_blocks.backward_blocks(net, rows, processors)
-    d, sums, dx = kernel.backward(grad, net, transposed, gains, shifts, kept, needs_x, blocks)
+    d, sums, dx = kernel.backward(grad, x, net, transposed, gains, shifts, kept, needs_x, (of_first, of_last), blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
     above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]
     below = [x, *(kept[at : at + rows * width].view(rows, width) for at, width in spans)]
-    products = [_weight_gradient(a, b, precision, processors) for a, b in zip(above, below, strict=True)]
-    return [*products, sums.sum(0) if sums.shape[0] > 1 else sums[0].clone(), dx]
+    products = [_weight_gradient(above[number], below[number], precision, processors) for number in left]
+    return [*products, sums.sum(0) if sums.shape[0] > 1 else sums[0], dx]
 
 
 def _weight_gradient(d: Tensor, a: Tensor, precision: str, processors: int) -> Tensor:
-    """``d.T @ a`` in float32, of one sum order for one shape."""
+    """``d.T @ a`` in float32."""
     from torchrl_perf.kernels.outer import outer
 
     if min(d.shape[1], a.shape[1]) <= SMALL or not d.is_cuda:
@@ -159,9 +182,10 @@ def _(
     needs_x: bool,
 ) -> list[Tensor]:  # fmt: skip
     weights, *_ = _parts(params, eps)
-    hidden = sum(w.shape[0] for w in weights[:-1])
-    vectors = grad.new_empty(hidden * (3 if eps else 1) + weights[-1].shape[0])
-    return [*(torch.empty_like(w) for w in weights), vectors, x.new_empty(x.shape[0] if needs_x else 0, x.shape[1])]
+    of_first, of_last = _on_chip(weights, eps)
+    products = [torch.empty_like(w) for w in weights[of_first : len(weights) - of_last]]
+    vector = grad.new_empty(sum(_sums(weights, eps)))
+    return [*products, vector, x.new_empty(x.shape[0] if needs_x else 0, x.shape[1])]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -174,17 +198,23 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor] | None, ...]:
     x, *params, kept = ctx.saved_tensors
     activation, eps, precision = ctx.options
-    *products, vectors, dx = torch.ops.torchrl_perf.chain_backward(
-        grad, x, params, kept, activation, eps, precision, ctx.needs_input_grad[0]
+    weights, *_ = _parts(params, eps)
+    needs_x = ctx.needs_input_grad[0]
+    *products, vector, dx = torch.ops.torchrl_perf.chain_backward(
+        grad, x, params, kept, activation, eps, precision, needs_x
     )
-    widths = [w.shape[0] for w in products]
-    parts = vectors.split([*widths, *(widths[:-1] * 2 if eps else [])])
-    biases, gains, shifts = parts[: len(widths)], parts[len(widths) : 2 * len(widths) - 1], parts[2 * len(widths) - 1 :]
+    parts = list(vector.split(_sums(weights, eps)))
+    of_first, of_last = _on_chip(weights, eps)
+    if of_first:
+        products.insert(0, parts.pop().view_as(weights[0]))
+    if of_last:
+        products.append(parts.pop().view_as(weights[-1]))
+    count = len(weights)
     grads: list[Tensor] = []
     for number, product in enumerate(products):
-        grads += [product, biases[number]]
-        grads += [gains[number], shifts[number]] if eps and number < len(gains) else []
-    return (dx if ctx.needs_input_grad[0] else None), grads, None, None, None, None
+        grads += [product, parts[number]]
+        grads += [parts[count + number], parts[2 * count - 1 + number]] if eps and number < count - 1 else []
+    return (dx if needs_x else None), grads, None, None, None, None
 
 
 _chain_forward.register_autograd(_backward, setup_context=_setup_context)

@@ -18,6 +18,18 @@ from torchrl_perf.kernels.activations import activate, slope
 
 
 @triton.jit
+def add_dot(total, a, b, PRECISION: tl.constexpr) -> tl.tensor:
+    """``total + a @ b`` with the operands rounded."""
+    if PRECISION == "bf16":
+        total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    elif PRECISION == "fp16":
+        total = tl.dot(a.to(tl.float16), b.to(tl.float16), total)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _product(
     a_ptr, a_row, a_col, r, w_ptr, n, K: tl.constexpr, N: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -35,12 +47,7 @@ def _product(
         else:
             left = tl.load(a, mask=(start + k < K)[None, :], other=0.0)
             right = tl.load(w, mask=(start + k < K)[:, None], other=0.0)
-        if PRECISION == "bf16":
-            total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
-        elif PRECISION == "fp16":
-            total = tl.dot(left.to(tl.float16), right.to(tl.float16), total)
-        else:
-            total = tl.dot(left, right, total, input_precision=PRECISION)
+        total = add_dot(total, left, right, PRECISION)
         a += DEPTH * a_col
         w += DEPTH
     return total
@@ -86,7 +93,7 @@ def _norm_up(
     n = tl.arange(0, PAD)
     gain = tl.load(gain_ptr + n, mask=n < N, other=0.0)[None, :]
     shift = tl.load(shift_ptr + n, mask=n < N, other=0.0)[None, :]
-    for top in range(0, ROWS, NORM_ROWS):
+    for top in tl.range(0, ROWS, NORM_ROWS, num_stages=1):
         j = top + tl.arange(0, NORM_ROWS)
         at = (j * N)[:, None] + n[None, :]
         mask = (start + j < rows)[:, None] & (n < N)[None, :]
@@ -126,7 +133,7 @@ def _layer_up(
         _up(0, a_ptr, a_row, a_col, r, is_row, weights[LAYER], biases[LAYER], out_ptr, keep_ptr, K, N,
             ROWS, WIDE, DEPTHS[LAYER], ACT, IS_LAST, NORM, KEEP_Z, PRECISION, FAST)  # fmt: skip
     else:
-        for first in range(0, N, WIDE):
+        for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
             _up(first, a_ptr, a_row, a_col, r, is_row, weights[LAYER], biases[LAYER], out_ptr, keep_ptr, K, N,
                 ROWS, WIDE, DEPTHS[LAYER], ACT, IS_LAST, NORM, KEEP_Z, PRECISION, FAST)  # fmt: skip
     if NORM and not IS_LAST:
@@ -159,10 +166,24 @@ def forward_kernel(
 
 
 @triton.jit
+def _outer(
+    unit_ptr, units, n, a_ptr, a_row, a_col, r, unit_step: tl.constexpr, a_step: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``units.T @ a[r]`` of COLS units and all columns of a, as a part of the sums."""
+    k = tl.arange(0, PAD)
+    a = tl.load(a_ptr + (r * a_row)[:, None] + (k * a_col)[None, :], mask=(k < K)[None, :], other=0.0)
+    total = add_dot(tl.zeros((units.shape[1], PAD), dtype=tl.float32), tl.trans(units), a, PRECISION)
+    place = (n * unit_step)[:, None] + (k * a_step)[None, :]
+    tl.store(unit_ptr + place, total, mask=(n < N)[:, None] & (k < K)[None, :])
+
+
+@triton.jit
 def _down(
-    first, a_ptr, a_row, a_col, r, is_row, w_ptr, h_ptr, z_ptr, d_ptr, sum_ptr, K: tl.constexpr, N: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, ACT: tl.constexpr, IS_INPUT: tl.constexpr,
-    NORM: tl.constexpr, KEEP_Z: tl.constexpr, PRECISION: tl.constexpr,
+    first, a_ptr, a_row, a_col, r, is_row, w_ptr, h_ptr, z_ptr, d_ptr, sum_ptr, x_ptr, x_row, x_col, outer_ptr,
+    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, ACT: tl.constexpr,
+    IS_INPUT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr, INPUTS: tl.constexpr, IN_PAD: tl.constexpr,
+    OUT_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of COLS units of a layer, before its activation, and their sums over the rows."""
     n = first + tl.arange(0, COLS)
@@ -176,6 +197,11 @@ def _down(
             u = tl.load(z_ptr + place, mask=mask, other=0.0).to(tl.float32)
         d = tl.where(mask, d * slope(h, u, ACT), 0.0)
         tl.store(sum_ptr + n, tl.sum(d, 0), mask=n < N)
+        if OUT_PAD > 0:  # the gradient of the last layer's weights, [OUT, N]
+            _outer(outer_ptr, h, n, a_ptr, a_row, a_col, r, 1, N, N, K, OUT_PAD, PRECISION)
+            outer_ptr += K * N
+        if IN_PAD > 0:  # the gradient of the first layer's weights, [N, IN]
+            _outer(outer_ptr, d, n, x_ptr, x_row, x_col, r, INPUTS, 1, N, INPUTS, IN_PAD, PRECISION)
     tl.store(d_ptr + place, d, mask=mask)
 
 
@@ -193,7 +219,7 @@ def _norm_down(
     d_sum = tl.zeros((PAD,), dtype=tl.float32)
     gain_sum = tl.zeros((PAD,), dtype=tl.float32)
     shift_sum = tl.zeros((PAD,), dtype=tl.float32)
-    for top in range(0, ROWS, NORM_ROWS):
+    for top in tl.range(0, ROWS, NORM_ROWS, num_stages=1):
         j = top + tl.arange(0, NORM_ROWS)
         at = (j * N)[:, None] + n[None, :]
         mask = (start + j < rows)[:, None] & (n < N)[None, :]
@@ -214,10 +240,12 @@ def _norm_down(
 
 @triton.jit
 def _layer_down(
-    start, height, r, rows, g_ptr, g_row, g_col, weights, gains, shifts, h_ptr, z_ptr, d_ptr, dx_ptr, sum_ptr,
+    start, height, r, rows, x_ptr, x_row, x_col, g_ptr, g_row, g_col, weights, gains, shifts, h_ptr, z_ptr, d_ptr,
+    dx_ptr, sum_ptr,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
     PADS: tl.constexpr, ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, KEEP_Z: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    EPS: tl.constexpr, KEEP_Z: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of this program's rows through the weights of one layer and the activation below."""
     LAYERS: tl.constexpr = len(SIZES) - 1
@@ -227,7 +255,12 @@ def _layer_down(
     N: tl.constexpr = SIZES[LAYER]
     WIDE: tl.constexpr = COLS[LAYER]
     IS_INPUT: tl.constexpr = LAYER == 0
+    TO_FIRST: tl.constexpr = IN_PAD if LAYER == 1 else 0
+    TO_LAST: tl.constexpr = OUT_PAD if LAYER == LAYERS - 1 else 0
     is_row = start + tl.arange(0, ROWS) < rows
+    outer_ptr = sum_ptr + HIDDEN * (3 if NORM else 1) + OUT
+    if OUT_PAD > 0 and LAYER < LAYERS - 1:
+        outer_ptr += OUT * SIZES[LAYERS - 1]
     if LAYER == LAYERS - 1:
         a_ptr = g_ptr
         a_row = g_row
@@ -249,12 +282,14 @@ def _layer_down(
         keep_ptr = z_ptr + base
         column_ptr = sum_ptr + OFFSETS[LAYER - 1]
     if WIDE >= N:
-        _down(0, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr, K, N,
-              ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z, PRECISION)  # fmt: skip
+        _down(0, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr,
+              x_ptr, x_row, x_col, outer_ptr, K, N, ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0],
+              TO_FIRST, TO_LAST, PRECISION)  # fmt: skip
     else:
-        for first in range(0, N, WIDE):
-            _down(first, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr, K, N,
-                  ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z, PRECISION)  # fmt: skip
+        for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
+            _down(first, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr,
+                  x_ptr, x_row, x_col, outer_ptr, K, N, ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z,
+                  SIZES[0], TO_FIRST, TO_LAST, PRECISION)  # fmt: skip
     if NORM and not IS_INPUT:
         _norm_down(start, rows, gains[LAYER - 1], shifts[LAYER - 1], keep_ptr, out_ptr, column_ptr, HIDDEN, OUT, N,
                    PADS[LAYER - 1], ROWS, NORM_ROWS, ACT, EPS, FAST)  # fmt: skip
@@ -262,33 +297,38 @@ def _layer_down(
 
 @triton.jit
 def backward_kernel(
-    g_ptr, weights, gains, shifts, h_ptr, z_ptr, d_ptr, dx_ptr, sum_ptr, rows, g_row, g_col,
+    x_ptr, g_ptr, weights, gains, shifts, h_ptr, z_ptr, d_ptr, dx_ptr, sum_ptr, rows, x_row, x_col, g_row, g_col,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, PADS: tl.constexpr,
     ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient of this program's rows through all layers.
 
     ``weights`` are transposed, ``[IN, OUT]``. Sums of a program: each hidden layer's biases, then the outputs', then
-    gains and shifts in the order of the biases.
+    gains and shifts in the order of the biases, then the last layer's weights where OUT_PAD is not 0, and those of the
+    first where IN_PAD is not.
     """
     LAYERS: tl.constexpr = len(SIZES) - 1
     HIDDEN: tl.constexpr = OFFSETS[LAYERS - 1]
     OUT: tl.constexpr = SIZES[LAYERS]
     WIDE: tl.constexpr = COLS[LAYERS]
-    SUMS: tl.constexpr = HIDDEN * (3 if NORM else 1) + OUT
+    LAST: tl.constexpr = OUT * SIZES[LAYERS - 1] if OUT_PAD > 0 else 0
+    FIRST: tl.constexpr = SIZES[0] * SIZES[1] if IN_PAD > 0 else 0
+    SUMS: tl.constexpr = HIDDEN * (3 if NORM else 1) + OUT + LAST + FIRST
     start = tl.cast(tl.program_id(0), tl.int64) * ROWS
     i = tl.arange(0, ROWS)
     r = tl.minimum(i, tl.cast(rows - 1 - start, tl.int32))
     height = tl.cast(tl.cdiv(rows, 16) * 16, tl.int64)
     sum_ptr += tl.cast(tl.program_id(0), tl.int64) * SUMS
+    x_ptr += start * x_row
     g_ptr += start * g_row
-    for first in range(0, OUT, WIDE):
+    for first in tl.range(0, OUT, WIDE, num_stages=1):
         n = first + tl.arange(0, WIDE)
         mask = (start + i < rows)[:, None] & (n < OUT)[None, :]
         g = tl.load(g_ptr + (r * g_row)[:, None] + (n * g_col)[None, :], mask=mask, other=0.0)
         tl.store(sum_ptr + HIDDEN + n, tl.sum(g, 0), mask=n < OUT)
     for step in tl.static_range(LAYERS if NEEDS_X else LAYERS - 1):
-        _layer_down(start, height, r, rows, g_ptr, g_row, g_col, weights, gains, shifts, h_ptr, z_ptr, d_ptr, dx_ptr,
-                    sum_ptr, LAYERS - 1 - step, SIZES, OFFSETS, COLS, DEPTHS, PADS, ROWS, NORM_ROWS, ACT, NORM, EPS,
-                    KEEP_Z, PRECISION, FAST)  # fmt: skip
+        _layer_down(start, height, r, rows, x_ptr, x_row, x_col, g_ptr, g_row, g_col, weights, gains, shifts, h_ptr,
+                    z_ptr, d_ptr, dx_ptr, sum_ptr, LAYERS - 1 - step, SIZES, OFFSETS, COLS, DEPTHS, PADS, ROWS,
+                    NORM_ROWS, ACT, NORM, EPS, KEEP_Z, IN_PAD, OUT_PAD, PRECISION, FAST)  # fmt: skip

@@ -128,41 +128,52 @@ def forward(
 
 def backward(
     grad: Tensor,
+    x: Tensor,
     net: Network,
     transposed: tuple[Tensor, ...],
     gains: tuple[Tensor, ...],
     shifts: tuple[Tensor, ...],
     kept: Tensor,
     needs_x: bool,
+    on_chip: tuple[bool, bool],
     blocks: Blocks,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients before the activations, of the vectors of parameters, and of the input.
 
     Args:
         grad: of the outputs, ``[B, OUT]`` float32, any strides; B > 0.
+        x: as for :func:`forward`.
         net: the perceptron.
         transposed: weights, contiguous ``[IN, OUT]``.
         gains: as for :func:`forward`.
         shifts: as for :func:`forward`.
         kept: what :func:`forward` kept.
         needs_x: whether the gradient of the input is asked for; else it is empty.
+        on_chip: whether the gradients of the first layer's weights, and of the last one's, are asked for.
         blocks: of this launch.
 
     Returns:
         ``d``: of what the hidden layers' linear maps gave, one layer after the other, each ``[height(B), H]``;
-        ``[programs, S]`` whose sum is that of the biases, gains and shifts, in this order; and ``[B, IN]``.
+        ``[programs, S]`` whose sum is that of the biases, gains and shifts, and of the weights of the last and of the
+        first layer where they are asked for, in this order; and ``[B, IN]``.
     """
     rows, hidden, outputs = grad.shape[0], net.offsets[-1], net.sizes[-1]
     d = kept.new_empty(height(rows) * hidden)
     dx = grad.new_empty(rows if needs_x else 0, net.sizes[0])
     tiles = triton.cdiv(rows, blocks.rows)
-    sums = grad.new_empty(tiles, hidden * (3 if net.eps else 1) + outputs)
+    of_first, of_last = on_chip
+    parts = (outputs * net.sizes[-2] if of_last else 0) + (net.sizes[0] * net.sizes[1] if of_first else 0)
+    sums = grad.new_empty(tiles, hidden * (3 if net.eps else 1) + outputs + parts)
     launch(
         backward_kernel, (tiles,),
-        (grad, transposed, gains, shifts, kept, kept[height(rows) * hidden :] if net.keeps_input or net.eps else kept,
-         d, dx, sums, rows, grad.stride(0), grad.stride(1)),
+        (
+            x, grad, transposed, gains, shifts, kept,
+            kept[height(rows) * hidden :] if net.keeps_input or net.eps else kept,
+            d, dx, sums, rows, *x.stride(), *grad.stride(),
+        ),
         {
             **_constants(net, net.sizes, net.sizes[1:], blocks), "KEEP_Z": net.keeps_input, "NEEDS_X": needs_x,
+            "IN_PAD": _padded(net.sizes[0]) if of_first else 0, "OUT_PAD": _padded(outputs) if of_last else 0,
             "PRECISION": net.precision, "FAST": _is_fast(net),
         },
         num_warps=blocks.warps, num_stages=blocks.stages,

@@ -37,7 +37,7 @@ def chain(x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float 
     Returns:
         ``[*, OUT]``.
     """
-    weights, biases, gains, shifts = _parts(params, eps)
+    weights, biases, (gains, shifts) = _parts(params, eps)
     for number, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
         x = F.linear(x, weight, bias)
         if eps:
@@ -46,11 +46,11 @@ def chain(x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float 
     return F.linear(x, weights[-1], biases[-1])
 
 
-def _parts(params: list[Tensor], eps: float) -> tuple[tuple[Tensor, ...], ...]:
+def _parts(params: list[Tensor], eps: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
     """Weights, biases, and gains and shifts of layer norm (biases in their place where there is none)."""
     step = 4 if eps else 2
     weights, biases = tuple(params[::step]), tuple(params[1::step])
-    return (weights, biases, tuple(params[2::4]), tuple(params[3::4])) if eps else (weights, biases, biases, biases)
+    return weights, biases, (tuple(params[2::4]), tuple(params[3::4])) if eps else (biases, biases)
 
 
 def runs_as_chain(x: Tensor, params: list[Tensor]) -> bool:
@@ -145,7 +145,7 @@ def _chain_backward(
     from torchrl_perf.kernels import chain_blocks
     from torchrl_perf.kernels import chain_launch as kernel
 
-    weights, _, gains, shifts = _parts(params, eps)
+    weights, _, norms = _parts(params, eps)
     of_first, of_last = _on_chip(weights, eps)
     left = range(1 if of_first else 0, len(weights) - (1 if of_last else 0))
     rows, processors = x.shape[0], _processors(x.device)
@@ -155,7 +155,7 @@ def _chain_backward(
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
     blocks = chain_blocks.backward_blocks(net, rows, processors)
-    d, sums, dx = kernel.backward(grad, x, net, transposed, gains, shifts, kept, needs_x, (of_first, of_last), blocks)
+    d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, (of_first, of_last), blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
     above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]

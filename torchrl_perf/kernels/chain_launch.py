@@ -15,6 +15,8 @@ from torchrl_perf.kernels.activations import ACTIVATIONS, FROM_VALUE
 from torchrl_perf.kernels.chain import backward_kernel, forward_kernel
 from torchrl_perf.kernels.launch import launch
 
+Norms = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
 
 class Blocks(NamedTuple):
     """Tiles of a launch: rows of a program, units and depth of a product, warps, stages of loads ahead."""
@@ -87,8 +89,7 @@ def forward(
     net: Network,
     weights: tuple[Tensor, ...],
     biases: tuple[Tensor, ...],
-    gains: tuple[Tensor, ...],
-    shifts: tuple[Tensor, ...],
+    norms: Norms,
     keep: bool,
     blocks: Blocks,
     processors: int,
@@ -100,8 +101,7 @@ def forward(
         net: the perceptron.
         weights: of the layers, contiguous ``[OUT, IN]``, float32 or in ``net.dtype``.
         biases: of the layers.
-        gains: of layer norm, else any tensors.
-        shifts: likewise.
+        norms: gains and shifts of the hidden layers' layer norm, else any tensors.
         keep: whether there will be a backward pass.
         blocks: of this launch.
         processors: of the device.
@@ -115,7 +115,7 @@ def forward(
     if rows:
         launch(
             forward_kernel, (programs,),
-            (x, weights, biases, gains, shifts, y, kept, kept[space * net.offsets[-1] :] if net.keeps_input or net.eps
+            (x, weights, biases, *norms, y, kept, kept[space * net.offsets[-1] :] if net.keeps_input or net.eps
              else kept, rows, x.stride(0), x.stride(1)),
             {
                 **_constants(net, net.sizes[1:], net.sizes[:-1], blocks), "KEEP_Z": net.keeps_input, "SAVE": keep,
@@ -131,8 +131,7 @@ def backward(
     x: Tensor,
     net: Network,
     transposed: tuple[Tensor, ...],
-    gains: tuple[Tensor, ...],
-    shifts: tuple[Tensor, ...],
+    norms: Norms,
     kept: Tensor,
     needs_x: bool,
     on_chip: tuple[bool, bool],
@@ -145,8 +144,7 @@ def backward(
         x: as for :func:`forward`.
         net: the perceptron.
         transposed: weights, contiguous ``[IN, OUT]``.
-        gains: as for :func:`forward`.
-        shifts: as for :func:`forward`.
+        norms: as for :func:`forward`.
         kept: what :func:`forward` kept.
         needs_x: whether the gradient of the input is asked for; else it is empty.
         on_chip: whether the gradients of the first layer's weights, and of the last one's, are asked for.
@@ -167,7 +165,7 @@ def backward(
     launch(
         backward_kernel, (tiles,),
         (
-            x, grad, transposed, gains, shifts, kept,
+            x, grad, transposed, *norms, kept,
             kept[height(rows) * hidden :] if net.keeps_input or net.eps else kept,
             d, dx, sums, rows, *x.stride(), *grad.stride(),
         ),

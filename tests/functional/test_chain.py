@@ -6,7 +6,7 @@ from torch import nn
 
 from torchrl_perf.functional.chain import ACTIVATIONS, chain, runs_as_chain
 from torchrl_perf.modules import FusedMLP
-from torchrl_perf.modules import mlp as module
+from torchrl_perf.modules import chains as module
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -55,7 +55,7 @@ class Stub:
 def test_networks_that_run_as_a_chain(monkeypatch, options, expected):
     stub = Stub()
     monkeypatch.setattr(module, "fused_chain", stub)
-    monkeypatch.setattr(module, "runs_as_chain", lambda x, params: True)
+    monkeypatch.setattr(module, "runs_as_chain", lambda x, params, eps: True)
     net = FusedMLP(4, 2, **options)
     x = torch.randn(2, 3, 4)
     on_cuda = torch.Tensor._make_subclass(OnCuda, x)

@@ -1,6 +1,7 @@
 """A perceptron of any depth and width as one differentiable function: a kernel for all its layers on CUDA."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ ACTIVATIONS = {
     "mish": F.mish,
 }
 """Functions by the names of activations."""
+WIDEST_NORM = 4096
 SMALL = 32
 """Inputs or outputs up to which the gradient of a layer's weights is a product for a kernel of our own."""
 ON_CHIP = 8192
@@ -53,12 +55,24 @@ def _parts(params: list[Tensor], eps: float) -> tuple[tuple[Tensor, ...], tuple[
     return weights, biases, (tuple(params[2::4]), tuple(params[3::4])) if eps else (biases, biases)
 
 
-def runs_as_chain(x: Tensor, params: list[Tensor]) -> bool:
-    """Whether :func:`fused_chain` takes these arguments: float32 on CUDA, contiguous parameters."""
+def runs_as_chain(x: Tensor, params: list[Tensor], eps: float = 0.0) -> bool:
+    """Whether :func:`fused_chain` takes these arguments: float32 on CUDA, contiguous parameters whose sizes fit.
+
+    Layer norm is taken up to 4,096 units a layer.
+    """
+    weights, biases, (gains, shifts) = _parts(params, eps)
+    sizes = [x.shape[-1], *(w.shape[0] for w in weights)]
     return (
         x.is_cuda
         and x.dtype == torch.float32
         and all(p.dtype == torch.float32 and p.is_cuda and p.is_contiguous() for p in params)
+        and all(
+            w.shape == (after, before) for w, (before, after) in zip(weights, itertools.pairwise(sizes), strict=True)
+        )
+        and all(
+            v.shape == (size,) for each in (biases, gains, shifts) for v, size in zip(each, sizes[1:], strict=False)
+        )
+        and (not eps or max(sizes[1:-1], default=1) <= WIDEST_NORM)
     )
 
 

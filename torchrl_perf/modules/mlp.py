@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.chain import fused_chain, runs_as_chain
 from torchrl_perf.functional.mlp import fusable, fused_mlp
 from torchrl_perf.modules.mixed import MixedSequential
-from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -106,21 +104,15 @@ class FusedMLP(MixedSequential):
         for layer, gain in (*((each, 2**0.5) for each in linear), (last, output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
-        self.activation, self.fuses = activation, True
-        self._eps = next((layer.eps for layer in self if isinstance(layer, nn.LayerNorm)), 0.0)
+        self.activation = activation
         self._is_small = len(linear) == 2 and not layer_norm and activation in SMALL
-        self._is_chain = len(linear) > 0 and precision != "ieee"  # whose products are not for tensor cores
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, out_features]``."""
-        if not (self.fuses and x.is_cuda) or is_transformed():
+        if not (self._is_small and self.fuses and x.is_cuda):
             return super().forward(x)
-        layers = [layer for layer in self if isinstance(layer, nn.Linear | nn.LayerNorm)]
-        params = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-        if self._is_small and fusable(x, params):
-            rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
-        elif self._is_chain and runs_as_chain(x, params):
-            rows = fused_chain(x.reshape(-1, x.shape[-1]), params, self.activation, self._eps, self.precision)
-        else:
+        params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
+        if not fusable(x, params):
             return super().forward(x)
+        rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
         return rows.view(*x.shape[:-1], rows.shape[-1])

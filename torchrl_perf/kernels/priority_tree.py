@@ -24,7 +24,7 @@ _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _HUGE = tl.constexpr(torch.finfo(torch.float32).max)
 _WEIGHT_BITS = tl.constexpr(0x7FFFFFFF)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
-DRAW_BLOCK, DRAW_WARPS = 32, 1
+DRAW_BLOCK, DRAW_WARPS = 8, 1
 
 
 @triton.jit

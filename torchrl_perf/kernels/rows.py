@@ -119,8 +119,8 @@ def launch_gather(source: Tensor, index: Tensor, out: Tensor) -> None:
     """Copies the rows ``index`` (``[B]``) of ``source`` into ``out``, ``[B, row_bytes]`` uint8, contiguous."""
     rows, row_bytes = out.shape
     stride = source.stride(0)
-    scale, grid, constants = _gather_plan(rows, row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
-    launch(_gather, grid, (source, index, out, rows, source.shape[0], stride // scale), constants)
+    scale, grid, constants, warps = _gather_plan(rows, row_bytes, math.gcd(stride, row_bytes, source.data_ptr(), 16))
+    launch(_gather, grid, (source, index, out, rows, source.shape[0], stride // scale), constants, num_warps=warps)
 
 
 def launch_draw_and_gather(
@@ -141,23 +141,28 @@ def launch_draw_and_gather(
         ``[B, row_bytes]`` uint8, contiguous.
     """
     rows, row_bytes = uniform.shape[0], source.shape[1]
-    scale, grid, constants = _gather_plan(rows, row_bytes, math.gcd(row_bytes, source.data_ptr(), 16))
+    scale, grid, constants, warps = _gather_plan(rows, row_bytes, math.gcd(row_bytes, source.data_ptr(), 16))
     index = torch.empty_like(uniform, dtype=torch.int64)
     out = source.new_empty((rows, row_bytes))
     args = (source, uniform, index, out, cursor, length, rows, row_bytes // scale, steps, num_streams)
-    launch(_draw_and_gather, grid, args, constants)
+    launch(_draw_and_gather, grid, args, constants, num_warps=warps)
     return index, out
 
 
 @functools.lru_cache(maxsize=256)
-def _gather_plan(rows: int, row_bytes: int, alignment: int) -> tuple[int, tuple[int, int], dict[str, int]]:
-    """Bytes of a word, programs, and the constants of a kernel."""
+def _gather_plan(rows: int, row_bytes: int, alignment: int) -> tuple[int, tuple[int, int], dict[str, int], int]:
+    """Bytes of a word, programs, the constants of a kernel, and its warps.
+
+    A program of one warp that moves a whole row of 3 kB, with many loads in flight a lane, is a quarter faster on an
+    H200 than four warps on a part of several rows; short rows are faster by the dozen.
+    """
     scale = 4 if alignment % 4 == 0 else 1
     width = row_bytes // scale
-    block_w = min(_power_of_2(width), 256)
+    block_w = min(_power_of_2(width), 1024)
     block_r = max(1, 1024 // block_w)
     constants = {"IS_WORDS": scale == 4, "WIDTH": width, "ALIGN": alignment // scale}
-    return scale, (-(-rows // block_r), -(-width // block_w)), {**constants, "BLOCK_R": block_r, "BLOCK_W": block_w}
+    programs = (-(-rows // block_r), -(-width // block_w))
+    return scale, programs, {**constants, "BLOCK_R": block_r, "BLOCK_W": block_w}, 1 if block_w >= 512 else 4
 
 
 def launch_write(

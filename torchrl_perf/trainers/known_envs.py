@@ -111,7 +111,9 @@ _ROBOTS: dict[str, Settings] = {
     "Hopper": _robot(gamma=0.995),
     "Walker2d": _robot(gamma=0.99),
     # forces within +-0.4
-    "Humanoid": _robot(gamma=0.98, initial_scale=0.4),
+    **dict.fromkeys(("Humanoid", "HumanoidStandup"), _robot(gamma=0.98, initial_scale=0.4)),
+    # a stroke pays late (arXiv:2208.07587)
+    "Swimmer": _robot(gamma=0.999),
 }
 
 _ATARI_DQN: dict[str, Any] = {

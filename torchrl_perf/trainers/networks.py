@@ -16,7 +16,7 @@ __all__ = [
     "NetworkSettings",
 ]
 
-Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
+Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "mish", "leaky_relu"]
 
 CONVOLUTION_SETTINGS = ("conv_layers", "conv_features")
 """Fields of :class:`NetworkSettings` about images."""

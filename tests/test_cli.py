@@ -193,8 +193,9 @@ class TestSettings:
             ("a.json", '{"target_kl": "low"}', "target_kl: expected None or a finite number, received 'low' (str)"),
             (
                 "a.json",
-                '{"activation": "mish"}',
-                "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'mish'",
+                '{"activation": "swish"}',
+                "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu', 'mish', 'leaky_relu'), received "
+                "'swish'",
             ),
             ("a.json", '{"gamma": 2.0}', "gamma: expected a number in [0, 1], received 2.0."),
         ],

@@ -51,7 +51,7 @@ def settings(device: torch.device, **changes: Any) -> OptionsMarketConfig:
     }
     sizes = {"capacity": 20_000, "option_capacity": 5_000, "learning_starts": 512, "total_steps": 10**9}
     run = {"device": str(device), "mode": "eager", "logger": "none"}
-    preset = OPTIONS_MARKET_PRESETS["OptionMarket"]
+    preset = OPTIONS_MARKET_PRESETS["OptionMarketOriginal"]
     return replace(preset, **(small | learning | sizes | run | changes))
 
 

@@ -28,7 +28,7 @@ from studies.options_market.agents import (
 from studies.originals import dict_replay
 from studies.originals.options import SerialSelector, available, end_probability
 from studies.sitting import NOT_HERE, Sitting, Variant, judge, times_text
-from torchrl_perf.envs.market import PARTS, flatten, option_set
+from torchrl_perf.envs.market import PARTS, OptionRules, flatten, option_set
 from torchrl_perf.modules import MixedSequential
 from torchrl_perf.modules.option_actor import OptionActor
 from torchrl_perf.modules.options import OptionController
@@ -90,7 +90,7 @@ def make_actor(kind: str, device: torch.device) -> OptionActor:
     size = WindowEncoder.width + others if trunk else OBSERVATION + NUM_OPTIONS
     layers = [nn.Linear(size, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 2)]
     network = MixedSequential(*trunk, *layers).to(device)
-    return OptionActor(network, option_set(env), spec=env.action_spec)
+    return OptionActor(network, option_set(env, rules=OptionRules.of_price()), spec=env.action_spec)
 
 
 def _inference_case(sitting: Sitting, kind: str, size: int) -> None:
@@ -170,7 +170,7 @@ def _selection_case(sitting: Sitting, size: int) -> None:
     flat = TensorDict({"observation": seen["observation"]}, [size], device=device)
     flat.set("option", torch.arange(size, device=device) % NUM_OPTIONS)
     flat.set("option_age", torch.zeros(size, dtype=torch.int64, device=device))
-    controller = OptionController(network, option_set(env), example=flat)
+    controller = OptionController(network, option_set(env, rules=OptionRules.of_price()), example=flat)
     selector, dicts = SerialSelector(network, device), dicts_of(seen)
 
     @torch.no_grad()

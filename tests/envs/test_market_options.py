@@ -13,6 +13,7 @@ from torchrl_perf.modules import OptionController
 from torchrl_perf.transforms import OptionState
 
 NEUTRAL = {"size": 0.05, "sentiment": 0.5, "certainty": 0.4, "rsi": 0.5, "gap": 0.001, "divergence": 0.02, "age": 5}
+VOLATILITY = 0.01  # with which trends of 1.5 volatilities are trends of 1.5 %
 
 
 def observed(form="dict", **values):
@@ -27,6 +28,7 @@ def observed(form="dict", **values):
     put("technical", "rsi14", now["rsi"])
     put("technical", "sma10_gap", 100 * now["gap"])
     put("technical", "sma_divergence", 100 * now["divergence"])
+    put("technical", "volatility_20", 100 * now.get("volatility", VOLATILITY))
     put("regime", "sentiment", now["sentiment"])
     put("position", "size", now["size"])
     put("position", "open", float(now["size"] != 0))
@@ -100,10 +102,14 @@ TERMINATION = {
 }
 
 
+RULES = [OptionRules(), OptionRules.of_price()]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=["volatility", "price"])
 @pytest.mark.parametrize("form", ["dict", "flat"])
 @pytest.mark.parametrize("name", OPTION_NAMES)
-def test_where_options_begin(name, form):
-    rule, option = TradingInitiation(), OPTION_NAMES.index(name)
+def test_where_options_begin(name, form, rules):
+    rule, option = TradingInitiation(rules), OPTION_NAMES.index(name)
     for values, expected in INITIATION[name]:
         allowed = rule(observed(form, **values))
         assert allowed.shape == (1, 6)
@@ -111,16 +117,28 @@ def test_where_options_begin(name, form):
         assert allowed[0, option].item() is expected, (name, values)
 
 
+@pytest.mark.parametrize("rules", RULES, ids=["volatility", "price"])
 @pytest.mark.parametrize("form", ["dict", "flat"])
 @pytest.mark.parametrize("name", OPTION_NAMES)
-def test_where_options_end(name, form):
-    rule, option = TradingTermination(), OPTION_NAMES.index(name)
+def test_where_options_end(name, form, rules):
+    rule, option = TradingTermination(rules), OPTION_NAMES.index(name)
     for values, expected in TERMINATION[name]:
         td = observed(form, **values)
         prob = rule(td)
         assert prob.shape == (1, 6)
         by_time = rule.hazard(td)[0, option]
         assert prob[0, option].item() == pytest.approx(by_time.item() if expected is None else expected), values
+
+
+def test_a_trend_is_one_at_every_volatility():
+    trend = OPTION_NAMES.index("trend")
+    for volatility in (1e-4, 1e-3, 1e-2):
+        for distance, expected in ((1.51, True), (1.49, False), (-1.51, True)):
+            row = observed(divergence=distance * volatility, volatility=volatility)
+            assert TradingInitiation()(row)[0, trend].item() is expected
+            assert TradingInitiation(OptionRules.of_price())(row)[0, trend].item() is (expected and volatility == 1e-2)
+    assert not TradingInitiation()(observed(divergence=0.0, volatility=0.0))[0, trend]  # nothing has moved
+    assert TradingTermination()(observed(divergence=0.0, volatility=0.0))[0, trend] == pytest.approx(0.85)
 
 
 def test_durations_by_time_alone():
@@ -149,6 +167,10 @@ def test_the_set():
     assert not strict.initiation(observed(size=0.0))[0, 0]
     with pytest.raises(ValueError, match=r"oversold: expected a number in \[0, 1\], received 35"):
         OptionRules(oversold=35)
+    with pytest.raises(ValueError, match=r"trending: expected a number >= 0, received -1.0. Remedy: multiples"):
+        OptionRules(trending=-1.0)
+    with pytest.raises(ValueError, match=r"moving: expected a number in \[0, 1\], received 3"):
+        OptionRules(in_price=True, trending=0.015)
 
 
 @pytest.mark.parametrize("form", ["flat", "dict", "both"])

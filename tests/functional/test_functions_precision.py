@@ -13,6 +13,7 @@ from torchrl_perf import functional
 from torchrl_perf.functional import (
     advantages,
     atoms,
+    chain,
     components,
     exploration,
     implicit,
@@ -231,6 +232,7 @@ CASES = {
     "masked.masked_expectation": lambda c: masked.masked_expectation(c(log_probs("p")), c(normal("x", N, D))),
     "masked.masked_entropy": lambda c: masked.masked_entropy(c(log_probs("p"))),
     "masked.masked_kl": lambda c: masked.masked_kl(c(log_probs("p")), c(log_probs("q"))),
+    "chain.chain": lambda c: chain.chain(c(normal("x", N, 4)), network(c, (4, 4), (4,), (2, 4), (2,))),
     "mlp.mlp": lambda c: mlp.mlp(c(normal("x", N, 4)), network(c, (4, 4), (4,), (4, 4), (4,), (2, 4), (2,))),
     "moments.moments_of": lambda c: moments.moments_of(c(normal("x", N, T, D) + 9), DONE[..., 0]),
     "moments.merged_moments": lambda c: moments.merged_moments(
@@ -320,12 +322,14 @@ ELSEWHERE = {
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
         "permutation.mix", "parts.divisor", "parts.longest_part", "parts.part_size", "parts.splits",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
+        "chain.runs_as_chain",
     },
     "draws, tested by their frequencies": {
         "masked.gumbel_argmax", "elbo.temporal_mask", "priority_tree.draw_leaves", "priority_tree.uniform_rows",
     },
     "float32 by contract": {
-        "atoms.fused_atom_means", "mlp.fused_mlp", "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
+        "atoms.fused_atom_means", "chain.fused_chain", "mlp.fused_mlp",
+        "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
         "priority_tree.node_values", "scan.log_scan",
     },
     "of parameters and moments, tested with the optimisers": {
@@ -346,7 +350,7 @@ ELSEWHERE = {
     },
 }  # fmt: skip
 
-NETWORKS = {"mlp.mlp", "implicit.implicit_mean"}
+NETWORKS = {"chain.chain", "mlp.mlp", "implicit.implicit_mean"}
 """Layers of a network, which run in the dtype of their weights."""
 
 FLOAT32_TREE = {"priority_tree.priority_weight", "priority_tree.write_leaves_", "priority_tree.refresh_nodes_",

@@ -443,6 +443,17 @@ class TestTensors:
             assert tensors.current_stream(torch.device("cuda", 0)) == stream.cuda_stream
 
 
+def test_whether_a_transform_is_active():
+    def mark(x):
+        return x + (1.0 if tensors.is_transformed() else 0.0)
+
+    zeros = torch.zeros(3)
+    both = torch.compile(lambda x: (mark(x), torch.func.vmap(mark)(x)), fullgraph=True, backend="eager")(zeros)
+    assert not tensors.is_transformed()
+    assert [value.sum().item() for value in both] == [0.0, 3.0]
+    assert torch.func.vmap(mark)(zeros).sum() == 3.0
+
+
 def test_what_an_updater_moves():
     network = TensorDictModule(nn.Linear(2, 3), ["observation"], ["action_value"])
     network.module.bias.requires_grad_(False)

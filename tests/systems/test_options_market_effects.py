@@ -71,6 +71,7 @@ MARKET = {
     "reward_scale": ({}, 1.0),
     "options": ({"semantics": "target"}, "sides"),
     "directed": ({}, True),
+    "trend_unit": ({}, "price"),
     "commission": ({}, 0.02),
     "slippage": ({}, 0.02),
     "max_weight": (EXPOSURE, 3.0),

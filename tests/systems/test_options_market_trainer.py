@@ -11,7 +11,7 @@ from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.cli import main
 from torchrl_perf.envs import Ferry, OptionMarket
-from torchrl_perf.envs.market import OPTION_NAMES, option_set, reading
+from torchrl_perf.envs.market import OPTION_NAMES, OptionRules, option_set, reading
 from torchrl_perf.metrics import OptionCollapseWarning
 from torchrl_perf.modules import OptionSet
 from torchrl_perf.runtime import no_host_sync
@@ -32,6 +32,7 @@ VARIANTS = {
     "trading": {},
     "exposure": EXPOSURE,
     "sides": {**EXPOSURE, "options": "sides"},
+    "positions": {"options": "positions", "semantics": "target", "market": "five_regimes"},
     "directed": {"directed": True, "reward": "realised_pnl", "option_temperature_final": 0.1},
     "brownian": {**EXPOSURE, "market": "brownian", "drift": 0.02, "volatility": 0.1, "commission": 0.0, "gamma": 0.0},
 }
@@ -186,7 +187,7 @@ class TestParts:
         market = market_of(env)
         assert market.settings.cost == pytest.approx(config.cost)
         assert (market.max_episode_steps, market.semantics) == (config.max_episode_steps, config.semantics)
-        assert OPTIONS_MARKET_PRESETS["OptionMarket"].num_envs == 16
+        assert OPTIONS_MARKET_PRESETS["OptionMarketOriginal"].num_envs == 16
 
     def test_options_of_a_config(self):
         assert make().options.names == OPTION_NAMES
@@ -194,6 +195,9 @@ class TestParts:
         assert trainer.options.names == tuple(EXPOSURES)
         assert len(trainer.controller.fallback) == 5
         assert make(**{**EXPOSURE, "options": "sides"}).options.names == ("flat", "long", "short")
+        assert make(**{**EXPOSURE, "options": "positions"}).options.action_ranges[1] == (-1.0, 0.0)
+        assert make(trend_unit="price").options.initiation.rules == OptionRules.of_price()
+        assert make().options.initiation.rules == OptionRules()
 
     def test_own_env_and_options(self):
         options = OptionSet(("low", "high"), action_range=((0.0, 0.3), (0.3, 1.0)), termination=_half)

@@ -38,16 +38,16 @@ class TestConstruction:
             "  on_nan: expected one of ('stop', 'skip', 'rollback'), received 8 (int). Remedy: on_nan='stop', the "
             "default.",
             "  epochs: expected a positive integer, received 0. Remedy: epochs=8, the default.",
-            "  activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'gelo'. Remedy: change "
-            "activation; the nearest is 'gelu'.",
+            "  activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu', 'mish', 'leaky_relu'), received "
+            "'gelo'. Remedy: change activation; the nearest is 'gelu'.",
         ]
 
     def test_one_problem_is_one_line(self):
         with pytest.raises(ConfigError) as caught:
             PPOConfig(activation="rely")
         assert str(caught.value) == (
-            "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu'), received 'rely'. Remedy: change "
-            "activation; the nearest is 'relu'."
+            "activation: expected one of ('tanh', 'relu', 'elu', 'silu', 'gelu', 'mish', 'leaky_relu'), received "
+            "'rely'. Remedy: change activation; the nearest is 'relu'."
         )
         assert isinstance(caught.value, ValueError)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -79,7 +79,7 @@ def test_a_linear_policy():
         make("iqn", {"hidden_sizes": ()})
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu", "gelu", "mish", "leaky_relu"])
 def test_an_ensemble_with_layer_norm_equals_its_members(activation):
     ensemble = EnsembleMLP(3, 4, 2, hidden_sizes=(8, 6), activation=activation, layer_norm=True)
     with torch.no_grad():

@@ -278,7 +278,7 @@ class TestBadSettings:
             ("initial_temperature", 0.0),
             ("max_grad_norm", 0.0),
             ("loss_function", "l1"),
-            ("activation", "mish"),
+            ("activation", "swish"),
             ("precision", "fp8"),
             ("minibatch_size", 100),
         ],

@@ -10,17 +10,10 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
+from torchrl_perf.functional.chain import ACTIVATIONS
 from torchrl_perf.modules.aligned import aligned_affine
 from torchrl_perf.modules.mixed import check_precision
 from torchrl_perf.runtime.precision import autocast
-
-_ACTIVATIONS = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": nn.functional.elu,
-    "silu": nn.functional.silu,
-    "gelu": nn.functional.gelu,
-}
 
 
 class EnsembleMLP(nn.Module):
@@ -35,7 +28,7 @@ class EnsembleMLP(nn.Module):
         in_features: size of the last dim of the input.
         out_features: size of the last dim of the output.
         hidden_sizes: widths of the hidden layers.
-        activation: ``"relu"``, ``"tanh"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
+        activation: one of :data:`~torchrl_perf.functional.chain.ACTIVATIONS`.
         precision: of the matrix products of the hidden layers: ``"bf16"`` and ``"fp16"`` round the operands, ``"tf32"``
             and ``"ieee"`` leave them alone. The last layer and the output are float32.
         device: of the parameters.
@@ -59,9 +52,9 @@ class EnsembleMLP(nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
+        if activation not in ACTIVATIONS:
             raise ValueError(
-                f"activation: expected one of {sorted(_ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
+                f"activation: expected one of {sorted(ACTIVATIONS)}, received {activation!r}. Remedy: one of these."
             )
         sizes = [in_features, *hidden_sizes, out_features]
         if min(num_members, *sizes) < 1:
@@ -122,7 +115,7 @@ class EnsembleMLP(nn.Module):
         with autocast(self.precision, x.device):
             for number, layer in enumerate(layers):
                 units = product(hidden, *layer)
-                hidden = _ACTIVATIONS[self.activation](self._normalized(units, number) if self.layer_norm else units)
+                hidden = ACTIVATIONS[self.activation](self._normalized(units, number) if self.layer_norm else units)
         if self.precision in ("bf16", "fp16"):
             with torch.autocast(x.device.type, enabled=False):
                 hidden = product(hidden.to(last[0].dtype), *last)

@@ -15,9 +15,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "silu": nn.SiLU,
     "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "leaky_relu": nn.LeakyReLU,
 }
 """Layers by the names of activations."""
-FUSED = ("tanh", "relu")  # those of the kernel
+SMALL = ("tanh", "relu")  # activations of the kernel of small networks
 
 
 def hidden_layers(
@@ -56,15 +58,16 @@ class FusedMLP(MixedSequential):
     """Linear, activation, linear, activation, linear: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
 
     The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the execution differs.
-    The fused path is taken for float32 CUDA inputs that need no gradient, two hidden layers of one width, 32, 64 or
-    128, without layer norm, ``"tanh"`` or ``"relu"``, at most 128 inputs and 64 outputs; anything else, and any CPU
-    input, runs layer by layer.
+    Two hidden layers of one width, 32, 64 or 128, with ``"tanh"`` or ``"relu"``, at most 128 inputs and 64 outputs, and
+    no gradient for the input run as :func:`~torchrl_perf.functional.mlp.fused_mlp`, and all others with a hidden layer
+    as :func:`~torchrl_perf.functional.chain.fused_chain`. Other dtypes than float32, ``"ieee"`` beyond the first kind,
+    a linear map alone, any CPU input, and calls inside of a transform of ``torch.func`` run layer by layer.
 
     Args:
         in_features: O, size of the last dim of the input.
         out_features: size of the last dim of the output.
         hidden_size: width of both hidden layers.
-        activation: ``"tanh"``, ``"relu"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
+        activation: one of :data:`ACTIVATIONS`.
         output_gain: gain of the orthogonal initialisation of the last layer (hidden layers: sqrt(2), biases 0), as PPO
             is usually initialised (arXiv:2005.12729).
         precision: of the matrix products: ``"tf32"``, ``"bf16"``, ``"fp16"`` or ``"ieee"``; the output is float32.
@@ -101,15 +104,15 @@ class FusedMLP(MixedSequential):
         for layer, gain in (*((each, 2**0.5) for each in linear), (last, output_gain)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
-        self.activation, self.fuses = activation, True
-        self._has_kernel = len(linear) == 2 and not layer_norm and activation in FUSED
+        self.activation = activation
+        self._is_small = len(linear) == 2 and not layer_norm and activation in SMALL
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, O]`` -> ``[*, out_features]``."""
-        if not self._has_kernel:
+        if not (self._is_small and self.fuses and x.is_cuda):
             return super().forward(x)
         params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
-        if not (self.fuses and fusable(x, params)):
+        if not fusable(x, params):
             return super().forward(x)
         rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
         return rows.view(*x.shape[:-1], rows.shape[-1])

@@ -9,7 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from torchrl_perf.modules.mlp import FusedMLP
+from torchrl_perf.modules.chains import fuse_sequential
+from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import plain_calls
@@ -82,19 +83,24 @@ def kernels_of(config: RunConfig, mode: str, device: torch.device) -> CompileSwi
     return CompileSwitch(compile, at=config.compiles_on(device.type), may_go_on=config.mode == "auto")
 
 
-def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any]) -> None:
-    """Networks among ``parts`` run layer by layer until the functions of the run are compiled.
+def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any], precision: str) -> None:
+    """Perceptrons among ``parts`` run as kernels, and layer by layer until the functions of the run are compiled.
 
-    Their fused kernels take Triton seconds to compile, as the compiler's own do, and are repaid as late.
+    A perceptron is a network of the package's or an ``nn.Sequential`` of such layers, see
+    :func:`~torchrl_perf.modules.chains.fuse_sequential`. Their kernels take Triton seconds to compile, as the
+    compiler's own do, and are repaid as late.
 
     Args:
         kernels: decides when.
         parts: anything; modules among them are looked through, once they are made and before they are called.
+        precision: of the products of an ``nn.Sequential``.
     """
+    modules = [part for each in parts if isinstance(each, nn.Module) for part in each.modules()]
+    networks: list[Any] = [
+        part for part in modules if isinstance(part, MixedSequential) or fuse_sequential(part, precision)
+    ]
     if not kernels.changes:
         return
-    modules = [part for each in parts if isinstance(each, nn.Module) for part in each.modules()]
-    networks = [part for part in modules if isinstance(part, FusedMLP)]
 
     def fuse(on: bool) -> None:
         for network in networks:

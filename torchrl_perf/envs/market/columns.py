@@ -70,6 +70,7 @@ class Reading(NamedTuple):
         rsi: ``[*]`` in [0, 1].
         above_sma10: ``[*]``, ``p / SMA10 - 1``.
         divergence: ``[*]``, ``SMA10 / SMA20 - 1``.
+        volatility: ``[*]``, root mean square of the last 20 log returns.
     """
 
     size: Tensor
@@ -79,6 +80,7 @@ class Reading(NamedTuple):
     rsi: Tensor
     above_sma10: Tensor
     divergence: Tensor
+    volatility: Tensor
 
 
 def market_parts(
@@ -137,7 +139,8 @@ def reading(tensordict: TensorDictBase) -> Reading:
             f"expected 'technical' and the other entries of a market, or 'observation', received {keys}. Remedy: the "
             "TensorDict of an OptionMarket, or of a replay that keeps its observation."
         )
-    features = {name: row[..., FEATURES.index(name)] for name in ("rsi14", "sma10_gap", "sma_divergence")}
+    columns = ("rsi14", "sma10_gap", "sma_divergence", "volatility_20")
+    features = {name: row[..., FEATURES.index(name)] for name in columns}
     return Reading(
         size=position[..., POSITION.index("size")],
         is_open=position[..., POSITION.index("open")] > 0,
@@ -146,6 +149,7 @@ def reading(tensordict: TensorDictBase) -> Reading:
         rsi=features["rsi14"],
         above_sma10=features["sma10_gap"] / PERCENT,
         divergence=features["sma_divergence"] / PERCENT,
+        volatility=features["volatility_20"] / PERCENT,
     )
 
 

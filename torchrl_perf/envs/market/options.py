@@ -5,6 +5,7 @@ Dimension key: ``O`` = 6 options.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_perf.envs.market.columns import reading
+from torchrl_perf.envs.market.columns import Reading, reading
+from torchrl_perf.envs.market.indicators import ratio
 from torchrl_perf.modules.option_set import AGE_KEY, OPTION_KEY, OptionSet, Rule, TimeHazard
 
 if TYPE_CHECKING:
@@ -34,8 +36,12 @@ DIRECTED_RANGE = ((0.0, 0.8), (-0.8, 0.0), (-1.0, 0.0), (-0.6, 0.6), (0.0, 1.0),
 class OptionRules:
     """Thresholds of the rules; sentiments and RSI in [0, 1], sizes in units of the equity.
 
+    What makes a trend is measured in units of the present volatility, the root mean square of the last 20 log returns:
+    the difference of the averages of a price without drift has a deviation of 1.3 of them, on every market. In parts of
+    the price, see :meth:`of_price`, a threshold fits one volatility only.
+
     Raises:
-        ValueError: for a value outside [0, 1].
+        ValueError: for a value outside [0, 1], or a negative one of ``trending`` and ``moving``.
     """
 
     empty: float = 0.02
@@ -60,20 +66,37 @@ class OptionRules:
     """RSI below which ``scalp`` may begin."""
     overbought: float = 0.65
     """RSI above which ``open_short`` may begin."""
-    trending: float = 0.015
-    """|SMA10 - SMA20| / SMA20 above which there is a trend."""
-    moving: float = 0.03
+    trending: float = 1.5
+    """|SMA10 - SMA20| / SMA20 above which there is a trend, in units of the volatility."""
+    moving: float = 3.0
     """The same above which waiting ends."""
+    in_price: bool = False
+    """Whether ``trending`` and ``moving`` are parts of the price instead."""
+
+    @classmethod
+    def of_price(cls) -> OptionRules:
+        """The rules with thresholds of 1.5 % and 3 % of the price: on hourly bars of two regimes no trend begins."""
+        return cls(trending=0.015, moving=0.03, in_price=True)
 
     def __post_init__(self) -> None:
         """Checks every value."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0.0 <= value <= 1.0:
+            if field.name in ("trending", "moving") and not self.in_price:
+                if not 0.0 <= value < math.inf:
+                    raise ValueError(
+                        f"{field.name}: expected a number >= 0, received {value!r}. Remedy: multiples of the present "
+                        "volatility, or in_price=True with a part of the price."
+                    )
+            elif not 0.0 <= value <= 1.0:
                 raise ValueError(
                     f"{field.name}: expected a number in [0, 1], received {value!r}. Remedy: sentiments, RSI and "
                     "sizes as parts of one, not in percent."
                 )
+
+    def spread(self, now: Reading) -> Tensor:
+        """``[*]``: the difference of the averages in the unit of the thresholds; 0 where nothing has moved."""
+        return now.divergence if self.in_price else ratio(now.divergence, now.volatility, 0.0)
 
 
 class TradingInitiation(nn.Module):
@@ -107,7 +130,7 @@ class TradingInitiation(nn.Module):
             "open_long": (size < rules.empty) & may_buy,
             "open_short": (size < rules.empty) & weak & may_short,
             "close": now.is_open,
-            "trend": (now.divergence.abs() > rules.trending) & with_trend,
+            "trend": (rules.spread(now).abs() > rules.trending) & with_trend,
             "scalp": (size <= rules.closed) & (now.rsi < rules.oversold) & may_buy,
             "wait": torch.ones_like(now.is_open),
         }
@@ -120,7 +143,7 @@ class TradingTermination(nn.Module):
     ``open_long``: 1 with a full position. ``open_short``: 1 with one, .8 with a sentiment that turned. ``close``: 1
     without a position, else .02. ``trend``: .85 where SMA10 is nearer to SMA20 than half of what makes a trend.
     ``scalp``: 1 without a position. ``wait``: 1 from 30 steps on; else .85 with an extreme sentiment; else .65 with a
-    certain forecaster; else .75 with SMA10 farther than 3 % from SMA20. Where none of these holds, by the time that the
+    certain forecaster; else .75 with SMA10 very far from SMA20. Where none of these holds, by the time that the
     option has run, see :class:`~torchrl_perf.modules.TimeHazard`: at most .15 for ``trend`` and .5 for ``wait``.
 
     Keys read: "option_age" int64 ``[*]`` and those of :func:`~torchrl_perf.envs.market.reading`.
@@ -146,7 +169,7 @@ class TradingTermination(nn.Module):
         """TensorDict ``[*]`` -> probabilities ``[*, O]``."""
         rules, now = self.rules, reading(tensordict)
         by_time = dict(zip(OPTION_NAMES, self.hazard(tensordict).unbind(-1), strict=True))
-        size, spread = now.size.abs(), now.divergence.abs()
+        size, spread = now.size.abs(), rules.spread(now).abs()
         full, flat = size >= rules.full, size < rules.closed
         turned = torch.where(now.sentiment > rules.turned, 0.8, by_time["open_short"])
         extreme = (now.sentiment > rules.extreme_high) | (now.sentiment < rules.extreme_low)

@@ -52,7 +52,7 @@ class RegimeMarket(nn.Module):
 
     **State**: ``path`` [N, 24], ``averages`` [N, 5] (see ``indicators``), ``window`` [N, W, 23], the rows of the last W
     bars, ``regime`` int64 [N], the state of the *next* return, ``noise`` [N], the sentiment's AR(1), ``clock`` int64
-    [N].
+    [N]; where a state reverts, ``gap`` [N], the log return since the present state began.
 
     Args:
         num_envs: N.
@@ -61,13 +61,14 @@ class RegimeMarket(nn.Module):
         device: where everything lives.
     """
 
-    entries = ("path", "averages", "window", "regime", "noise", "clock")
+    entries: tuple[str, ...] = ("path", "averages", "window", "regime", "noise", "clock")
     """Names of the state."""
     mean: Tensor
     sigma: Tensor
     cumulative: Tensor
     shares: Tensor
     score: Tensor
+    reversion: Tensor
 
     def __init__(self, num_envs: int, settings: MarketSettings, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -82,9 +83,13 @@ class RegimeMarket(nn.Module):
             "cumulative": torch.tensor(regime.transition, dtype=torch.float64).cumsum(-1)[:, :-1],
             "shares": shares.cumsum(0)[:-1],
             "score": _standard_scores(regime, shares),
+            "reversion": torch.tensor(regime.reversion or (0.0,) * len(regime.mean), dtype=torch.float64),
         }
         for name, table in tables.items():
             self.register_buffer(name, table.to(device, dtype), persistent=False)
+        self.reverts = any(regime.reversion)
+        if self.reverts:
+            self.entries = (*RegimeMarket.entries, "gap")
 
     def draw(self) -> tuple[State, Tensor]:
         """A market of each env with a history, and its price: new tensors."""
@@ -95,11 +100,11 @@ class RegimeMarket(nn.Module):
         regimes = [(uniform[:, :1] >= self.shares).sum(-1)]
         for bar in range(1, bars + 1):
             regimes.append(next_regime(regimes[-1], self.cumulative, uniform[:, bar]))
-        past = torch.stack(regimes[:-1], -1)
-        returns = self.mean[past] + self.sigma[past] * normal[:, :bars]
+        returns, gap = self._past_returns(torch.stack(regimes, -1), normal[:, :bars])
         path, averages, window, clock = self._history(returns, weeks.to(torch.int64))
         state = {"path": path, "averages": averages, "window": window, "clock": clock}
         state |= {"regime": regimes[-1], "noise": normal[:, bars]}
+        state |= {"gap": gap} if self.reverts else {}
         return state, torch.full((rows,), START_PRICE, **options)
 
     def redraw(self) -> tuple[State, Tensor]:
@@ -114,19 +119,22 @@ class RegimeMarket(nn.Module):
     def step(self, state: State, price: Tensor, normal: Tensor, uniform: Tensor) -> tuple[State, Tensor]:
         """:meth:`advance` with its random numbers, ``normal`` [2, N] and ``uniform`` [N]: pure."""
         regime, decay = state["regime"], self.regime.sentiment_decay
-        log_return = self.mean[regime] + self.sigma[regime] * normal[0]
+        log_return = self._log_return(regime, state.get("gap"), normal[0])
         path = update_path(state["path"], log_return)
         averages = update_averages(state["averages"], log_return)
         clock = (state["clock"] + 1) % self.bars_per_week
         row = indicator_row(path, averages, clock, self.bars_per_week)
+        next_state = next_regime(regime, self.cumulative, uniform)
         following = {
             "path": path,
             "averages": averages,
             "window": torch.cat((state["window"][:, 1:], row.unsqueeze(1)), 1),
-            "regime": next_regime(regime, self.cumulative, uniform),
+            "regime": next_state,
             "noise": decay * state["noise"] + (1.0 - decay * decay) ** 0.5 * normal[1],
             "clock": clock,
         }
+        if self.reverts:
+            following["gap"] = _gap_after(state["gap"], log_return, regime, next_state)
         return following, price * log_return.exp()
 
     def window(self, state: State) -> Tensor:
@@ -140,6 +148,25 @@ class RegimeMarket(nn.Module):
             return state["noise"]
         return known * self.score[state["regime"]] + (1.0 - known * known) ** 0.5 * state["noise"]
 
+    def _log_return(self, regime: Tensor, gap: Tensor | None, normal: Tensor) -> Tensor:
+        """The next return ``[N]`` of states ``regime``, ``gap`` away from where they began."""
+        mean = self.mean[regime]
+        if self.reverts and gap is not None:
+            mean = mean - self.reversion[regime] * gap
+        return mean + self.sigma[regime] * normal
+
+    def _past_returns(self, regimes: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        """Log returns ``[N, H]`` of the states ``[N, H + 1]``, and the gap ``[N]`` after them."""
+        gap = torch.zeros_like(normal[:, 0])
+        if not self.reverts:
+            past = regimes[:, :-1]
+            return self.mean[past] + self.sigma[past] * normal, gap
+        returns = []
+        for bar in range(normal.shape[-1]):
+            returns.append(self._log_return(regimes[:, bar], gap, normal[:, bar]))
+            gap = _gap_after(gap, returns[-1], regimes[:, bar], regimes[:, bar + 1])
+        return torch.stack(returns, -1), gap
+
     def _history(self, returns: Tensor, clock: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Path, averages, window and clock after log returns ``[N, H]``, of which the first bars are not shown."""
         padded = torch.cat((torch.zeros_like(returns[:, :1]), returns), -1)
@@ -151,8 +178,15 @@ class RegimeMarket(nn.Module):
         return paths[:, -1], averages[:, -1], window, clocks[:, -1]
 
 
+def _gap_after(gap: Tensor, log_return: Tensor, regime: Tensor, following: Tensor) -> Tensor:
+    """The log return since the state ``following`` [N] began, which is the bar before's if it lasts."""
+    return torch.where(following == regime, gap + log_return, 0.0)
+
+
 def _standard_scores(regime: RegimeSettings, shares: Tensor) -> Tensor:
-    """The states' means in units of their long-run deviation, ``[K]``; 0 where they are equal."""
+    """The given scores, or the states' means in units of their long-run deviation, ``[K]``; 0 where all are equal."""
+    if regime.score:
+        return torch.tensor(regime.score, dtype=torch.float64)
     mean = torch.tensor(regime.mean, dtype=torch.float64)
     centred = mean - (shares * mean).sum()
     deviation = (shares * centred.square()).sum().sqrt()

@@ -23,7 +23,7 @@ class HeadOptions(TypedDict, total=False):
 
     Attributes:
         hidden_size: width of the hidden layers; 64.
-        activation: ``"relu"`` (the default), ``"tanh"``, ``"elu"``, ``"silu"`` or ``"gelu"``.
+        activation: ``"relu"`` (the default) or another of ``torchrl_perf.modules.mlp.ACTIVATIONS``.
         dueling: a value and an advantage of each action instead of plain values (arXiv:1511.06581); False.
         noisy: explore by noise in the layers (arXiv:1706.10295), ``"shared"`` by all rows or drawn ``"per_row"``; None,
             the default, for plain layers.

@@ -51,3 +51,8 @@ def under_a_mode() -> bool:
 def has_gradient_hooks(param: Tensor) -> bool:
     """Whether something waits for the gradient of a leaf: hooks that change it, or that are called once it is there."""
     return bool(param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None))
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` is active, also while a compiler traces: it takes no operator of ours."""
+    return torch._C._are_functorch_transforms_active()

@@ -115,7 +115,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         self.policy = make_filtered_policy(config, self.model, self.reward, self.field_env.action_spec)
         state = self.policy.make_state()
         self.env = TransformedEnv(self.field_env, state) if state.shapes else self.field_env
-        fuse_when_compiled(self.kernels, [self.model, self.reward, self.policy])
+        fuse_when_compiled(self.kernels, [self.model, self.reward, self.policy], self.config.precision)
         self.collector = self._make_collector(list(state.shapes))
         bound = PredictiveELBOLoss if config.bound == "predictive" else MultiStepELBOLoss
         self.loss = bound(

@@ -10,7 +10,9 @@ from torchrl_perf.trainers.sac_options import SACOptionsConfig
 
 __all__ = ["OPTIONS_MARKET_PRESETS", "OptionsMarketConfig"]
 
-PRESET_NAMES = Literal["OptionMarket", "OptionMarketKelly", "OptionMarketZeroEdge", "OptionMarketSP500"]
+PRESET_NAMES = Literal[
+    "OptionMarket", "OptionMarketOriginal", "OptionMarketKelly", "OptionMarketZeroEdge", "OptionMarketSP500"
+]
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,18 @@ class OptionsMarketConfig(SACOptionsConfig):
     )
 
     env: PRESET_NAMES = "OptionMarket"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which settings to start from: hourly bars of a synthetic market, a market without costs whose best position is
-    known, one where only not trading is right, or the S&P 500; the task is that of the settings."""
+    """Which settings to start from: hourly bars of five regimes; of two that differ in volatility alone, with the
+    original's rules for purchases and sales; a market without costs whose best position is known; one where only not
+    trading is right; or the S&P 500. The task is that of the settings."""
     num_steps: int = 8
     """Steps of each env in one iteration (T)."""
     gamma: float = 0.992
     """Discount factor, of one bar to the next."""
-    market: Literal["regimes", "brownian", "recorded"] = "regimes"
-    """Where prices come from: hidden regimes, geometric Brownian motion, or prices_file."""
+    market: Literal["regimes", "five_regimes", "brownian", "recorded"] = "regimes"
+    """Where prices come from: two hidden regimes, a calm and a wild one; five, in each of which another way to trade
+    pays (RegimeSettings.five); geometric Brownian motion; or prices_file."""
     sentiment_correlation: float = 0.0
-    """market="regimes": correlation of the observed sentiment with the hidden regime's mean; 0 is no edge."""
+    """Two or five regimes: correlation of the observed sentiment with the hidden regime's mean; 0 is no edge."""
     drift: float = 0.0
     """market="brownian": drift of a bar; the log return has the mean drift - volatility^2 / 2."""
     volatility: float = 0.002
@@ -63,9 +67,12 @@ class OptionsMarketConfig(SACOptionsConfig):
     """What a step is rewarded with: log growth of the equity, or what trades realised."""
     reward_scale: float = 100.0
     """What rewards are multiplied by before they are learnt from: 100 makes log growth per cent."""
-    options: Literal["trading", "exposure", "sides"] = "trading"
-    """The six options of a trader with rules of their own, or ranges of the position that last for a while: of various
-    sizes, or the sides of the market, whose size is up to the actor."""
+    options: Literal["trading", "positions", "exposure", "sides"] = "trading"
+    """The six options of a trader with rules of their own, for purchases and sales or for positions; or ranges of the
+    position that last for a while: of various sizes, or the sides of the market, whose size is up to the actor."""
+    trend_unit: Literal["volatility", "price"] = "volatility"
+    """options="trading": what the distance of two averages that makes a trend is measured in; 1.5 or 3 times the
+    present volatility, or 1.5 or 3 % of the price."""
     directed: bool = False
     """options="trading": options buy, sell or close alone, rather than act to both sides."""
     commission: float = 0.001
@@ -131,6 +138,7 @@ def _is_date(value: str) -> bool:
 
 
 _HOURLY = OptionsMarketConfig(
+    env="OptionMarketOriginal",
     num_envs=16,
     num_steps=8,
     total_steps=100_000,
@@ -150,7 +158,36 @@ _HOURLY = OptionsMarketConfig(
 )
 
 OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
-    "OptionMarket": _HOURLY,
+    # Holding no position costs nothing, and trading at random does: without the entropy of the choice, options that
+    # trade die out before anything is known of them. What matters of the past is in the columns of the last bar.
+    "OptionMarket": dataclasses.replace(
+        _HOURLY,
+        env="OptionMarket",
+        num_envs=128,
+        total_steps=2_000_000,
+        capacity=500_000,
+        updates_per_iteration=10,
+        minibatch_size=512,
+        learning_starts=8_192,
+        gamma=0.97,
+        market="five_regimes",
+        sentiment_correlation=0.98,
+        semantics="target",
+        options="positions",
+        dead_band=0.2,
+        window=1,
+        max_episode_steps=336,
+        actor_learning_rate=2e-3,
+        critic_learning_rate=2e-3,
+        option_learning_rate=3e-3,
+        option_entropy_coeff=0.05,
+        option_capacity=20_000,
+        option_temperature_final=None,
+        initial_temperature=1e-2,
+        hidden_size=64,
+    ),
+    # what trends are was a part of the price, which hourly bars never reach
+    "OptionMarketOriginal": dataclasses.replace(_HOURLY, trend_unit="price"),
     # Without costs a position affects only the next return, so no discount is needed. Returns carry little information
     # on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at weights of all sizes, which the
     # temperature ensures, and networks that cannot memorise them. Growth is flat around its maximum: options that

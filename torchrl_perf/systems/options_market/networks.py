@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_perf.envs.market import OptionMarket, PriceSeries, RegimeSettings, option_set, sp500
+from torchrl_perf.envs.market import (
+    OptionMarket,
+    OptionRules,
+    PriceSeries,
+    RegimeSettings,
+    option_set,
+    position_option_set,
+    sp500,
+)
 from torchrl_perf.modules.option_set import OptionSet, TimeHazard
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.transforms import OptionState
@@ -99,6 +107,8 @@ def make_market(config: OptionsMarketConfig, device: torch.device | str, **optio
     }
     if config.market == "regimes":
         arguments["regime"] = RegimeSettings(sentiment_correlation=config.sentiment_correlation)
+    elif config.market == "five_regimes":
+        arguments["regime"] = RegimeSettings.five(sentiment_correlation=config.sentiment_correlation)
     elif config.market == "brownian":
         mean, sigma = config.drift - config.volatility**2 / 2, config.volatility
         arguments["regime"] = RegimeSettings(transition=((1.0,),), mean=(mean,), sigma=(sigma,))
@@ -110,7 +120,10 @@ def make_market(config: OptionsMarketConfig, device: torch.device | str, **optio
 def make_market_options(config: OptionsMarketConfig, market: OptionMarket) -> OptionSet:
     """The six options of a trader, :data:`EXPOSURES` or :data:`SIDES`, on the market's device."""
     if config.options == "trading":
-        return option_set(market, directed=config.directed)
+        rules = OptionRules.of_price() if config.trend_unit == "price" else OptionRules()
+        return option_set(market, rules=rules, directed=config.directed)
+    if config.options == "positions":
+        return position_option_set(market)
     ranges = EXPOSURES if config.options == "exposure" else SIDES
     hazard = TimeHazard(len(ranges), hazard_max=LONGEST_EXPOSURE, steepness=0.4)
     return OptionSet(

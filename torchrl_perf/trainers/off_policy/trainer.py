@@ -131,7 +131,7 @@ class OffPolicyTrainer(Checkpointed):
         self._lacks_final_observations = self.env is not None and is_native(self.env)
         self._make_state()
         policy = algorithm.build(self._setup())
-        fuse_when_compiled(self.kernels, [policy, *self.parts().values()])
+        fuse_when_compiled(self.kernels, [policy, *self.parts().values()], self.config.precision)
         self._make_guard()
         modules = [policy, *self.networks()]
         self.ranks.broadcast_(modules)

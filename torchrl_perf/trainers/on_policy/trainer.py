@@ -133,7 +133,7 @@ class OnPolicyTrainer(Checkpointed):
         place = self.device, self.valid_key, self.ranks
         self.normalization = RunNormalization(config, config.num_envs, learnt, *place)
         check_networks(type(self).__name__, self.algorithm.networks, specs, config, self.algorithm.carried)
-        fuse_when_compiled(self.kernels, learnt)
+        fuse_when_compiled(self.kernels, learnt, self.config.precision)
         self._lacks_final_observations = is_native(specs)
         self.collector = cast("Any", given if given is not None else self._make_collector())
         check_parts(self.source, self.collector, self.policy, config)

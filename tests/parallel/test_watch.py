@@ -137,7 +137,7 @@ def test_ranks_that_hang_or_are_lost_early_are_named_by_one(tmp_path):
     words = {
         "stopped_run": "was lost in iteration 7 (env step 576): .* has given no sign of life for 5 s",
         "hanging_run": "was lost in iteration 7 (env step 576): .* has come no further for 6 s, while the others wait",
-        "lost_while_made": "was lost in iteration 1 (env step 0): .* has ended or cannot be reached",
+        "lost_while_made": "was lost in iteration 1: .* has ended or cannot be reached",
         "nan_run": "On rank 1 (host .*, process .*): Expected finite numbers, .* of iteration 7 (env step 672)",
     }
     for check in checks:

@@ -143,10 +143,6 @@ def _watched_run(ranks: Ranks, watch: RankWatch | None, name: str, argv: list[st
             trainer = make_trainer(config, start)
     except (ValueError, OSError, ImportError) as error:
         return _failed(error, watch)
-    except RuntimeError as error:
-        if watch is not None and not isinstance(error, RankStoppedError):
-            watch.explain(error, 0)  # raises where another rank is why
-        raise
     if watch is not None and stop.requested:
         watch.fail()
         trainer.close()

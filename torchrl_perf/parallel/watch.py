@@ -93,12 +93,17 @@ class RankWatch:
 
     # -- what the loop asks -------------------------------------------------------------------------------------------
 
-    def explain(self, error: BaseException, step: int) -> None:
+    @property
+    def lives(self) -> bool:
+        """Whether this rank has not left word that it ends."""
+        return self._state == "lives"
+
+    def explain(self, error: BaseException, step: int | None) -> None:
         """After an exception of this rank: raises where another rank is why, and else leaves word that it is this one.
 
         Args:
             error: of the loop.
-            step: env steps of the whole run so far.
+            step: env steps of the whole run so far, or None where that is not known.
 
         Raises:
             RankLostError: on the rank that tells it.
@@ -245,8 +250,11 @@ def watched(ranks: Ranks, iteration: Callable[[], int]) -> Iterator[RankWatch | 
     _WATCHES.append(watch)
     try:
         yield watch
-    except BaseException:
-        watch.fail()
+    except BaseException as error:
+        if isinstance(error, RankStoppedError):
+            watch.mark("follows")
+        elif watch.lives:
+            watch.explain(error, None)  # raises where another rank is why
         raise
     finally:
         _WATCHES.clear()

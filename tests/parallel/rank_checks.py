@@ -382,11 +382,6 @@ def not_killed() -> None:
     raise SystemExit(cli.main(LIVES))
 
 
-def not_killed_at_all() -> None:
-    """The same run in one go, in a folder of its own."""
-    raise SystemExit(cli.main([*LIVES[:-2], "--run-dir", "whole"]))
-
-
 def _killed_after(number: int) -> None:
     """One rank is killed after a time of its own, from the moment when the trainer is made."""
     seconds = random.Random(number).uniform(0.0, 3.0)

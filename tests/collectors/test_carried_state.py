@@ -33,7 +33,9 @@ def check(data, memory, key="features"):
         after, root = data["next", state][:, :-1], data[state][:, 1:]
         assert torch.equal(root[~begins[:, 1:]], after[~begins[:, 1:]])
     again = memory(data.exclude("next", key).clone())
-    torch.testing.assert_close(again[key], data[key], rtol=1e-5, atol=1e-6)
+    # the kernels of sequences round their operands to TF32's ten bits
+    limits = {"rtol": 1e-3, "atol": 1e-3} if data.device.type == "cuda" else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(again[key], data[key], **limits)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,18 @@ def fused_chain(
     return torch.ops.torchrl_perf.chain_forward(x, params, activation, eps, precision, keep)[0]
 
 
+_TIMERS: list[Any] = [None]
+
+
+def measure_with(timer: Callable[[Callable[[], Any]], float]) -> None:
+    """Have the kernels' tiles measured for each new shape of many rows; otherwise they follow a rule.
+
+    Args:
+        timer: microseconds of a call.
+    """
+    _TIMERS[:] = [timer]
+
+
 @functools.cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -116,10 +128,15 @@ def _chain_forward(
 
     weights, *vectors = _parts(params, eps)
     net = _network(x, weights, activation, eps, precision)
-    blocks = chain_blocks.forward_blocks(net, x.shape[0], keep, _processors(x.device))
-    if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
+    if (
+        net.dtype != torch.float32 and x.shape[0] >= chain_blocks.MANY_ROWS
+    ):  # fewer are done before weights are converted
         weights = tuple(w.to(net.dtype) for w in weights)
-    return kernel.forward(x, net, weights, *vectors, keep, blocks, _processors(x.device))
+
+    def run(blocks: Any) -> tuple[Tensor, Tensor]:
+        return kernel.forward(x, net, weights, *vectors, keep, blocks, _processors(x.device))
+
+    return run(chain_blocks.blocks_for("forward" if keep else "inference", net, x, run, *_TIMERS))
 
 
 @_chain_forward.register_fake
@@ -168,8 +185,11 @@ def _chain_backward(
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
-    blocks = chain_blocks.backward_blocks(net, rows, processors)
-    d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, (of_first, of_last), blocks)
+
+    def run(blocks: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return kernel.backward(grad, x, net, transposed, norms, kept, needs_x, (of_first, of_last), blocks)
+
+    d, sums, dx = run(chain_blocks.blocks_for("backward", net, x, run, *_TIMERS))
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
     above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]

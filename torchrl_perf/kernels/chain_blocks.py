@@ -19,9 +19,9 @@ GAIN = 0.9
 rounded differently."""
 LARGE = (
     Blocks(64, 128, 32, 8, 3, 128),
-    Blocks(64, 256, 32, 8, 3),
+    Blocks(64, 256, 32, 8, 3, pair=True),
+    Blocks(128, 256, 32, 8, 3, pair=True),
     Blocks(128, 128, 32, 8, 3),
-    Blocks(64, 128, 32, 4, 3),
 )
 """The first is the rule's."""
 

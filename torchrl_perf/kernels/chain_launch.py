@@ -28,6 +28,8 @@ class Blocks(NamedTuple):
     stages: int
     registers: int = 255
     """Most of a thread: fewer let several programs share a processor, and wait for memory in turn."""
+    pair: bool = False
+    """Whether the units next to the inputs, or outputs, are made where the next layer needs them."""
 
 
 class Network(NamedTuple):
@@ -82,6 +84,19 @@ def _constants(net: Network, widths: Sequence[int], depths: Sequence[int], block
     }
 
 
+def _pair(net: Network, blocks: Blocks, small: int, widths: Sequence[int]) -> int:
+    """Padded inputs, or outputs, of a launch that makes the units next to them; 0 for one that does not.
+
+    Args:
+        net: the perceptron.
+        blocks: of the launch.
+        small: inputs or outputs.
+        widths: of the hidden layers, without the one next to those: the tiles hold all units of the first.
+    """
+    fits = blocks.pair and not net.eps and len(widths) > 0 and padded(small) <= 64 and blocks.cols >= widths[0]
+    return padded(small) if fits else 0
+
+
 def _is_fast(net: Network) -> bool:
     """Whether tanh is the hardware's, which Triton's interpreter does not have."""
     return net.precision != "ieee" and not triton.knobs.runtime.interpret
@@ -122,6 +137,7 @@ def forward(
              else kept, rows, x.stride(0), x.stride(1)),
             {
                 **_constants(net, net.sizes[1:], net.sizes[:-1], blocks), "KEEP_Z": net.keeps_input, "SAVE": keep,
+            "PAIR": _pair(net, blocks, net.sizes[0], net.sizes[2:-1]),
                 "PRECISION": net.precision, "FAST": _is_fast(net),
             },
             num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
@@ -174,6 +190,7 @@ def backward(
         ),
         {
             **_constants(net, net.sizes, net.sizes[1:], blocks), "KEEP_Z": net.keeps_input, "NEEDS_X": needs_x,
+            "PAIR": _pair(net, blocks, outputs, net.sizes[1:-2][::-1]),
             "IN_PAD": padded(net.sizes[0]) if of_first else 0, "OUT_PAD": padded(outputs) if of_last else 0,
             "PRECISION": net.precision, "FAST": _is_fast(net),
         },

@@ -79,6 +79,17 @@ class TestAnywhere:
         compare(draw.randint(1, 90), sizes, draw.choice([0.0, EPS]), draw.choice(list(ACTIVATIONS)), precision,
                 kernel_device())  # fmt: skip
 
+    @pytest.mark.parametrize("pair", [False, True])
+    @pytest.mark.parametrize(("rows", "cols", "depth"), [(16, 16, 16), (32, 64, 32), (64, 128, 16)])
+    def test_tiles_change_nothing(self, monkeypatch, rows, cols, depth, pair):
+        from torchrl_perf.kernels import chain_blocks
+        from torchrl_perf.kernels.chain_launch import Blocks
+
+        blocks = Blocks(rows, cols, depth, 4, 2, pair=pair)
+        monkeypatch.setattr(chain_blocks, "blocks_for", lambda *_: blocks)
+        for sizes, activation in (((5, 48, 33, 3), "elu"), ((9, 20, 40, 16, 70), "silu"), ((3, 20, 2), "tanh")):
+            compare(70, sizes, 0.0, activation, "ieee", kernel_device())
+
     def test_strided_inputs_and_gradients(self):
         x, params, grad = make(50, (6, 20, 4), 0.0, kernel_device())
         plain = gradients(lambda x, p: fused_chain(x, p, precision="ieee"), x, params, grad)

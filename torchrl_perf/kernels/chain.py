@@ -231,6 +231,7 @@ def _layer_down(
     N: tl.constexpr = SIZES[LAYER]
     WIDE: tl.constexpr = COLS[LAYER]
     IS_INPUT: tl.constexpr = LAYER == 0
+    BELOW: tl.constexpr = 0 if IS_INPUT else OFFSETS[LAYER - 1]
     TO_FIRST: tl.constexpr = IN_PAD if LAYER == 1 else 0
     TO_LAST: tl.constexpr = OUT_PAD if LAYER == LAYERS - 1 else 0
     is_row = start + tl.arange(0, ROWS) < rows
@@ -247,43 +248,34 @@ def _layer_down(
         a_col = 1
         if PAIR == 0 or LAYER < LAYERS - 2:
             tl.debug_barrier()
+    base = height * BELOW + start * N
+    out_ptr = d_ptr + base
     if IS_INPUT:
-        out_ptr = dx_ptr + start * N
-        value_ptr = h_ptr
-        keep_ptr = z_ptr
-        column_ptr = sum_ptr
-    else:
-        base = height * OFFSETS[LAYER - 1] + start * N
-        out_ptr = d_ptr + base
-        value_ptr = h_ptr + base
-        keep_ptr = z_ptr + base
-        column_ptr = sum_ptr + OFFSETS[LAYER - 1]
-    if PAIR > 0 and LAYER == LAYERS - 2:
-        top = height * OFFSETS[LAYER] + start * K
-        d = product_of_last(
-            g_ptr, g_row, g_col, r, is_row, weights[LAYER + 1], h_ptr + top, z_ptr + top, d_ptr + top,
-            sum_ptr + OFFSETS[LAYER], sum_ptr + HIDDEN + OUT, weights[LAYER], tl.arange(0, WIDE), OUT, PAIR, K, N,
-            ROWS, WIDE, DEPTHS[LAYER], ACT, KEEP_Z, OUT_PAD > 0, PRECISION,
-        )  # fmt: skip
-        _down(0, d, is_row, value_ptr, keep_ptr, out_ptr, column_ptr, r, g_ptr, g_row, g_col, x_ptr, x_row, x_col,
-              outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
-              PRECISION)  # fmt: skip
-    elif WIDE >= N:
-        d = product(a_ptr, a_row, a_col, r, weights[LAYER], tl.arange(0, WIDE), K, N, ROWS, WIDE, DEPTHS[LAYER],
-                    PRECISION)  # fmt: skip
-        _down(0, d, is_row, value_ptr, keep_ptr, out_ptr, column_ptr, r, g_ptr, g_row, g_col, x_ptr, x_row, x_col,
-              outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
+        out_ptr = dx_ptr + base
+    if WIDE >= N:
+        if PAIR > 0 and LAYER == LAYERS - 2:
+            top = height * OFFSETS[LAYER] + start * K
+            d = product_of_last(
+                g_ptr, g_row, g_col, r, is_row, weights[LAYER + 1], h_ptr + top, z_ptr + top, d_ptr + top,
+                sum_ptr + OFFSETS[LAYER], sum_ptr + HIDDEN + OUT, weights[LAYER], tl.arange(0, WIDE), OUT, PAIR, K, N,
+                ROWS, WIDE, DEPTHS[LAYER], ACT, KEEP_Z, OUT_PAD > 0, PRECISION,
+            )  # fmt: skip
+        else:
+            d = product(a_ptr, a_row, a_col, r, weights[LAYER], tl.arange(0, WIDE), K, N, ROWS, WIDE, DEPTHS[LAYER],
+                        PRECISION)  # fmt: skip
+        _down(0, d, is_row, h_ptr + base, z_ptr + base, out_ptr, sum_ptr + BELOW, r, g_ptr, g_row, g_col, x_ptr, x_row,
+              x_col, outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
               PRECISION)  # fmt: skip
     else:
         for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
             d = product(a_ptr, a_row, a_col, r, weights[LAYER], first + tl.arange(0, WIDE), K, N, ROWS, WIDE,
                         DEPTHS[LAYER], PRECISION)  # fmt: skip
-            _down(first, d, is_row, value_ptr, keep_ptr, out_ptr, column_ptr, r, g_ptr, g_row, g_col, x_ptr, x_row,
-                  x_col, outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
+            _down(first, d, is_row, h_ptr + base, z_ptr + base, out_ptr, sum_ptr + BELOW, r, g_ptr, g_row, g_col, x_ptr,
+                  x_row, x_col, outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
                   PRECISION)  # fmt: skip
     if NORM and not IS_INPUT:
-        _norm_down(start, rows, gains[LAYER - 1], shifts[LAYER - 1], keep_ptr, out_ptr, column_ptr, HIDDEN, OUT, N,
-                   PADS[LAYER - 1], ROWS, NORM_ROWS, ACT, EPS, FAST)  # fmt: skip
+        _norm_down(start, rows, gains[LAYER - 1], shifts[LAYER - 1], z_ptr + base, out_ptr, sum_ptr + BELOW, HIDDEN,
+                   OUT, N, PADS[LAYER - 1], ROWS, NORM_ROWS, ACT, EPS, FAST)  # fmt: skip
 
 
 @triton.jit

@@ -1,0 +1,46 @@
+"""``torchrl-perf doctor --kernels``: times of perceptrons and the tiles that were chosen."""
+
+import pytest
+import torch
+
+from torchrl_perf.__main__ import main
+from torchrl_perf.cli import kernel_table as module
+from torchrl_perf.runtime.timing import Timing
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it has CUDA")
+def test_without_cuda_it_says_so(capsys):
+    assert main(["doctor", "--kernels"]) == 2
+    assert "kernels: expected a CUDA device, received none. Remedy: leave --kernels out." in capsys.readouterr().err
+
+
+def test_a_line_for_each_network_and_precision(monkeypatch):
+    calls = []
+
+    def timed(call, repeats):
+        calls.append(call())
+        return Timing(median=float(len(calls)), p10=0.0, p90=0.0, repeats=repeats)
+
+    monkeypatch.setattr(module, "SHAPES", ((6, 3, (8, 4), 2, "elu"), (5, 2, (4,), 1, "mish")))
+    monkeypatch.setattr(module, "time_cuda", timed)
+    monkeypatch.setattr(module, "capture", lambda call, audit: call)
+    monkeypatch.setattr(module, "_chosen", lambda: iter(["chosen"]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    head, *lines, last = module.kernel_table("cpu", ("tf32", "ieee"))
+    assert head.split() == ["rows", "network", "activation", "precision", "kernel", "layers", "us"]
+    assert [line.split() for line in lines] == [
+        ["6", "3-8-4-2", "elu", "tf32", "1.0", "2.0"],
+        ["6", "3-8-4-2", "elu", "ieee", "3.0", "4.0"],
+        ["5", "2-4-1", "mish", "tf32", "5.0", "6.0"],
+        ["5", "2-4-1", "mish", "ieee", "7.0", "8.0"],
+    ]
+    assert last == "chosen" and [len(grads) for grads in calls] == [6, 6, 6, 6, 4, 4, 4, 4]
+
+
+@pytest.mark.gpu
+def test_it_names_the_tiles(monkeypatch, capsys):
+    monkeypatch.setattr(module, "SHAPES", ((8192, 3, (96, 40), 2, "elu"),))
+    assert main(["doctor", "--kernels"]) == 0
+    printed = capsys.readouterr().out
+    assert "8192 16 96 40 16 elu False tf32 forward: (" in printed
+    assert "8192 16 96 40 16 elu False bf16 backward: (" in printed

@@ -7,7 +7,7 @@ import torch
 
 from torchrl_perf.bench import robots
 from torchrl_perf.bench.robots_agreement import compare_returns, compare_steps
-from torchrl_perf.envs.mujoco import InvertedPendulum
+from torchrl_perf.envs.mujoco import Humanoid, InvertedPendulum
 
 pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
 
@@ -22,6 +22,14 @@ def test_rows_have_speeds_and_shares(tmp_path, capsys):
     assert rows["env"]["of"] == "physics"
     assert rows["ppo"]["share"] == pytest.approx(rows["ppo"]["steps_per_second"] / rows["env"]["steps_per_second"])
     assert "written to" in capsys.readouterr().out
+
+
+def test_rewards_of_places_are_compared_where_episodes_begin():
+    torch.manual_seed(0)
+    env = Humanoid(4, device="cpu", seed=0, max_episode_steps=3)
+    row = compare_steps(env, 7)
+    assert row["qvel"][2] < 1e-2
+    assert row["reward"][2] < 1e-2, "the speed of a fresh world is not that since the last place of another episode"
 
 
 @pytest.mark.parametrize("option", ["--tasks CartPole", "--variants env jax"])

@@ -227,9 +227,13 @@ def test_a_heavier_cart_is_slower():
     [
         ({"integrator": "verlet"}, ValueError, "expected one of euler, rk4, implicitfast, received 'verlet'"),
         ({"solver": "pgs"}, ValueError, "expected one of newton, cg, received 'pgs'"),
-        ({"nconmax": 0}, ValueError, "nconmax: expected a positive number, received 0"),
+        ({"nconmax": 0}, ValueError, "nconmax: expected a positive integer, received 0"),
+        ({"njmax": 3.5}, ValueError, "njmax: expected a positive integer, received 3.5"),
+        ({"timestep": "0.01"}, ValueError, "timestep: expected a positive number, received '0.01'"),
+        ({"reset_noise": -1.0}, ValueError, "reset_noise: expected a number of at least 0, received -1.0"),
         ({"integrater": "euler"}, TypeError, r"received \['integrater'\]"),
-        ({"observed": ("speed",)}, ValueError, r"observed: expected names among .*received \['speed'\]"),
+        ({"observed": ("speed",)}, ValueError, r"observed: expected .* names among .*received \['speed'\]"),
+        ({"observed": "xpos"}, ValueError, r"observed: expected a sequence of names .*received 'xpos'"),
         ({"mass_noise": 1.0}, ValueError, r"mass_noise: expected a share in \[0, 1\), received 1.0"),
         ({"frame_skip": 0}, ValueError, "frame_skip >= 1"),
         ({"reward": None}, TypeError, "expected a reward, received none"),
@@ -243,10 +247,46 @@ def test_bad_settings_are_refused_with_a_remedy(settings, error, words):
     assert "Remedy: " in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("observe", lambda state: state["qpos"][:, 0], r"observe: expected float32 \[N, O\].*float32 \[4\]"),
+        ("observe", lambda state: state["qpos"][:1], r"received torch.float32 \[1, 1\]"),
+        ("observe", lambda state: state["qpos"].long(), r"received torch.int64 \[4, 1\]"),
+        ("reward", lambda before, action, after: after["qvel"], r"reward: expected float32 \[N\].*float32 \[4, 1\]"),
+        ("reward", lambda before, action, after: 1.0, r"received float. Remedy: one number for each world"),
+        ("reward", lambda before, action, after: action.double()[:, 0], r"received torch.float64 \[4\]"),
+        ("terminated", lambda state: state["qpos"] > 1, r"terminated: expected bool \[N\] with N = 4, .*bool \[4, 1\]"),
+        ("terminated", lambda state: state["qpos"][:, 0], r"received torch.float32 \[4\]"),
+    ],
+)
+def test_functions_that_return_other_than_rows_are_refused_at_once(name, function, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        cart(**{name: function})
+    assert "Remedy: " in str(caught.value)
+
+
+def test_a_quantity_that_is_not_observed_is_named():
+    with pytest.raises(KeyError, match=r"reward: expected quantities among qpos, .*Remedy: observed=\('geom_xpos',\)"):
+        cart(reward=lambda before, action, after: after["geom_xpos"][:, 0, 0])
+
+
+def test_methods_of_a_task_that_return_other_than_rows_are_refused_at_the_first_step():
+    class Wrong(Hopper):
+        def reward(self, before, action, after):
+            return super().reward(before, action, after).mean()
+
+    env = Wrong(2, device="cpu", seed=0)
+    with pytest.raises(ValueError, match=r"reward: expected float32 \[N\] with N = 2, received torch.float32 \[\]"):
+        env.rollout(1)
+
+
 def test_models_that_cannot_be_read_or_run_are_refused_with_a_remedy(tmp_path):
     for source, error in ((tmp_path / "none.xml", FileNotFoundError), ("<mujoco><bodi/></mujoco>", ValueError)):
         with pytest.raises(error, match=r"model: expected .* Remedy: "):
             MuJoCoEnv(source, 1, device="cpu")
+    with pytest.raises(ValueError, match=r"model: expected joints, received a model without. Remedy: "):
+        MuJoCoEnv("<mujoco><worldbody><body><geom size='.1'/></body></worldbody></mujoco>", 1, device="cpu")
     flagged = CART.replace('<option timestep="0.01"/>', '<option><flag midphase="disable"/></option>')
     with pytest.raises(NotImplementedError, match=r"mjDSBL_MIDPHASE is unsupported. Remedy: leave it out .*euler, rk4"):
         MuJoCoEnv(flagged, 1, device="cpu")

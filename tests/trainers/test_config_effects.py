@@ -119,6 +119,7 @@ CASES: dict[str, Case] = {
     "max_learning_rate": Case(5e-2, {"desired_kl": 10.0}),
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
+    "initial_scale": Case(0.5, {"env": "Pendulum"}),
     "memory": Case("mingru", SLICES),
     "memory_size": Case(16, {"memory": "gru", **SLICES}),
     "slice_length": Case(8, {"memory": "gru", **SLICES}),

@@ -169,6 +169,25 @@ class TestScale:
         assert bool((scale != 0).all())
         trainer.close()
 
+    def test_it_begins_where_it_is_said_to(self):
+        trainer = make("ppo", {"env": "Pendulum", "initial_scale": 0.25})
+        scales = trainer.actor(trainer.env.reset())["scale"]
+        torch.testing.assert_close(scales, torch.full_like(scales, 0.25))
+        trainer.close()
+
+    @pytest.mark.parametrize(
+        ("name", "settings"),
+        [
+            ("ppo", {"env": "CartPole"}),
+            ("ppo", {"env": "Pendulum", "policy_scale": "state_dependent"}),
+            ("hybrid-ppo", {}),
+        ],
+        ids=["choices", "by state", "parts"],
+    )
+    def test_no_start_of_a_scale_that_is_not_learnt_numbers(self, name, settings):
+        with pytest.raises(ValueError, match=r"initial_scale: expected 1.0.*received 0.25. Remedy"):
+            make(name, {**settings, "initial_scale": 0.25})
+
     @pytest.mark.parametrize("scale", ["state_independent", "state_dependent"])
     @pytest.mark.parametrize("name", ["ppo", "hybrid-ppo"])
     def test_of_choices(self, name, scale):
@@ -182,7 +201,7 @@ class TestScale:
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3", "pqn"])
-@pytest.mark.parametrize("field", ["shared_trunk", "policy_scale"])
+@pytest.mark.parametrize("field", ["shared_trunk", "policy_scale", "initial_scale"])
 def test_algorithms_without_them_say_so(name, field):
     with pytest.raises(ConfigError, match=f"{field}: unknown setting"):
         KINDS[name](**{field: True})

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,6 +37,8 @@ class BenchRobots:
     installed) on the same env."""
     repeats: int = 10
     """Timed batches or iterations."""
+    mode: Literal["auto", "graph"] = "graph"
+    """Kernels of rollouts and PPO on CUDA, always in a graph: compiled ones (graph), or eager ones (auto)."""
     learn: float = 0.0
     """Seconds of training of each task and seed; 0 trains none."""
     seeds: int = 3
@@ -73,7 +75,13 @@ class Task:
         """A row of a step of all worlds that takes ``ms``."""
         worlds = self.options.worlds
         base = {"task": self.name, "variant": variant, "worlds": worlds, "ms": ms}
-        return {**base, "steps_per_second": worlds / ms * 1e3, "physics": self._settings, **more}
+        return {
+            **base,
+            "steps_per_second": worlds / ms * 1e3,
+            "physics": self._settings,
+            "mode": self.options.mode,
+            **more,
+        }
 
     def timed(self, call: Callable[[], Any], steps: int) -> float:
         """Median ms of a step, of calls of ``steps`` each."""
@@ -105,10 +113,11 @@ class Task:
 
     def env(self) -> dict[str, Any]:
         """Rollouts of random actions, in a graph on CUDA."""
-        mode = "graph" if self.device.type == "cuda" else "eager"
         with Started(self.device) as start:
             env = self.make()
-            collector = DeviceCollector(env, None, frames_per_batch=self.options.worlds * STEPS, mode=mode)
+            frames, later = self.options.worlds * STEPS, self.options.mode == "auto"
+            mode = "graph" if self.device.type == "cuda" else "eager"
+            collector = DeviceCollector(env, None, frames_per_batch=frames, mode=mode, compile_later=later)
             for _ in range(3):
                 collector.collect()
         row = self.row("env", self.timed(collector.collect, STEPS), start_s=start.seconds, faults=env.faults())
@@ -129,10 +138,9 @@ class Task:
 
     def trainer(self, seed: int) -> PPOTrainer:
         """A PPO trainer with the settings of the task."""
-        number = self.options.worlds
-        config = PPOConfig(
-            env=self.name, num_envs=number, total_steps=10**12, logger="none", device=str(self.device), seed=seed
-        )
+        mode = self.options.mode if self.device.type == "cuda" else "auto"
+        place = {"device": str(self.device), "mode": mode, "logger": "none"}
+        config = PPOConfig(env=self.name, num_envs=self.options.worlds, total_steps=10**12, seed=seed, **place)
         return PPOTrainer(config, env=self.make(seed))
 
     def rsl_rl(self) -> dict[str, Any] | None:

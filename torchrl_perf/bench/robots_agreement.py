@@ -26,11 +26,21 @@ class Twins:
             each.reset(seed=0)
 
     def follow(
-        self, qpos: Tensor, qvel: Tensor, action: Tensor
+        self, qpos: Tensor, qvel: Tensor, action: Tensor, fresh: Tensor
     ) -> Iterator[tuple[np.ndarray, np.ndarray, float, bool]]:
-        """Positions, velocities, reward and end of a step of each from the given state, in double precision."""
+        """Positions, velocities, reward and end of a step of each from the given state, in double precision.
+
+        Args:
+            qpos: ``[N, Q]``.
+            qvel: ``[N, V]``.
+            action: ``[N, U]``.
+            fresh: bool ``[N]``, where an episode begins: derived quantities are then those of the state, as after
+                Gymnasium's reset, and else of the start of the last physics step, as after a step.
+        """
         rows = (each.double().cpu().numpy() for each in (qpos, qvel, action))
-        for env, place, speed, push in zip(self._envs, *rows, strict=True):
+        for env, place, speed, push, begins in zip(self._envs, *rows, fresh.tolist(), strict=True):
+            if begins:
+                env.set_state(place, speed)
             env.data.qpos[:], env.data.qvel[:] = place, speed
             _, reward, ended, _, _ = env.step(push)
             yield env.data.qpos.copy(), env.data.qvel.copy(), float(reward), bool(ended)
@@ -52,11 +62,11 @@ def compare_steps(env: Any, steps: int) -> dict[str, Any]:
     mismatches = 0
     for _ in range(steps):
         root["action"] = env.action_spec.rand()
-        before = env.state_qpos.clone(), env.state_qvel.clone()
+        before, fresh = (env.state_qpos.clone(), env.state_qvel.clone()), root["is_init"][:, 0]
         stepped, root = env.step_and_maybe_reset(root)
         following = stepped["next"]
         ours = env.simulation.step(_state(env, *before), stepped["action"]).state
-        for world, (qpos, qvel, reward, ended) in enumerate(twins.follow(*before, stepped["action"])):
+        for world, (qpos, qvel, reward, ended) in enumerate(twins.follow(*before, stepped["action"], fresh)):
             found["qpos"].append(float(np.abs(ours["qpos"][world].cpu().numpy() - qpos).max()))
             found["qvel"].append(float(np.abs(ours["qvel"][world].cpu().numpy() - qvel).max()))
             found["reward"].append(abs(float(following["reward"][world]) - reward))

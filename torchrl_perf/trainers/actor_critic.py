@@ -1,5 +1,6 @@
 """Actor and critic of a PPO run, as TensorDict modules."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -24,14 +25,15 @@ class _StateIndependentScale(nn.Module):
     Args:
         sizes: numbers of each part of an action: its choices, or the components of its location.
         continuous: which of the parts have a location.
+        initial: scale of each component at the start.
         device: of the parameters.
     """
 
-    def __init__(self, sizes: Sequence[int], continuous: Sequence[bool], device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[int], continuous: Sequence[bool], initial: float, device: torch.device) -> None:
         super().__init__()
         self.sizes, self.continuous = list(sizes), list(continuous)
         learnt = sum(size for size, has_scale in zip(sizes, continuous, strict=True) if has_scale)
-        self.log_scale = nn.Parameter(torch.zeros(learnt, device=device))
+        self.log_scale = nn.Parameter(torch.full((learnt,), math.log(initial), device=device))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Parts ``[*, F]`` -> the same with the scales of each behind its location."""
@@ -83,11 +85,13 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor | TensorD
     choices, dependent = action_choices(env), config.policy_scale == "state_dependent"
     if choices.discrete:
         _refuse_scale(config)
+    if choices.discrete or dependent:
+        _refuse_initial_scale(config)
     size, device = choices.features, cast("torch.device", env.device)
     trunk = make_trunk(env, config)
     last: list[nn.Module] = []
     if not choices.discrete:
-        last = [] if dependent else [_StateIndependentScale([size], [True], device)]
+        last = [] if dependent else [_StateIndependentScale([size], [True], config.initial_scale, device)]
         last.append(NormalParamExtractor("exp"))
     actor = DeviceActor(
         _policy_network(env, config, 2 * size if dependent else size, last),
@@ -147,6 +151,7 @@ def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor | TensorDictSequ
                 f"action_spec: expected Categorical (index), Bounded or Unbounded parts, received MultiCategorical at "
                 f"{key!r}. Remedy: a Categorical for each choice, PPOTrainer for an action of choices alone, or actor=."
             )
+    _refuse_initial_scale(config)  # squashed, where a number before squashing would say little
     features, last = hybrid_features(spec), []
     leaves = list(action_leaves(spec).values())
     continuous = [not isinstance(leaf, Categorical) for leaf in leaves]
@@ -157,7 +162,7 @@ def make_hybrid_actor(env: EnvBase, config: Any) -> HybridActor | TensorDictSequ
             part_features(leaf) // (2 if has_scale else 1) for leaf, has_scale in zip(leaves, continuous, strict=True)
         ]
         features = sum(sizes)
-        last = [_StateIndependentScale(sizes, continuous, cast("torch.device", env.device))]
+        last = [_StateIndependentScale(sizes, continuous, 1.0, cast("torch.device", env.device))]
     trunk = make_trunk(env, config)
     network = _policy_network(env, config, features, last)
     actor = HybridActor(network, spec=spec, in_keys=head_inputs(env, config).keys)
@@ -181,6 +186,14 @@ def _policy_network(env: EnvBase, config: Any, features: int, last: Sequence[nn.
     trunk = normalized(MixedSequential(*hidden, precision=config.precision), inputs, config, env.device)
     head = nn.Sequential(output, *last) if last else output
     return _OnTrunk(inputs.network(trunk, **place), head, config.widths[-1])
+
+
+def _refuse_initial_scale(config: Any) -> None:
+    if config.initial_scale != 1.0:
+        raise ValueError(
+            f"initial_scale: expected 1.0 unless the scale of a single continuous action is learnt numbers, received "
+            f"{config.initial_scale}. Remedy: leave it out, or policy_scale='state_independent' for such an action."
+        )
 
 
 def _refuse_scale(config: Any) -> None:

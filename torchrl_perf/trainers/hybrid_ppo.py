@@ -22,6 +22,7 @@ class HybridPPOConfig(PPOConfig):
     algorithm: ClassVar[str] = "hybrid-ppo"
     presets_in: ClassVar[str] = "trainers.hybrid_ppo:HYBRID_PPO_PRESETS"
     blueprint_in: ClassVar[str] = "trainers.blueprints:HYBRID_PPO"
+    not_taken: ClassVar[tuple[str, ...]] = ("initial_scale",)
 
     env: str = "HybridTarget"
     """Env to learn in; an action of one part serves too. torchrl-perf envs lists those with a name."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchrl_perf.modules.encoders.observations import ConvolutionKind
-from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
 
 __all__ = [
     "CONVOLUTION_SETTINGS",
@@ -22,7 +22,7 @@ CONVOLUTION_SETTINGS = ("conv_layers", "conv_features")
 """Fields of :class:`NetworkSettings` about images."""
 NETWORK_SETTINGS = ("hidden_sizes", "critic_hidden_sizes", "layer_norm", *CONVOLUTION_SETTINGS)
 """Fields of the classes below, for systems whose networks are their own."""
-POLICY_SETTINGS = ("shared_trunk", "policy_scale")
+POLICY_SETTINGS = ("shared_trunk", "policy_scale", "initial_scale")
 """Those of :class:`GaussianNetworkSettings`."""
 
 
@@ -89,9 +89,12 @@ class GaussianNetworkSettings(CriticNetworkSettings):
     policy_scale: Literal["auto", "state_independent", "state_dependent"] = "auto"
     """Scale of a Gaussian policy: learnt numbers that are the same in every state (arXiv:2006.05990), or outputs of the
     network. "auto" is the first for a continuous action, and the second for an action of several parts."""
+    initial_scale: float = 1.0
+    """That scale at the start where it is learnt numbers: a standard deviation in the action's own units."""
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
+        checks.each(("initial_scale",), is_positive, "a positive number")
         if not checks.sound("shared_trunk") or not self.shared_trunk:
             return
         if checks.sound("critic_hidden_sizes") and self.critic_hidden_sizes is not None:

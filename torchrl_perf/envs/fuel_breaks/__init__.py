@@ -11,6 +11,7 @@ from torchrl_perf.envs.fuel_breaks.placements import (
     first_cells,
     random_breaks,
 )
+from torchrl_perf.envs.fuel_breaks.search import swap_search
 
 __all__ = [
     "DENSITY",
@@ -28,4 +29,5 @@ __all__ = [
     "first_cells",
     "fuel_graph",
     "random_breaks",
+    "swap_search",
 ]

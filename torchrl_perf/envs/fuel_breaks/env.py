@@ -5,7 +5,7 @@ Dimension key: ``N`` envs, ``H``, ``W`` cells, ``C`` planes of an observation, `
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,6 +19,7 @@ from torchrl_perf.envs.fuel_breaks.assess import Assessment, assess
 from torchrl_perf.envs.fuel_breaks.fire import burn, default_sweeps, thresholds
 from torchrl_perf.envs.fuel_breaks.landscape import PLANES, Landscape, sides
 from torchrl_perf.envs.fuel_breaks.placements import random_breaks
+from torchrl_perf.envs.fuel_breaks.search import swap_search
 from torchrl_perf.envs.fuel_breaks.words import burned_fraction, word_dtype
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 
@@ -321,6 +322,44 @@ class FuelBreaks(StructuredEnv):
             neighbours=self.neighbours,
             sweeps=self.sweeps,
             seed=seed,
+        )
+
+    def light(self, breaks: Tensor, *, landscape_id: Tensor, seed: Tensor, fires: int | None = None) -> Tensor:
+        """Mean burned fraction ``[R]`` of some fires in each of R placements, all at once; a seed names fires.
+
+        Args:
+            breaks: bool ``[R, H, W]``.
+            landscape_id: int64 ``[R]``.
+            seed: int64 ``[R]``.
+            fires: of each placement, at most 64; those of the env by default.
+        """
+        fires = self.fires if fires is None else fires
+        burnable = self._of_landscape(self._burnable, landscape_id)
+        words = burn(
+            seed,
+            burnable & ~breaks,
+            burnable,
+            self._of_landscape(self._threshold, landscape_id),
+            fires=fires,
+            neighbours=self.neighbours,
+            sweeps=self.sweeps,
+        )
+        return burned_fraction(words, fires, self.dtype)
+
+    def search(self, *, start: Tensor | None = None, **options: Any) -> Tensor:
+        """Breaks for each landscape by :func:`~torchrl_perf.envs.fuel_breaks.swap_search`, bool ``[L, H, W]``.
+
+        Args:
+            start: bool ``[L, H, W]``; a column by default.
+            **options: of the search: ``rounds``, ``proposals``, ``fires``, ``seed``.
+        """
+        return swap_search(
+            self._burnable,
+            self._threshold,
+            self.budget,
+            start=start,
+            neighbours=self.neighbours,
+            **options,
         )
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:

@@ -5,6 +5,7 @@ Dimension key: ``L`` landscapes, ``H``, ``W`` cells, ``C`` planes of a landscape
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -156,6 +157,57 @@ class Landscape:
         return cls(elevation, *kinds, *winds, burnable=rank[:, 3] >= round(bare * height * width), base=base)
 
     @classmethod
+    def varied(
+        cls,
+        seed: int,
+        size: int | tuple[int, int] = 20,
+        *,
+        count: int = 1,
+        relief: tuple[float, float] = (20.0, 120.0),
+        wind: float = 8.0,
+        barriers: float = 0.5,
+        bare: float = 0.05,
+        base: float = BASE_PROBABILITY,
+    ) -> Landscape:
+        """Fractal landscapes that differ in relief and wind, some with a river or a road: to learn for unseen ones.
+
+        A river winds from one edge to the other, a road is straight; neither burns, and both have gaps, a fifth of
+        their cells, that fire may pass.
+
+        Args:
+            seed: the same gives the same landscapes on every device; the i-th of several does not depend on ``count``.
+            size: H and W, or one number for both.
+            count: L.
+            relief: least and greatest metres between the lowest and the highest cell, drawn for each landscape.
+            wind: greatest wind speed, m/s; speed and direction are drawn for each landscape.
+            barriers: probability of a river, and that of a road.
+            bare: share of other cells that do not burn.
+            base: p_h.
+
+        Raises:
+            ValueError: for a count below 1, and shares or probabilities outside [0, 1).
+        """
+        if not 0.0 <= barriers <= 1.0:
+            raise ValueError(f"barriers: expected a probability, received {barriers}. Remedy: a number in [0, 1].")
+        height, width = sides(size)
+        ground = cls.fractal(seed, (height, width), count=count, relief=1.0, bare=bare, base=base)
+        draws = [_barriers(seed, number, height, width, barriers) for number in range(count)]
+        numbers = torch.stack([part for part, _ in draws])  # [L, 3]
+        low, high = relief
+        speed, angle = wind * numbers[:, 1], 2 * math.pi * numbers[:, 2]
+
+        def everywhere(value: Tensor) -> Tensor:
+            return value.view(-1, 1, 1).expand(count, height, width).contiguous()
+
+        return dataclasses.replace(
+            ground,
+            elevation=ground.elevation * everywhere(low + (high - low) * numbers[:, 0]),
+            wind_east=everywhere(speed * angle.cos()),
+            wind_north=everywhere(speed * angle.sin()),
+            burnable=ground.burnable & ~torch.stack([lines for _, lines in draws]),
+        )
+
+    @classmethod
     def from_arrays(
         cls,
         elevation: Any,
@@ -296,6 +348,30 @@ def _noise(seed: int, number: int, height: int, width: int) -> Tensor:
         smooth = F.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=True)
         total += 0.5**octave * smooth[0]
     return total
+
+
+def _barriers(seed: int, number: int, height: int, width: int, chance: float) -> tuple[Tensor, Tensor]:
+    """Three numbers in [0, 1), float64, and the cells of a river and of a road, bool ``[H, W]``, where there are."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + number * 7_919 + 104_729) % (1 << 62))
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    numbers, there = draw(3), draw(2) < chance
+    lines = torch.zeros(height, width, dtype=torch.bool)
+    for kind in range(2):
+        across, place, turn = draw(3)
+        coarse, gaps = draw(1, 1, 5) - 0.5, draw(max(height, width)) < 0.2
+        along = bool(across < 0.5)
+        length, breadth = (width, height) if along else (height, width)
+        bend = F.interpolate(coarse, size=length, mode="linear", align_corners=True).view(-1)
+        bend = (
+            bend * breadth * 0.6 if kind == 0 else (turn - 0.5) * torch.linspace(-0.5, 0.5, length).double() * breadth
+        )
+        where = ((0.2 + 0.6 * place) * breadth + bend).long().clamp(0, breadth - 1)
+        line = (torch.arange(breadth).unsqueeze(-1) == where) & ~gaps[:length]
+        lines = lines | ((line if along else line.t()) & there[kind])
+    return numbers, lines
 
 
 def _raster(name: str, value: Any, nodata: float | None) -> tuple[Tensor, Tensor]:

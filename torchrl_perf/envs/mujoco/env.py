@@ -18,6 +18,7 @@ from torchrl_perf.envs.mujoco.models import PhysicsSettings, load_model
 from torchrl_perf.envs.mujoco.pictures import WorldPainter
 from torchrl_perf.envs.mujoco.randomization import Randomization
 from torchrl_perf.envs.mujoco.simulation import Simulation
+from torchrl_perf.envs.mujoco.task_checks import check_rows, try_function
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 
 __all__ = ["MuJoCoEnv"]
@@ -80,7 +81,10 @@ class MuJoCoEnv(StructuredEnv):
     Raises:
         ImportError: without MuJoCo Warp.
         NotImplementedError: for a model that MuJoCo Warp cannot take.
-        ValueError: for a model that cannot be read, unknown quantities and settings, worlds that do not fit.
+        KeyError: for a function that reads a quantity that is not observed.
+        TypeError: for an unknown setting, and without a reward.
+        ValueError: for a model that cannot be read, unknown quantities, functions that return other than rows of the
+            worlds, worlds that do not fit.
 
     Examples:
         >>> env = MuJoCoEnv("robot.xml", 4096, reward=lambda before, action, after: after["qvel"][:, 0])
@@ -112,6 +116,8 @@ class MuJoCoEnv(StructuredEnv):
     ) -> None:
         super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps)
         check_count(type(self).__name__, "frame_skip", frame_skip)
+        if not isinstance(reset_noise, int | float) or reset_noise < 0:
+            raise ValueError(f"reset_noise: expected a number of at least 0, received {reset_noise!r}. Remedy: 0.1.")
         where = cast("torch.device", self.device)
         where = torch.device("cuda", where.index or 0) if where.type == "cuda" else where
         settings = PhysicsSettings.of(self.default_physics, **physics)
@@ -231,7 +237,9 @@ class MuJoCoEnv(StructuredEnv):
         ranges = torch.as_tensor(self.model.actuator_ctrlrange, dtype=torch.float32)
         low = torch.where(limited, ranges[:, 0], -torch.inf).to(self.device)
         high = torch.where(limited, ranges[:, 1], torch.inf).to(self.device)
-        size = self.features(self.simulation.at(*self.draw_pose())).shape[-1]
+        state = self.simulation.at(*self.draw_pose())
+        self._try_functions(state)
+        size = check_rows("observe", self.features(state), self.num_envs).shape[-1]
         action = self.box(low, high, self.model.nu) if bool(limited.all()) else self.unbounded(self.model.nu)
         self._range = low, high
         return EnvSpecs(
@@ -239,6 +247,14 @@ class MuJoCoEnv(StructuredEnv):
             action={"action": action},
             reward={"reward": self.unbounded(1)},
         )
+
+    def _try_functions(self, state: State) -> None:
+        """Call the functions that were given, so that a task that cannot run is refused at once."""
+        still = torch.zeros(self.num_envs, self.model.nu, device=self.device)
+        given = (("observe", self._observe, (state,)), ("reward", self._reward, (state, still, state)))
+        for name, function, inputs in (*given, ("terminated", self._terminated, (state,))):
+            if function is not None:
+                try_function(name, function, state, *inputs)
 
     def draw_state(self) -> State:
         """Return fresh worlds, with fields of the model of their own."""
@@ -256,8 +272,8 @@ class MuJoCoEnv(StructuredEnv):
         short = torch.stack([(overflow & TOO_MANY_CONTACTS) != 0, (overflow & TOO_MANY_CONSTRAINTS) != 0])
         self.overflows += short.sum(-1)
         self.broken_worlds += (~sound).sum()
-        reward = torch.where(sound, self.reward(state, control, after), 0.0)
-        terminated = self.is_terminated(after) & sound
+        reward = torch.where(sound, check_rows("reward", self.reward(state, control, after), self.num_envs), 0.0)
+        terminated = check_rows("terminated", self.is_terminated(after), self.num_envs) & sound
         fields = {name: state[name] for name in self.randomization.names}
         return Transition({**after, **fields}, {"reward": reward.unsqueeze(-1)}, terminated, ~sound)
 

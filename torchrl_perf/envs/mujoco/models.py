@@ -43,7 +43,7 @@ class PhysicsSettings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown choice and numbers below their least."""
+        """Raise ValueError for an unknown choice, numbers below their least and what is no number."""
         for name, known in (("integrator", INTEGRATORS), ("solver", SOLVERS), ("cone", CONES)):
             value = getattr(self, name)
             if value is not None and value not in known:
@@ -52,9 +52,10 @@ class PhysicsSettings:
                     "which is the model's own."
                 )
         for name in ("timestep", "iterations", "ls_iterations", "nconmax", "njmax"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}: expected a positive number, received {value!r}. Remedy: None, or more.")
+            value, kinds = getattr(self, name), (int, float) if name == "timestep" else (int,)
+            if value is not None and (type(value) not in kinds or value <= 0):
+                word = "number" if name == "timestep" else "integer"
+                raise ValueError(f"{name}: expected a positive {word}, received {value!r}. Remedy: None, or more.")
 
     def apply(self, model: Any) -> Any:
         """Write the settings into ``model.opt`` and return the model; PGS becomes Newton."""

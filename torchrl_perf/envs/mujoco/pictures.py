@@ -58,7 +58,7 @@ class WorldPainter:
         self._scene, self._option = mujoco.MjvScene(model, MOST_SHAPES), mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(model, self._camera)
-        self._camera.distance = 4 * self._reach()
+        self._camera.distance = 3 * self._reach()
 
     def _reach(self) -> float:
         """Metres from the first body's centre of mass to the end of the farthest shape that has one."""

@@ -82,11 +82,14 @@ class Simulation:
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         warp.init()
         self._mjw = needed("mujoco_warp")
-        if unknown := sorted(set(observed) - {*PLACES, *FORCES}):
+        if isinstance(observed, str) or (unknown := sorted(set(observed) - {*PLACES, *FORCES})):
+            received = repr(observed) if isinstance(observed, str) else unknown
             raise ValueError(
-                f"observed: expected names among {', '.join((*PLACES, *FORCES))}, received {unknown}. Remedy: these; "
-                "qpos and qvel are always there."
+                f"observed: expected a sequence of names among {', '.join((*PLACES, *FORCES))}, received {received}. "
+                "Remedy: these; qpos and qvel are always there."
             )
+        if not model.nv:
+            raise ValueError("model: expected joints, received a model without. Remedy: a joint in one of its bodies.")
         self.num_worlds, self.frame_skip = num_worlds, frame_skip
         self.observed = tuple(observed)
         inner = ("qpos", "qvel", "qacc_warmstart", *(("act",) if model.na else ()))

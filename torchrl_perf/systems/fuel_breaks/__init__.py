@@ -1,8 +1,9 @@
-"""Where to clear fuel so that the least forest burns: a convolutional DQN over maps of a landscape."""
+"""Where to clear fuel so that the least forest burns: a convolutional DQN, and a policy that places all at once."""
 
 from torchrl_perf.systems.fuel_breaks.config import FUEL_BREAKS_PRESETS, FuelBreaksConfig
 from torchrl_perf.systems.fuel_breaks.evaluation import PlacementFigures
 from torchrl_perf.systems.fuel_breaks.networks import BreakPolicy, make_break_policy
+from torchrl_perf.systems.fuel_breaks.one_shot import OneShotConfig, OneShotTrainer
 from torchrl_perf.systems.fuel_breaks.picture import FireMap, draw_fire_maps, fire_maps, record_breaks
 from torchrl_perf.systems.fuel_breaks.trainer import FuelBreaksTrainer, make_fuel_breaks_env
 
@@ -12,6 +13,8 @@ __all__ = [
     "FireMap",
     "FuelBreaksConfig",
     "FuelBreaksTrainer",
+    "OneShotConfig",
+    "OneShotTrainer",
     "PlacementFigures",
     "draw_fire_maps",
     "fire_maps",

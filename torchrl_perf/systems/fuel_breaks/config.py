@@ -50,12 +50,13 @@ class FuelBreaksConfig(DQNConfig):
     """Rows and columns of a landscape."""
     budget: float = 0.05
     """Breaks of an episode, as a share of all cells."""
-    landscape: Literal["uniform", "fractal"] = "uniform"
-    """Flat ground where fire passes with probability base, or hills with patches of vegetation and bare ground."""
+    landscape: Literal["uniform", "fractal", "varied"] = "uniform"
+    """Flat ground where fire passes with probability base; hills with patches of vegetation and bare ground; or such
+    that differ in relief and wind, some with a river or a road."""
     landscapes: int = 1
-    """Number of fractal landscapes; one is drawn for each episode."""
+    """Number of fractal or varied landscapes; one is drawn for each episode."""
     landscape_seed: int = 0
-    """Names the fractal landscapes."""
+    """Names the fractal or varied landscapes."""
     base: float = 0.4
     """Probability that fire passes from a cell to the next on flat ground with ordinary vegetation."""
     neighbours: int = 8

@@ -39,7 +39,8 @@ def make_fuel_breaks_env(config: FuelBreaksConfig, device: torch.device | str, *
     if config.landscape == "uniform":
         ground = Landscape.uniform(config.base, config.size)
     else:
-        ground = Landscape.fractal(config.landscape_seed, config.size, count=config.landscapes, base=config.base)
+        make = Landscape.varied if config.landscape == "varied" else Landscape.fractal
+        ground = make(config.landscape_seed, config.size, count=config.landscapes, base=config.base)
     arguments: dict[str, Any] = {
         "num_envs": config.num_envs,
         "landscape": ground,

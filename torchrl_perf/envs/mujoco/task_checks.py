@@ -1,0 +1,63 @@
+"""Checks of the functions that make a task: what they read and what they return.
+
+Dimension key: ``N`` worlds, ``O`` observed numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_rows", "try_function"]
+
+FORMS = {"observe": "float32 [N, O]", "reward": "float32 [N]", "terminated": "bool [N]"}
+REMEDIES = {
+    "observe": "torch.cat of parts [N, ...] along the last dimension, and .to(torch.float32)",
+    "reward": "one number for each world: [:, 0] of a column, .to(torch.float32)",
+    "terminated": "a comparison of a column, such as state['qpos'][:, 2] < 0.2",
+}
+
+
+def check_rows(name: str, value: Any, num_worlds: int) -> Tensor:
+    """Return what a function of a task has returned; shapes and dtypes alone are read, and nothing waits.
+
+    Args:
+        name: ``"observe"``, ``"reward"`` or ``"terminated"``.
+        value: what it returned.
+        num_worlds: N.
+
+    Raises:
+        ValueError: for another form, which would be spread over the worlds in silence.
+    """
+    dtype, dims = torch.bool if name == "terminated" else torch.float32, 2 if name == "observe" else 1
+    if isinstance(value, Tensor) and value.dtype == dtype and value.ndim == dims and value.shape[0] == num_worlds:
+        return value
+    found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise ValueError(
+        f"{name}: expected {FORMS[name]} with N = {num_worlds}, received {found}. Remedy: {REMEDIES[name]}."
+    )
+
+
+def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Tensor], *inputs: Any) -> None:
+    """Call a function of a task once, before the first step does.
+
+    Args:
+        name: as :func:`check_rows` has it.
+        function: of a user.
+        state: what it may read, by name.
+        *inputs: what it is called with.
+
+    Raises:
+        KeyError: for a quantity that a state does not have.
+        ValueError: as :func:`check_rows`.
+    """
+    try:
+        value = function(*inputs)
+    except KeyError as error:
+        raise KeyError(
+            f"{name}: expected quantities among {', '.join(state)}, received {error}. Remedy: observed=({error},)."
+        ) from error
+    check_rows(name, value, state["qpos"].shape[0])

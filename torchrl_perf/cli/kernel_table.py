@@ -1,11 +1,13 @@
-"""What ``torchrl-perf doctor --kernels`` prints: times of perceptrons on this GPU, and the tiles that were chosen."""
+"""What ``torchrl-perf doctor --kernels`` prints: times of perceptrons on this GPU, and the tiles of their kernels."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchrl_perf.functional.chain import chain_tiles
+from torchrl_perf.functional.mlp import fusable
 from torchrl_perf.modules import FusedMLP
 from torchrl_perf.runtime import Acceleration, capture, time_cuda
 
@@ -33,7 +35,8 @@ def kernel_table(device: torch.device | str, precisions: tuple[str, ...] = ("tf3
     """
     if not torch.cuda.is_available():
         raise ValueError("kernels: expected a CUDA device, received none. Remedy: leave --kernels out.")
-    yield f"{'rows':>7} {'network':22} {'activation':10} {'precision':9} {'kernel':>8} {'layers':>8}  us"
+    head = f"{'rows':>7} {'network':22} {'activation':10} {'precision':9} {'kernel':>8} {'layers':>8}  us"
+    yield f"{head}  tiles of forward and backward: rows, units, depth, warps, stages, registers, pair"
     for rows, inputs, hidden, outputs, activation in SHAPES:
         for precision in precisions:
             net = FusedMLP(
@@ -45,19 +48,17 @@ def kernel_table(device: torch.device | str, precisions: tuple[str, ...] = ("tf3
                 with Acceleration(precision).active(device):  # pyright: ignore[reportArgumentType]
                     times.append(time_cuda(capture(lambda net=net, x=x: _gradients(net, x), audit=False), 20).median)
             shape = "-".join(map(str, (inputs, *hidden, outputs)))
-            yield f"{rows:>7} {shape:22} {activation:10} {precision:9} {times[0]:8.1f} {times[1]:8.1f}"
-    yield from _chosen()
+            line = f"{rows:>7} {shape:22} {activation:10} {precision:9} {times[0]:8.1f} {times[1]:8.1f}"
+            yield f"{line}      {_tiles(net, x)}"
 
 
 def _gradients(net: FusedMLP, x: Tensor) -> tuple[Any, ...]:
     return torch.autograd.grad(net(x).sum(), list(net.parameters()))
 
 
-def _chosen() -> Iterator[str]:
-    from torchrl_perf.kernels.chain_blocks import TABLE
-
-    yield ""
-    yield "tiles chosen: rows, units, depth of a product, warps, stages, registers, pair; us of each that was tried"
-    for (direction, _, *shape, rows), choice in TABLE.items():
-        tried = ", ".join(f"{tuple(blocks)} {time:.1f}" for blocks, time in choice.microseconds.items())
-        yield f"{rows:>7} {' '.join(map(str, shape))} {direction}: {tuple(choice.blocks)} of {tried}"
+def _tiles(net: FusedMLP, x: Tensor) -> str:
+    """The tiles of a network; nothing for one whose weights lie on chip."""
+    params = [tensor for layer in net if isinstance(layer, nn.Linear) for tensor in (layer.weight, layer.bias)]
+    if len(params) == 6 and fusable(x, params):
+        return "weights on chip"
+    return " ".join(map(str, chain_tiles(x, params, net.activation, precision=net.precision)))

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from torchrl_perf.functional.chain import fused_chain, measure_with, runs_as_chain
+from torchrl_perf.functional.chain import fused_chain, runs_as_chain
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.runtime.precision import autocast, widened
-from torchrl_perf.runtime.timing import time_cuda
 from torchrl_perf.runtime.upstream.modules import has_hooks
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
@@ -25,8 +24,6 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], bool]]] = {
     nn.Mish: ("mish", lambda layer: True),
 }
 """Their names, and whether a layer is what the kernels compute: that of other constants is not."""
-
-measure_with(lambda call: time_cuda(call, 5, warmup=2).median)
 
 
 class Chain(NamedTuple):

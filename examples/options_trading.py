@@ -1,10 +1,10 @@
 """A trader with options learns: SAC below a policy over options, with every step of the loop on one device.
 
 Run it with ``python examples/options_trading.py``; ``--help`` lists the settings. Without costs and with a known drift
-the best position is known too (Kelly, 1956): the first lines to look at. With ``--task OptionMarketZeroEdge`` there is
-nothing to be earned and trading costs: what is to be learnt is to do nothing. With ``--prices FILE`` (a gzipped CSV of
-dates and closes, or ``sp500`` for the series of the package skfolio) it learns on one window of the past and trades the
-next, again and again. The last lines say what such a result means, and what not.
+the best position is known too (Kelly, 1956): the first lines to look at. With ``--task OptionMarket`` prices have five
+regimes, and the best growth is known. With ``--task OptionMarketZeroEdge`` the thing to learn is to do nothing. With
+``--prices FILE`` (a gzipped CSV of dates and closes, or ``sp500`` for the series of the package skfolio) it learns on
+one window of the past and trades the next, again and again. The last lines say what such a result means, and what not.
 
 ``torchrl-perf train options-market`` learns the tasks with checkpoints, curves and a resume. This file shows what it is
 made of: a config, a trainer whose ``step`` is one iteration (collect, store steps and finished options, update,
@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from torchrl_perf.systems.options_market import OPTIONS_MARKET_PRESETS, OptionsMarketConfig, OptionsMarketTrainer
-from torchrl_perf.systems.options_market.evaluation import MEANING, evaluate, kelly_fraction, summary, walk_forward
+from torchrl_perf.systems.options_market import evaluation as judged
 from torchrl_perf.systems.options_market.networks import make_options_market_env
 from torchrl_perf.systems.options_market.picture import draw_equity
 
@@ -80,7 +80,7 @@ def learn(trainer: OptionsMarketTrainer, log_interval: int) -> None:
 
 def walk(settings: OptionsMarketConfig, config: Config) -> None:
     """Learn on windows of the past and trade the next ones."""
-    folds = walk_forward(
+    folds = judged.walk_forward(
         settings,
         train_bars=config.train_bars,
         test_bars=config.test_bars,
@@ -89,7 +89,7 @@ def walk(settings: OptionsMarketConfig, config: Config) -> None:
     )
     for fold in folds:
         print(f"{fold.tested_on[0]} to {fold.tested_on[1]}: {fold.after}\npicture: {fold.picture}")
-    print(summary(folds))
+    print(judged.summary(folds))
 
 
 def main(config: Config) -> None:
@@ -102,14 +102,17 @@ def main(config: Config) -> None:
         trainer = OptionsMarketTrainer(settings)
         learn(trainer, config.log_interval)
         env = make_options_market_env(settings, trainer.device, options=trainer.options)  # one of its own
-        figures, recording = evaluate(trainer.policy, env, seed=settings.seed + 1)
+        figures, recording = judged.evaluate(trainer.policy, env, seed=settings.seed + 1)
+        if settings.market == "five_regimes":
+            share = figures.growth / judged.evaluate_informed(env, seed=settings.seed + 1).growth
+            print(f"{share:.0%} of the growth of the best trader, who sees the regimes")
         if settings.market == "brownian":
-            best = kelly_fraction(settings.drift, settings.volatility, settings.max_weight)
+            best = judged.kelly_fraction(settings.drift, settings.volatility, settings.max_weight)
             print(f"mean weight {figures.weight:+.2f}; without costs the best one is {best:+.2f}")
         print(figures)
         print(f"picture: {draw_equity(recording, config.picture, names=trainer.options.names)}")
         trainer.close()
-    print(*MEANING, sep="\n")
+    print(*judged.MEANING, sep="\n")
 
 
 if __name__ == "__main__":

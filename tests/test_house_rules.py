@@ -141,7 +141,7 @@ def has_dictated_signature(node: Function) -> bool:
     if node.name in TORCHRL_SIGNATURES:
         return True
     marks = {dotted(mark.func if isinstance(mark, ast.Call) else mark) for mark in node.decorator_list}
-    return any(mark.endswith(("triton.jit", ".register_fake", ".register_kernel")) for mark in marks)
+    return any(mark.endswith(("triton.jit", "gluon.jit", ".register_fake", ".register_kernel")) for mark in marks)
 
 
 def explains_its_length(path: Path, node: Function) -> bool:

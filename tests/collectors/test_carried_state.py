@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.modules import GRUModule, LSTMModule
 
-from torchrl_perf.collectors import DeviceCollector, HostCollector
+from torchrl_perf.collectors import DeviceCollector, HostCollector, device_collector, stepping
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import LRU, DeviceGRU, DeviceLSTM, MinGRU
 
@@ -110,3 +110,54 @@ def test_a_new_start_is_a_new_state():
     collecting.reset()
     assert (collecting.collect()["recurrent_state"][:, 0] == 0).all()
     collecting.shutdown()
+
+
+def collected(mode, **options):
+    """Two batches of a fresh env and policy."""
+    policy, _ = policy_of(DeviceGRU)
+    torch.manual_seed(1)
+    collecting = DeviceCollector(
+        CartPole(N, device="cpu", seed=0),
+        policy,
+        frames_per_batch=N * T,
+        auto_register_policy_transforms=True,
+        mode=mode,
+        **options,
+    )
+    return torch.cat([collecting.collect().clone() for _ in range(2)], 1), collecting
+
+
+def test_state_above_an_env_that_resets_itself_is_carried_as_by_transforms(monkeypatch):
+    found, _ = collected("eager")
+    monkeypatch.setattr(device_collector, "inside_step", lambda env: None)
+    by_transforms, _ = collected("eager")
+    reads = [key for key in found.keys(True, True) if key != "observation" and "collector" not in key]
+    assert set(found.keys(True, True)) == set(by_transforms.keys(True, True))
+    states = [key for key in reads if "recurrent_state" in key]
+    assert len(states) == 2
+    # the draws of resets differ, and so what follows the first one; what comes before is equal bit for bit
+    first = int((found["next", "done"] | by_transforms["next", "done"]).any(0).flatten().long().argmax())
+    assert first > 2
+    for key in reads:
+        assert torch.equal(found[key][:, : first + 1], by_transforms[key][:, : first + 1]), key
+
+
+def test_numbers_may_be_drawn_ahead_of_a_memory():
+    found, _ = collected("eager", draw_ahead=True)
+    check(found, policy_of(DeviceGRU)[1])
+
+
+def test_a_carried_state_that_the_compiler_refuses_leaves_the_parts_compiled(monkeypatch):
+    plain = stepping.stateful_step
+
+    def refused(*args):
+        torch._dynamo.graph_break()
+        return plain(*args)
+
+    monkeypatch.setattr(device_collector, "COMPILES_ANY_STEP", False)
+    monkeypatch.setattr(stepping, "stateful_step", refused)
+    found, collecting = collected("compile", draw_ahead=True)
+    assert collecting.mode == "compile"
+    check(found, policy_of(DeviceGRU)[1])
+    begins, first = found["is_init"].squeeze(-1), found["observation"]
+    assert first[begins].unique(dim=0).shape[0] == begins.sum()  # no draw is used twice

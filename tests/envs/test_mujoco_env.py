@@ -171,6 +171,18 @@ def test_contacts_and_constraints_without_room_are_counted_and_named():
     assert (env.overflows > 0).all()
 
 
+def test_steps_whose_solver_had_too_few_iterations_are_counted_and_are_no_fault():
+    counts = []
+    for iterations in (1, 50):
+        env = Hopper(8, device="cpu", seed=0, iterations=iterations)
+        torch.manual_seed(0)
+        env.rollout(30, break_when_any_done=False)
+        counts.append(int(env.fault_counts()["unsolved_steps"]))
+        assert env.faults() == {}
+    assert counts[0] > 0
+    assert counts[1] == 0
+
+
 def test_a_broken_world_is_cut_counted_and_drawn_again():
     env = cart()
     root = push(env, env.reset(), 1.0)[1]

@@ -71,6 +71,18 @@ def test_a_rollout_in_a_graph_has_the_eager_ones_time_limits_and_waits_for_nothi
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("iterations", [5, 50])
+def test_few_iterations_of_the_solver_are_unrolled(iterations):
+    env = Hopper(64, device="cuda", seed=0, iterations=iterations)
+    assert env.simulation.model.opt.graph_conditional == (iterations == 50)
+    root = env.reset()
+    for _ in range(20):
+        root["action"] = env.action_spec.rand()
+        root = env.step_and_maybe_reset(root)[1]
+    assert root["observation"].isfinite().all()
+    assert env.faults() == {}
+
+
 def test_overflows_are_counted_in_a_graph():
     env = Hopper(64, device="cuda", seed=0, nconmax=1, njmax=2)
     collector = DeviceCollector(env, None, frames_per_batch=64 * 16, mode="graph")

@@ -36,6 +36,14 @@ def test_it_trains_and_draws(example, tmp_path, capsys, task):
     assert picture.stat().st_size > 10_000
 
 
+def test_it_compares_with_the_best_growth(example, tmp_path, capsys):
+    picture = tmp_path / "equity.png"
+    example.main(example.Config(task="OptionMarket", total_steps=2048, log_interval=9, picture=picture, device="cpu"))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("% of the growth of the best trader, who sees the regimes") for line in lines)
+    assert picture.stat().st_size > 10_000
+
+
 def test_it_walks_forward(example, tmp_path, capsys):
     closes = (0.01 * torch.randn(520, generator=torch.Generator().manual_seed(0))).cumsum(0).exp()
     days = [f"{2000 + i // 336}-{1 + i % 336 // 28:02d}-{1 + i % 28:02d}" for i in range(520)]

@@ -336,9 +336,11 @@ ELSEWHERE = {
         "adam.adam_step_", "adam.adam_steps_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
     },
     "recurrences, rounded at each step to the dtype of their weights, in test_memory_functions.py": {
-        "gru.gru_step", "gru.gru_sequence", "lstm.lstm_step", "lstm.lstm_sequence", "linear.scan", "linear.rotations",
+        "gru.gru_step", "gru.gru_cell", "gru.gru_sequence", "lstm.lstm_step", "lstm.lstm_cell", "lstm.lstm_sequence",
+        "linear.scan", "linear.rotations",
         "linear.min_gru_candidate", "linear.min_gru_step", "linear.min_gru_sequence", "linear.lru_step",
-        "linear.lru_sequence", "rows.as_time_major", "rows.keeps_gates", "rows.add_bias", "rows.grad_or_none",
+        "linear.lru_sequence", "rows.time_major", "rows.env_major", "rows.keeps_gates", "rows.add_bias",
+        "rows.grad_or_none", "rows.takes_one_launch",
     },
     "of tensors that the caller has widened, in test_parts.py": {
         "parts.mean_of_all", "parts.moments_of_all", "parts.joined_in_parts",

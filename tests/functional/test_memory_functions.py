@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrl_perf.functional.memory.gru import gru_sequence, gru_step
+from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence, gru_step
 from torchrl_perf.functional.memory.linear import (
     lru_sequence,
     lru_step,
@@ -16,7 +16,7 @@ from torchrl_perf.functional.memory.linear import (
     rotations,
     scan,
 )
-from torchrl_perf.functional.memory.lstm import lstm_sequence, lstm_step
+from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence, lstm_step
 
 N, T, H = 3, 7, 4
 FLOAT64 = torch.float64
@@ -139,6 +139,17 @@ def test_a_broken_episode_breaks_no_other(cell):
     assert all(part[0, 4:].isfinite().all() and part[1:].isfinite().all() for part in found)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_are_torchs(bias):
+    x, h, c = (numbers(N, size, seed=size) for size in (3, H, H + 1))
+    torch.manual_seed(0)
+    for kind, cell, states in ((nn.GRUCell, gru_cell, [h]), (nn.LSTMCell, lstm_cell, [h, c[:, :H]])):
+        own = kind(3, H, bias=bias, dtype=FLOAT64)
+        right = own(x, tuple(states) if len(states) == 2 else h)
+        found = cell(x, *states, own.weight_ih, own.weight_hh, own.bias_ih, own.bias_hh)
+        torch.testing.assert_close(found, right)
+
+
 def test_gru_by_hand():
     zero = torch.zeros(1, 1, dtype=FLOAT64)
     # r = z = 1/2, n = tanh(1 + 1/2 * 2) with W_hn h = 2 * 1
@@ -214,23 +225,32 @@ def test_half_precision_is_as_close_as_torchs(kind, dtype):
 
 
 class TestOperators:
-    begins = flags(shape=(T, N, 1))
+    begins = flags()
 
     def test_gru(self):
-        inputs = [numbers(T, N, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H), True]
+        inputs = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H), True]
         torch.library.opcheck(torch.ops.torchrl_perf.gru_sequence, inputs)
 
     def test_lstm(self):
         states = [numbers(N, H), numbers(N, H, seed=1)]
-        inputs = [numbers(T, N, 4 * H), *states, self.begins, numbers(4 * H, H), None, True]
+        inputs = [numbers(N, T, 4 * H), *states, self.begins, numbers(4 * H, H), None, True]
         torch.library.opcheck(torch.ops.torchrl_perf.lstm_sequence, inputs)
+
+    def test_cells(self):
+        parameters = [numbers(3 * H, 2).detach(), numbers(3 * H, H).detach(), None, None]
+        torch.library.opcheck(
+            torch.ops.torchrl_perf.gru_cell, [numbers(N, 2).detach(), numbers(N, H).detach(), *parameters]
+        )
+        parameters = [numbers(4 * H, 2).detach(), numbers(4 * H, H).detach(), None, None]
+        states = [numbers(N, H).detach(), numbers(N, H, seed=1).detach()]
+        torch.library.opcheck(torch.ops.torchrl_perf.lstm_cell, [numbers(N, 2).detach(), *states, *parameters])
 
     def test_scan(self):
         inputs = [torch.rand(N, T, H, dtype=FLOAT64).requires_grad_(), numbers(N, T, H), numbers(N, H)]
         torch.library.opcheck(torch.ops.torchrl_perf.linear_scan, inputs)
 
     def test_nothing_is_kept_without_a_gradient(self):
-        args = [numbers(T, N, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None]
+        args = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None]
         with torch.no_grad():
             assert torch.ops.torchrl_perf.gru_sequence(*args, False)[1].numel() == 0
             assert torch.ops.torchrl_perf.gru_sequence(*args, True)[1].shape == (T, N, 4 * H)

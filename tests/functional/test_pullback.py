@@ -79,7 +79,7 @@ def test_parameters_of_another_module_are_refused():
 def test_compiled_alone(traced):
     """A function with an operator that ``torch.func`` cannot differentiate: gradients as eagerly."""
     module = nn.Linear(6, 6, bias=False)
-    x, begins = torch.randn(4, 3, 6), torch.rand(4, 3, 1) < 0.3
+    x, begins = torch.randn(3, 4, 6), torch.rand(3, 4) < 0.3
 
     def fn(shift, h):
         states, _ = torch.ops.torchrl_perf.gru_sequence(

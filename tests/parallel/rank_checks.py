@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -12,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf import cli
+from torchrl_perf.cli import train
 from torchrl_perf.functional.moments import moments_of
-from torchrl_perf.parallel import Ranks, SharedGradients, join, leave
+from torchrl_perf.parallel import Ranks, SharedGradients, join, leave, watch
 from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
 from torchrl_perf.trainers import DDPGConfig, DDPGTrainer, DQNConfig, DQNTrainer, PPOConfig, PPOTrainer
 from torchrl_perf.trainers.off_policy.shard_weights import shard_correction
@@ -341,16 +345,84 @@ def killed_first() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "1"]))
 
 
+def stopped_run() -> None:
+    """The last rank is stopped, as by a debugger, and says nothing from then on."""
+    watch.SILENT_BEATS = 10
+    _at(7, int(os.environ["WORLD_SIZE"]) - 1, lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "3"]))
+
+
+def hanging_run() -> None:
+    """The last rank does not come back from an iteration."""
+    _at(7, int(os.environ["WORLD_SIZE"]) - 1, lambda _: time.sleep(1_000))
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "4", "--rank-timeout", "6"]))
+
+
+def lost_while_made() -> None:
+    """The last rank is killed before it has made its trainer."""
+    _kill_while_made(lambda: os.kill(os.getpid(), signal.SIGKILL), int(os.environ["WORLD_SIZE"]) - 1)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
+
+
+def nan_run() -> None:
+    """A number of the last rank's batch becomes NaN after the batch was looked at."""
+
+    def spoil(batch: Any) -> None:
+        batch.set("action_log_prob", batch.get("action_log_prob") * torch.nan)
+
+    _at(7, int(os.environ["WORLD_SIZE"]) - 1, spoil)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "6"]))
+
+
+LIVES = [*RUN, "--total-steps", "57600", "--seed", "7", "--resume", "auto"]
+
+
+def not_killed() -> None:
+    """The run of ``killed_after_...`` to its end."""
+    raise SystemExit(cli.main(LIVES))
+
+
+def _killed_after(number: int) -> None:
+    """One rank is killed after a time of its own, from the moment when the trainer is made."""
+    seconds = random.Random(number).uniform(0.0, 3.0)
+    _kill_while_made(lambda: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start(), number % 2)
+    raise SystemExit(cli.main(LIVES))
+
+
+def __getattr__(name: str) -> Any:
+    """``killed_after_3`` and so on."""
+    kind, _, number = name.rpartition("_")
+    if kind != "killed_after":
+        raise AttributeError(name)
+    return lambda: _killed_after(int(number))
+
+
+def _kill_while_made(kill: Any, rank: int) -> None:
+    make = train.make_trainer
+
+    def made(*given: Any) -> Any:
+        if int(os.environ["RANK"]) == rank:
+            kill()
+        return make(*given)
+
+    train.make_trainer = made
+
+
 def _kill_at(iteration: int, rank: int) -> None:
     """Kills this process within an iteration, if it is that rank."""
+    _at(iteration, rank, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _at(iteration: int, rank: int, do: Any) -> None:
+    """Does something with the batch of an iteration, on that rank."""
     update = PPOTrainer.update
 
-    def die(self: Any, batch: Any) -> None:
+    def changed(self: Any, batch: Any) -> None:
         if self.iterations_done == iteration - 1 and self.ranks.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
+            do(batch)
         update(self, batch)
 
-    PPOTrainer.update = die
+    PPOTrainer.update = changed
 
 
 def left_by_exception() -> None:

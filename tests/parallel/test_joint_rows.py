@@ -44,6 +44,16 @@ def test_each_metric_is_combined_as_its_reduction_says():
     assert rank_of_fault([first, first]) is None
 
 
+def test_the_rank_whose_part_of_a_loss_came_first_is_the_one():
+    update = {"fault/update": -90.0}
+    # the first place is the greatest; its kind, NaN or infinite, does not count
+    assert rank_of_fault([update, update | {"fault/own": -90.0}]) == 1
+    assert rank_of_fault([update | {"fault/own": -87.0}, update | {"fault/own": -90.0}]) == 0
+    assert rank_of_fault([update | {"fault/own": -89.0}, update | {"fault/own": -88.0}]) is None
+    assert rank_of_fault([update | {"fault/own": -80.0}, update | {"fault/own": -90.0, "fault/row": -80.0}]) == 1
+    assert rank_of_fault([update, update]) is None
+
+
 def test_a_mean_that_is_nan_on_one_rank_is_nan():
     rows = [{"train/loss": math.nan}, {"train/loss": 1.0}]
     assert math.isnan(joint_row(rows, {"train/loss": "mean"})["train/loss"])

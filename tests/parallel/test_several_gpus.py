@@ -33,7 +33,7 @@ def test_ranks_stay_equal_and_leave(tmp_path, sums):
     out = tmp_path / "rows.json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([*words, str(out)], env=environment, timeout=SECONDS, check=False).returncode == 0
-    rows = json.loads(out.read_text())
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["algorithm"] for row in rows] == ["ppo", "sac"]
     assert all(row["equal"] for row in rows)
     assert [row["collectives"] for row in rows] == [17, 8]

@@ -1,12 +1,14 @@
 """Recordings of a trader, its baselines, and pictures of it."""
 
+import dataclasses
+
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 
 from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.envs import CartPole, OptionMarket
+from torchrl_perf.envs import CartPole, OptionMarket, RegimeSettings
 from torchrl_perf.systems.options_market import EquityRecording, draw_equity, record_equity, recorded_equity
 from torchrl_perf.transforms import OptionState
 
@@ -172,3 +174,30 @@ def test_refused_pictures(tmp_path):
         draw_equity(recording(), tmp_path / "x.png", row=3)
     with pytest.raises(IndexError, match="names: expected one for each of the 6 options"):
         draw_equity(recording(torch.full((3, 8), 5)), tmp_path / "x.png", names=["a", "b"])
+
+
+def test_regimes_are_recorded_and_gains_told_by_them(tmp_path):
+    env = OptionMarket(3, max_episode_steps=5, regime=RegimeSettings.five(), window=1, seed=0)
+    state = [env.get_buffer("state_regime").clone()]
+
+    def hold(td):
+        state.append(env.get_buffer("state_regime").clone())
+        return weights(env)(td)
+
+    seen = record_equity(env, hold)
+    assert torch.equal(seen.regime, torch.stack(state[-5:], 1))
+    option = torch.tensor([[0, 0, 1, 1, 1]]).expand(3, 5)
+    regime = torch.tensor([[0, 1, 1, 4, 4]]).expand(3, 5).clone()
+    regime[2, 3:] = -1
+    gains = dataclasses.replace(seen, option=option, regime=regime).gains(5, 2)
+    growth = seen.equity.log().diff(dim=-1)
+    assert float(gains[1, 1]) == pytest.approx(float(growth[:, 2].mean()))
+    assert float(gains[4, 1]) == pytest.approx(float(growth[:2, 3:].sum() / 3))
+    assert float(gains[0, 0]) == pytest.approx(float(growth[:, 0].mean()))
+    assert gains.shape == (5, 2) and not gains[2:4].any()
+    path = draw_equity(dataclasses.replace(seen, option=option), tmp_path / "one.png", row=0)
+    plain = draw_equity(dataclasses.replace(seen, option=option, regime=None), tmp_path / "two.png", row=0)
+    assert path.read_bytes() != plain.read_bytes()
+    steady = OptionMarket(2, max_episode_steps=3, regime=RegimeSettings(((1.0,),), (0.0,), (0.01,)))
+    with pytest.raises(ValueError, match="gains: expected a recording with regimes, received one without"):
+        record_equity(steady, weights(steady)).gains(1, 1)

@@ -104,3 +104,16 @@ def test_bad_arguments(tmp_path):
         fire_maps(env, {})
     with pytest.raises(ValueError, match="maps: expected at least one, received none"):
         draw_fire_maps([], tmp_path / "maps.png")
+
+
+def test_a_map_without_breaks_gives_a_row_of_changes(tmp_path):
+    import matplotlib.image
+
+    env = hilly()
+    breaks = record_breaks(env)[0][0]
+    with_none = fire_maps(env, {"random": breaks, "none": breaks & False}, fires=64)
+    sizes = [
+        matplotlib.image.imread(draw_fire_maps(maps, tmp_path / f"{len(maps)}{number}.png")).shape[0]
+        for number, maps in enumerate((with_none, with_none[:1], with_none[1:]))
+    ]
+    assert sizes[0] > 1.3 * sizes[1] == 1.3 * sizes[2]

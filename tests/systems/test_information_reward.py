@@ -82,3 +82,19 @@ def test_others_remember_nothing(kind):
     reward = InformationReward(LatentDynamics(kind="ensemble"), kind, inputs=True)
     reward.assess(torch.zeros(3, 2), torch.zeros(3, 2), 3)
     assert not hasattr(reward, "information")
+
+
+@pytest.mark.parametrize("kind", ["fisher_d", "fisher_a", "embedding", "disagreement", "rnd"])
+def test_inputs_cost_their_square(kind):
+    dynamics = LatentDynamics(kind="ensemble" if kind == "disagreement" else "linear", num_members=3)
+    states, actions = plans()
+    torch.manual_seed(0)
+    free = InformationReward(dynamics, kind, discount=0.5)
+    torch.manual_seed(0)
+    costly = InformationReward(dynamics, kind, discount=0.5, input_cost=2.0)
+    paid = free(states, actions) - costly(states, actions)
+    squares = 2.0 * actions.square().sum(-1)
+    expected = squares if kind in ("disagreement", "rnd") else (squares * torch.tensor([1.0, 0.5, 0.25])).sum(-1)
+    torch.testing.assert_close(paid, expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match=r"a cost of at least 0, received .* -1\.0\. Remedy"):
+        InformationReward(dynamics, kind, input_cost=-1.0)

@@ -10,7 +10,7 @@ from torchrl.envs import TransformedEnv
 from torchrl_perf.envs import OptionMarket, RegimeSettings
 from torchrl_perf.envs.market.regime import stationary
 from torchrl_perf.systems.options_market import optimum
-from torchrl_perf.systems.options_market.evaluation import evaluate, kelly_fraction
+from torchrl_perf.systems.options_market.evaluation import evaluate, evaluate_informed, kelly_fraction
 from torchrl_perf.systems.options_market.optimum import InformedTrader, best_trading
 from torchrl_perf.transforms import OptionState
 
@@ -109,7 +109,9 @@ def test_a_trader_who_sees_the_regime_reaches_it():
     regime = RegimeSettings.five()
     env = OptionMarket(768, regime=regime, dead_band=0.2, window=1, max_episode_steps=200)
     found = best_trading(regime, cost=env.settings.cost)
-    figures, _ = evaluate(InformedTrader(env, found), TransformedEnv(env, OptionState(2)), seed=3)
+    with_options = TransformedEnv(env, OptionState(2))
+    figures, _ = evaluate(InformedTrader(env, found), with_options, seed=3)
+    assert evaluate_informed(with_options, seed=3) == figures
     assert figures.growth == pytest.approx(200 * found.growth, abs=3 * figures.growth_error)
     assert figures.growth > 20 * figures.growth_error
     assert figures.growth > figures.buy_and_hold + 0.05

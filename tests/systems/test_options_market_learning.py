@@ -3,14 +3,11 @@
 import dataclasses
 
 import pytest
-from torchrl.envs import TransformedEnv
 
 from torchrl_perf.systems.options_market.config import OPTIONS_MARKET_PRESETS
-from torchrl_perf.systems.options_market.evaluation import evaluate, kelly_fraction
-from torchrl_perf.systems.options_market.networks import make_market, make_options_market_env
-from torchrl_perf.systems.options_market.optimum import InformedTrader, best_trading
+from torchrl_perf.systems.options_market.evaluation import evaluate, evaluate_informed, kelly_fraction
+from torchrl_perf.systems.options_market.networks import make_options_market_env
 from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
-from torchrl_perf.transforms import OptionState
 
 
 def learn(name, **options):
@@ -40,10 +37,7 @@ def test_hardly_any_trading_without_an_edge_and_with_costs():
 def test_five_regimes_are_traded_better_than_held_or_left_alone():
     """A tenth of the preset's steps: less than the best growth, which a trader reaches who sees the regimes."""
     _, figures, config = learn("OptionMarket", total_steps=196_608)
-    market = make_market(dataclasses.replace(config, num_envs=64), "cpu")
-    best = best_trading(market.settings.regime, cost=config.cost)
-    env = TransformedEnv(market, OptionState(2))
-    informed = evaluate(InformedTrader(market, best), env, seed=7)[0]
+    informed = evaluate_informed(make_options_market_env(config, "cpu"), seed=7)
     assert 0.1 * informed.growth < figures.growth < informed.growth
     assert figures.growth > figures.buy_and_hold + 0.01
 

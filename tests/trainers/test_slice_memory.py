@@ -64,7 +64,7 @@ class TestWhatIsRead:
     @pytest.mark.parametrize("memory", MEMORIES)
     def test_features_are_those_of_single_steps_from_the_stored_state(self, memory):
         trainer = make(memory=memory)
-        slices = sampled(trainer)
+        slices = sampled(trainer, 13)  # not just after the copy of the target
         reader, size = trainer.algorithm.slices, trainer.config.memory_size
         rows = reader.read(slices)
         found = rows["memory_features"], rows["next", "memory_features"]

@@ -3,10 +3,12 @@
 Weak scaling gives each rank the rows of the shape; strong scaling divides them among the ranks.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +23,7 @@ COLUMNS = (
     *("algorithm", "shape", "precision", "scaling", "sums", "ranks", "steps_per_second", "speedup", "ms"),
     *("p10_ms", "p90_ms", "collectives", "collectives_ms", "share", "start_s", "equal"),
 )
+POLL_SECONDS = 0.2
 Sums = Literal["one-shot", "nccl", "ddp"]
 """How gradients are summed: over symmetric memory, by NCCL (gloo on a CPU), or by DistributedDataParallel, eagerly."""
 
@@ -30,7 +33,7 @@ class BenchScaling:
     """Options of ``torchrl-perf bench scaling``."""
 
     ranks: tuple[int, ...] = (1, 2, 4)
-    """Numbers of ranks; more than there are GPUs are left out."""
+    """Numbers of ranks, in the order in which they are measured; more than there are GPUs are left out."""
     ppo: tuple[str, ...] = ("2048x128-tf32", "65536x16-bf16")
     """Envs x steps of an iteration of PPO, and its precision."""
     sac: tuple[str, ...] = ("64x8192-tf32",)
@@ -82,29 +85,62 @@ def with_speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def measured(options: BenchScaling, ranks: int, sums: Sums, device: str) -> list[dict[str, Any]]:
-    """Rows of one number of ranks, which are started for it.
+def measured(
+    options: BenchScaling, ranks: int, sums: Sums, device: str, take: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measures with one number of ranks, which are started for it.
 
     Args:
         options: of the benchmark.
         ranks: processes.
         sums: how they sum gradients.
         device: ``"cuda"`` or ``"cpu"``.
+        take: gets each row as soon as it is there.
 
     Raises:
         RuntimeError: where a rank failed; it has said why.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
+        out.touch()
         # of one rank both kinds of scaling are the same work
         asked = [case for case in cases(options, sums) if ranks > 1 or case.scaling == options.scaling[0]]
         work = {"device": device, "repeats": options.repeats, "cases": [asdict(case) for case in asked]}
-        code = launch_ranks(("-m", "torchrl_perf.bench.scaling_rank", json.dumps(work), str(out)), ranks)
+        with followed(out, lambda line: take(json.loads(line))):
+            code = launch_ranks(("-m", "torchrl_perf.bench.scaling_rank", json.dumps(work), str(out)), ranks)
         if code:
             raise RuntimeError(
                 f"ranks: expected {ranks} that end with 0, received exit code {code}. Remedy: what they said above."
             )
-        return json.loads(out.read_text())
+
+
+@contextlib.contextmanager
+def followed(path: Path, take: Callable[[str], None]) -> Iterator[None]:
+    """Within it the lines that another process appends to a file are read as they come, in a thread; at its end all.
+
+    Args:
+        path: the file, which is there.
+        take: gets each line.
+    """
+    end = threading.Event()
+
+    def follow() -> None:
+        with path.open() as file:
+            over, text = False, ""
+            while not over:
+                over = end.wait(POLL_SECONDS)
+                text += file.read()
+                *lines, text = text.split("\n")
+                for line in lines:
+                    take(line)
+
+    reader = threading.Thread(target=follow, name="rows")
+    reader.start()
+    try:
+        yield
+    finally:
+        end.set()
+        reader.join()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     options = tyro.cli(BenchScaling, args=argv, prog="torchrl-perf bench scaling")
     device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     sheet = Sheet(COLUMNS, "scaling", options.out)
-    for ranks in sorted(options.ranks):
+    for ranks in options.ranks:
         if device == "cuda" and ranks > torch.cuda.device_count():
             print(f"{ranks} ranks: left out, this machine has {torch.cuda.device_count()} GPUs", flush=True)
             continue
@@ -123,9 +159,12 @@ def main(argv: list[str] | None = None) -> int:
             if sums == "one-shot" and (ranks == 1 or device == "cpu"):
                 continue
             name = "gloo" if device == "cpu" and sums == "nccl" else sums
-            for row in measured(options, ranks, sums, device):
+
+            def take(row: dict[str, Any], name: str = name) -> None:
                 sheet.rows[:] = with_speedups([*sheet.rows, row | {"sums": name}])
                 sheet.show(sheet.rows[-1])
+
+            measured(options, ranks, sums, device, take)
     print(format_table(sheet.rows, COLUMNS))
     print(f"written to {sheet.path}")
     return 0

@@ -170,14 +170,16 @@ def _fingerprint(trainer: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures the cases of WORK, and writes the rows to OUT on the first rank."""
+    """Measures the cases of WORK; the first rank appends each row to OUT, a line."""
     work, out = cast("list[str]", sys.argv[1:] if argv is None else argv)
     asked = json.loads(work)
     cases = [Case(**case) for case in asked["cases"]]
     ranks = join(asked["device"], one_shot=any(case.sums == "one-shot" for case in cases))
-    rows = [measure(case, ranks, asked["repeats"]) for case in cases]
-    if ranks.first:
-        Path(out).write_text(json.dumps(rows))
+    for case in cases:
+        row = measure(case, ranks, asked["repeats"])
+        if ranks.first:
+            with Path(out).open("a") as file:
+                file.write(json.dumps(row) + "\n")
     leave()
     return 0
 

@@ -12,6 +12,7 @@ import torch
 from torchrl_perf.parallel import Ranks, join
 from torchrl_perf.parallel.join import RankError, compare, world_size
 from torchrl_perf.parallel.launch import launch_ranks
+from torchrl_perf.parallel.ranks import HANG_SECONDS
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
@@ -20,6 +21,8 @@ from torchrl_perf.trainers.shards import config_per_rank, shard_problems
 __all__ = ["asked_for", "asks_for_one", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
 
 HELP = ("-h", "--help")
+MOST_SECONDS = 1e6
+"""For which ranks may wait for each other."""
 
 
 def asked_for(argv: Sequence[str]) -> int:
@@ -82,7 +85,8 @@ def joined_ranks(argv: Sequence[str]) -> Ranks:
         return Ranks.alone()
     device = _given(argv, ("device",), str)["device"] or "auto"
     gpus = _given(argv)["gpus"]
-    ranks = join("cpu" if device.startswith("cpu") and gpus is None else "auto" if device == "auto" else "cuda")
+    place = "cpu" if device.startswith("cpu") and gpus is None else "auto" if device == "auto" else "cuda"
+    ranks = join(place, seconds=_patience(argv))
     if not ranks.first:
         logging.getLogger("torchrl_perf").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -136,11 +140,27 @@ def print_batch(config: RunConfig, ranks: Ranks) -> None:
     )
 
 
+def _patience(argv: Sequence[str]) -> float:
+    """Seconds for which ranks wait for each other.
+
+    Raises:
+        RankError: for less than one.
+    """
+    given = _given(argv, ("rank_timeout",), float)["rank_timeout"]
+    seconds = HANG_SECONDS if given is None else given
+    if not 1.0 <= seconds <= MOST_SECONDS:
+        raise RankError(
+            f"--rank-timeout: expected seconds from 1 to {MOST_SECONDS:,.0f}, received {seconds:g}. Remedy: "
+            f"--rank-timeout {HANG_SECONDS:g}."
+        )
+    return seconds
+
+
 def _given(argv: Sequence[str], names: Sequence[str] = ("ranks", "gpus"), kind: Any = int) -> dict[str, Any]:
     """Options of these names, None where they are left out or cannot be read, which the whole parser refuses."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(f"--{name}")
+        parser.add_argument(f"--{name.replace('_', '-')}")
     found = vars(parser.parse_known_args(list(argv))[0])
     values = {}
     for name, text in found.items():

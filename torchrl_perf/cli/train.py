@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -26,9 +27,12 @@ from torchrl_perf.cli.resume import (
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
 from torchrl_perf.parallel.join import ending
-from torchrl_perf.parallel.watch import first_to_tell, of_collective
+from torchrl_perf.parallel.launch import note_that_it_was_told
+from torchrl_perf.parallel.ranks import HANG_SECONDS
+from torchrl_perf.parallel.watch import RankWatch, first_to_tell, watched
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
+from torchrl_perf.runtime.signals import StopRequest
 from torchrl_perf.runtime.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
@@ -70,6 +74,8 @@ class Arguments(Generic[Settings]):
     """The same with a GPU for each."""
     per_rank: bool = False
     """Take num_envs, minibatch_size and capacity for those of each rank, and not of the whole run."""
+    rank_timeout: float = HANG_SECONDS
+    """Seconds for which a rank may keep the others waiting; then it counts as lost. More than an evaluation takes."""
 
 
 def unchecked(kind: type[RunConfig]) -> type[RunConfig]:
@@ -116,25 +122,35 @@ def main(name: str, argv: list[str]) -> int:
 def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     """The run, as one of its ranks; every error that is expected is said by one of them."""
     try:
-        settings, start, progress = ranks.of_first(lambda: _settings(name, argv, ranks))
-        config = algorithm_of(name, argv).load("config")(**settings)
-        if not ranks.several and not asks_for_one(argv) and (before := _ranks_before(start)) > 1:
-            return launch(name, argv, before)
-        print_batch(config, ranks)
-        trainer = make_trainer(config, start)
-    except (ValueError, OSError, ImportError) as error:
-        return _failed(error)
-    except RuntimeError as error:
-        if not ranks.several or isinstance(error, RankStoppedError) or not of_collective(error):
-            raise
-        return 1  # another rank has failed, and says why
-    try:
-        result = train(trainer, start.run_dir, progress=progress)
+        with watched(ranks, lambda: 0) as watch:
+            return _watched_run(ranks, watch, name, argv)
     except RankLostError as error:
         say(f"torchrl-perf: {error}")
+        note_that_it_was_told()
         return 1
+
+
+def _watched_run(ranks: Ranks, watch: RankWatch | None, name: str, argv: list[str]) -> int:
+    """The same, while ranks watch each other."""
+    stop = StopRequest()  # torchrun asks the others to stop when one is lost: they are to say so first
+    try:
+        with stop if ranks.several else nullcontext():
+            settings, start, progress = ranks.of_first(lambda: _settings(name, argv, ranks))
+            config = algorithm_of(name, argv).load("config")(**settings)
+            if not ranks.several and not asks_for_one(argv) and (before := _ranks_before(start)) > 1:
+                return launch(name, argv, before)
+            print_batch(config, ranks)
+            trainer = make_trainer(config, start)
+    except (ValueError, OSError, ImportError) as error:
+        return _failed(error, watch)
+    if watch is not None and stop.requested:
+        watch.fail()
+        trainer.close()
+        return stop.exit_code
+    try:
+        result = train(trainer, start.run_dir, progress=progress)
     except (TrainingDivergedError, RunFolderError, ImportError) as error:
-        return _failed(error)
+        return _failed(error, watch)
     finally:
         with ending():
             trainer.close()
@@ -302,8 +318,11 @@ def _check_resumable(stored: RunConfig, wanted: RunConfig) -> None:
         )
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, watch: RankWatch | None = None) -> int:
     """Says what is wrong, where no other rank has said so."""
+    if watch is not None:
+        watch.fail()
     if first_to_tell():
         say(f"torchrl-perf: {error}")
+        note_that_it_was_told()
     return 1

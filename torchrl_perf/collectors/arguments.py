@@ -17,7 +17,7 @@ from torchrl.envs.utils import RandomPolicy
 from torchrl.modules.tensordict_module.exploration import set_exploration_modules_spec_from_env
 
 from torchrl_perf.collectors.delivery import under_next
-from torchrl_perf.collectors.stepping import resets_inside_step
+from torchrl_perf.collectors.stepping import inside_step
 from torchrl_perf.runtime.compile import compiled
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.runtime.upstream.policies import with_transforms_of
@@ -82,7 +82,7 @@ def takes_draws(env: EnvBase, compile_policy: Any, cudagraph_policy: Any) -> boo
             f"draw_ahead: expected a policy that runs with its env, received {alone[0]}={given[alone[0]]!r}. Remedy: "
             "draw_ahead=False, or mode='compile' or 'graph'."
         )
-    return resets_inside_step(env) and not getattr(env, "has_own_step", False)
+    return inside_step(env) is not None and not getattr(env, "has_own_step", False)
 
 
 def refuse_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:

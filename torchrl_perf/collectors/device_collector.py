@@ -36,12 +36,11 @@ from torchrl_perf.collectors.rollout_graphs import RolloutGraphs
 from torchrl_perf.collectors.shared_policy import SharedPolicyCollector
 from torchrl_perf.collectors.step_rows import StepRows
 from torchrl_perf.collectors.stepping import (
-    autoreset_step,
     draws_of,
+    inside_step,
     is_tensor_env,
     masked_reset,
     masked_step,
-    resets_inside_step,
     unreset_step,
 )
 from torchrl_perf.collectors.trajectories import TrajectoryIds
@@ -189,8 +188,8 @@ class DeviceCollector(SharedPolicyCollector):
         self._draws_ahead = draw_ahead and arguments.takes_draws(self.env, compile_policy, cudagraph_policy)
         self._settle_mode(mode, compile_mode, compile_policy, cudagraph_policy)
         self._allocate({*exclude_keys, *(arguments.observations_under_next(self.env) if compact_obs else ())})
-        here = (None, arguments.ordinal(self.device))
-        self._stored = None if where.storing in here else self.batch.to(where.storing)
+        is_here = where.storing in (None, arguments.ordinal(self.device))
+        self._stored = None if is_here else self.batch.to(where.storing)
         self._select_step()
         self._background = Background(self._write_next)
         self.weight_updater = weight_updater
@@ -209,8 +208,7 @@ class DeviceCollector(SharedPolicyCollector):
     def _make_policy(self, policy: Any, where: arguments.Devices) -> None:
         self.policy = arguments.placed(policy, where.policy)
         self._original_policy = policy
-        self.device = device_of(self.env)
-        self._acting = self.policy
+        self.device, self._acting = device_of(self.env), self.policy
         if policy is not None and where.policy not in (None, arguments.ordinal(self.device)):
             self._acting = arguments.CastPolicy(self.policy, where.policy, self.device)
 
@@ -229,6 +227,8 @@ class DeviceCollector(SharedPolicyCollector):
         self._frames, self._iter = 0, -1
         self._tensor_env = is_tensor_env(self.env)
         self._host_resets = steps_in_reset(self.env)
+        self._inside_step = inside_step(self.env)
+        self._whole = COMPILES_ANY_STEP or arguments.takes_draws(self.env, None, None)  # until the compiler refuses
         self._truncation = truncation_keys(self.env) if self.set_truncated else []
         self._constant_flags = ConstantFlags(self.env)
         self._ends_kept = EndsKept(self.env)
@@ -245,7 +245,7 @@ class DeviceCollector(SharedPolicyCollector):
         validation.check_policy(self._acting, self.env, sync_free=capturable)
         self._masked = (self._tensor_env or self._native is not None) and not self._host_resets
         validation.refuse_steps_in_reset(self.mode, self._host_resets)
-        if capturable and not (resets_inside_step(self.env) or self._native or self._host_resets):
+        if capturable and not (self._inside_step or self._native or self._host_resets):
             with self._constant_flags(), self._ends_kept():
                 self._masked = validation.check_masked_reset(self.env, self.mode)
         self._audit_pending = self._auto = self.mode == "auto"
@@ -287,10 +287,9 @@ class DeviceCollector(SharedPolicyCollector):
             batch.set(("collector", "traj_ids"), ids.movedim(0, dims))
         outs = dict(zip(self._out_keys, self._outs.buffers, strict=True))
         self._done = outs["next", "done"].view(steps, n, 1).transpose(0, 1)
-        pairs = [(under_next(key), under_next(done)) for key, done in self._truncation]
-        self._last_flags = [outs[key][-1] for pair in pairs for key in pair if key in outs]
-        self.batch = batch
-        self._started = False
+        pairs = [under_next(key) for pair in self._truncation for key in pair]
+        self._last_flags = [outs[key][-1] for key in pairs if key in outs]
+        self.batch, self._started = batch, False
 
     def _select_step(self) -> None:
         compiles = self._compiles and self.mode in ("compile", "graph")
@@ -299,10 +298,8 @@ class DeviceCollector(SharedPolicyCollector):
             options["options"] = FEW_LAUNCHES  # not for a world, of whose operations it would compare every pair
         fuse = partial(compiled, **options) if compiles else _as_it_is
         self._act_fn, self._base_fns = self._act, dict(self._native.methods) if self._native else {}
-        inside = resets_inside_step(self.env)
-        self._env_step = autoreset_step if inside else masked_step if self._masked else unreset_step
-        whole = COMPILES_ANY_STEP or (inside and not getattr(self.env, "has_own_step", False))
-        if not whole and fuse is not _as_it_is:
+        self._env_step = self._inside_step or (masked_step if self._masked else unreset_step)
+        if not self._whole and fuse is not _as_it_is:
             # what lies between the policy and the env's own arithmetic stays eager
             self._act_fn, self._base_fns = fuse(self._act), {**self._base_fns, **fused_parts(self.env, fuse)}
             fuse = _as_it_is
@@ -363,7 +360,7 @@ class DeviceCollector(SharedPolicyCollector):
     def _audited_step(self, root: list[Tensor], out: list[Tensor], next_root: list[Tensor], drawn: Row) -> None:
         """First step of mode ``"auto"``: takes it, and settles whether anything waits and how to reset."""
         self._audit_pending = False
-        settled = resets_inside_step(self.env)
+        settled = self._inside_step is not None
         if not settled:
             self._env_step = unreset_step
         with host_syncs(self.device) as report, supplied(drawn):
@@ -389,10 +386,14 @@ class DeviceCollector(SharedPolicyCollector):
         try:
             self._step_fn(root, out, next_root, drawn)
         except torch._dynamo.exc.TorchDynamoException as error:  # before anything has been stepped
-            validation.warn_not_compiled(self.env, error, self._may_go_on)
-            self.mode = "eager"
+            if not self._whole or COMPILES_ANY_STEP:
+                validation.warn_not_compiled(self.env, error, self._may_go_on)
+                self.mode = "eager"
+            elif drawn:  # parts that are compiled would keep the numbers of one step
+                self._draws, drawn = StepDraws((), self.num_steps, self.device), ()
+            self._whole = COMPILES_ANY_STEP
             self._select_step()
-            self._step_fn(root, out, next_root, drawn)
+            self._fused_step(root, out, next_root, drawn)
 
     def _around_steps(self, kind: ExplorationType) -> AbstractContextManager[Any]:
         contexts = ExitStack()

@@ -7,6 +7,7 @@ keeps the graph whole, and the rows through plain indexing.
 """
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "cell_kernels",
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
     "recurrence_rows",
     "row_kernels",
     "slice_kernels",
+    "step_kernels",
     "tree_kernels",
     "write_rows",
 ]
@@ -171,6 +174,66 @@ def slice_kernels(flags: Tensor) -> ModuleType | None:
     if not (_HAS_TRITON and flags.is_cuda) or torch.compiler.is_compiling():
         return None
     return _module_of_slices()
+
+
+def cell_kernels(name: str, inputs: Tensor, weight: Tensor) -> ModuleType | None:
+    """The kernels of a gated cell's sequences, or None where the loop over steps serves.
+
+    They take float32 where recurrent layers may use TF32 (``torch.backends.cudnn.allow_tf32``, which is so unless a
+    script or ``precision="ieee"`` says otherwise), and weights that fit on chip: up to 128 hidden units.
+
+    Args:
+        name: ``"gru"`` or ``"lstm"``, :mod:`torchrl_perf.kernels.gru` or :mod:`torchrl_perf.kernels.lstm`.
+        inputs: of a sequence, or their gradient.
+        weight: ``[G H, H]``, of G gates.
+    """
+    if not (_HAS_TRITON and inputs.is_cuda and inputs.numel() and _cudnn_takes_tf32()):
+        return None
+    if inputs.dtype != torch.float32 or weight.dtype != torch.float32:
+        return None
+    rows, hidden = weight.shape
+    return _module_of_cells(name) if _fits_on_chip(rows // hidden, hidden, inputs.device.index) else None
+
+
+def step_kernels(x: Tensor) -> ModuleType | None:
+    """The kernels of one step, :mod:`torchrl_perf.kernels.cell_steps`, or None where torch operations serve.
+
+    Args:
+        x: input of a step, float32 on CUDA; the kernels serve where recurrent layers may use TF32.
+    """
+    if not (_HAS_TRITON and x.numel() and _cudnn_takes_tf32() and _has_half(x.device.index)):
+        return None
+    return _module_of_cells("cell_steps")
+
+
+@functools.cache
+def _has_half(index: int) -> bool:
+    return torch.cuda.get_device_properties(index).major >= 8
+
+
+def _cudnn_takes_tf32() -> bool:
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # PyTorch's two settings of it contradict each other
+        return False
+
+
+@functools.cache
+def _fits_on_chip(gates: int, hidden: int, index: int) -> bool:
+    """Whether a multiprocessor has instructions for float16 and room for the weights and what a step exchanges."""
+    device = torch.cuda.get_device_properties(index)
+    padded = max(16, 1 << (hidden - 1).bit_length())
+    exchanged = 2**14 + 2**12
+    return _has_half(index) and 2 * gates * padded**2 + exchanged <= device.shared_memory_per_block_optin
+
+
+@functools.cache
+def _module_of_cells(name: str) -> ModuleType | None:
+    """A module of kernels, or None where Triton has no Gluon, or another one."""
+    try:
+        return importlib.import_module(f"torchrl_perf.kernels.{name}")
+    except (ImportError, AttributeError):
+        return None
 
 
 @functools.cache  # an import statement costs a microsecond at each call

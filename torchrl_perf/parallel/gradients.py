@@ -119,6 +119,8 @@ class SharedGradients:
                 the means; without a weight.
         """
         self._make_buffer(values)
+        if self.ranks.own is not None and values:
+            self.ranks.own.append(values[0])
         given = [*grads, *values]
         if missing := [view for view, one in zip(self._views, given, strict=True) if one is None]:
             torch._foreach_zero_(missing)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchrl_perf import __version__
-from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
+from torchrl_perf.parallel.ranks import HANG_SECONDS, Ranks, RankStoppedError
 from torchrl_perf.runtime.capture import release_recorded
 from torchrl_perf.runtime.deadline import Deadline
 
@@ -29,8 +29,6 @@ __all__ = [
     "world_size",
 ]
 
-HANG_SECONDS = 600
-"""Longest wait of a rank for the others within a collective: evaluations and compilations take place between two."""
 LEAVE_SECONDS = 30.0
 """Longest wait for the GPU and the other ranks when this one leaves."""
 
@@ -79,7 +77,7 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
     if not _DEADLINES:
         _DEADLINES.append(Deadline())
         atexit.register(_leave_at_the_end)
-    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot))
+    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, seconds=seconds))
     return _JOINED[0]
 
 

@@ -3,10 +3,18 @@
 import logging
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = ["launch_ranks"]
+from torchrl_perf.runtime.streams import say
+
+__all__ = ["launch_ranks", "note_that_it_was_told"]
+
+TOLD = "TORCHRL_PERF_TOLD"
+"""Variable of the ranks: a file that one makes which has said why it will be killed."""
 
 
 def launch_ranks(arguments: Sequence[str], ranks: int) -> int:
@@ -38,12 +46,35 @@ def launch_ranks(arguments: Sequence[str], ranks: int) -> int:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        own = [code for code in codes if code > 0]
-        return own[0] if own else 1
-    except SignalException as error:
-        return 128 + int(error.sigval)
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told"
+        os.environ[TOLD] = str(told)
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as error:
+            codes = [failure.exitcode for failure in error.failures.values()]
+            own = [code for code in codes if code > 0]
+            if not own and not told.exists():
+                say(f"torchrl-perf: {_words(error)}")
+            return own[0] if own else 1
+        except SignalException as error:
+            return 128 + int(error.sigval)
+        finally:
+            del os.environ[TOLD]
     return 0
+
+
+def note_that_it_was_told() -> None:
+    """Leaves word for whoever has started this rank that it has said why it ends, before a signal ends it."""
+    if TOLD in os.environ:
+        Path(os.environ[TOLD]).touch()
+
+
+def _words(error: Any) -> str:
+    """What is known of ranks that a signal has ended before one could say more."""
+    rank, failure = error.get_first_failure()
+    return (
+        f"rank {rank} (process {failure.pid}): expected to run to its end, received signal {-failure.exitcode} "
+        f"({failure.signal_name()}), which ended it. The others were ended. Remedy: where nobody sent it, the memory "
+        "of the host may not be enough for so many ranks (its log names processes that it has killed for that)."
+    )

@@ -15,6 +15,9 @@ __all__ = ["RankStoppedError", "Ranks"]
 
 T = TypeVar("T")
 
+HANG_SECONDS = 600.0
+"""Longest wait of a rank for the others within a collective: evaluations and compilations take place between two."""
+
 
 class RankStoppedError(RuntimeError):
     """Another rank has said what is wrong; this one ends without a word.
@@ -41,15 +44,23 @@ class Ranks:
         group: a process group of ``torch.distributed``; None is a process alone. Its backends have to serve the device,
             and the CPU for values.
         one_shot: whether small buffers on CUDA are summed over symmetric memory where peers can reach each other.
+        seconds: longest wait for a rank that is behind the others.
 
     Attributes:
         rank: of this process, from 0.
         size: number of processes.
+        begun: collectives that this process has come to; a recorded one counts once.
+        own: this rank's part of what :class:`~torchrl_perf.parallel.SharedGradients` has averaged first, the loss say,
+            for a guard that takes them out again; None, and nothing is kept, where no guard asked for it.
         sums: how often a sum of so many numbers of a dtype was asked for so far; a recorded one counts once.
     """
 
-    def __init__(self, device: torch.device, group: Any = None, *, one_shot: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, group: Any = None, *, one_shot: bool = True, seconds: float = HANG_SECONDS
+    ) -> None:
         self.device, self._group = torch.device(device), group
+        self.seconds, self.begun = seconds, 0
+        self.own: list[Tensor] | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.sums: Counter[tuple[int, torch.dtype]] = Counter()
@@ -103,6 +114,7 @@ class Ranks:
         """
         if not self.several:
             return values
+        self.begun += 1
         self.sums[values.numel(), values.dtype] += 1
         if self._one_shot is not None and self._one_shot.holds(values):
             return self._one_shot.sum(values)
@@ -150,6 +162,7 @@ class Ranks:
             tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
             found |= {id(one): one for one in tensors if isinstance(one, Tensor) and one.numel()}
         for tensor in found.values():
+            self.begun += 1
             whole = tensor.detach().contiguous()
             dist.broadcast(whole, 0, group=self._group)
             if whole.data_ptr() != tensor.data_ptr():
@@ -161,6 +174,7 @@ class Ranks:
         """A plain value of each rank, in the order of ranks; waits for all of them."""
         if not self.several:
             return [value]
+        self.begun += 1
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._group)
         return found
@@ -176,6 +190,7 @@ class Ranks:
         """
         if not self.several:
             return make()
+        self.begun += 1
         told: list[Any] = [None, None]
         error: BaseException | None = None
         if self.first:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from torchrl_perf.parallel.join import RankLostError, world_size
+from torchrl_perf.parallel.launch import note_that_it_was_told
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
@@ -21,45 +22,68 @@ __all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell",
 
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 60
-"""Beats without a word after which a rank of another host counts as lost; the process of this host is looked for."""
+"""Beats without a word after which a rank counts as lost; one of this host also when its process is gone."""
 EXPLAIN_SECONDS = 10.0
 """How long a rank whose collective has failed looks for the one that is why."""
 GRACE_SECONDS = 20.0
 """How long a rank may take to end by itself once another is lost: it may hang in a collective on the device."""
+HANGS = ("silent", "still")
+"""States of a rank whose process is there."""
+
+_WATCHES: list["RankWatch"] = []
+"""The one of this process, while there is one."""
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    pid: int
+    started: str
+    """When its process began, which another one of the same number did not; empty where the host does not tell."""
+    kernel: str
+    """Of which the number of the process is: host names may be alike."""
 
 
 class Lost(NamedTuple):
     """A rank that is no longer there."""
 
     rank: int
-    host: str
-    pid: int
-    failed: bool
-    """Whether it has said itself what is wrong."""
+    state: str
+    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"`` or ``"still"``."""
 
 
 class RankWatch:
     """Tells the other ranks by the store of ``torch.distributed`` that this one lives, and looks whether they do.
 
-    A process of this host that is gone is noticed within a second, one of another host after ``SILENT_BEATS`` beats of
-    silence. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's do; where
-    it hangs in one, as on a GPU, the watch says what has happened and ends the process after ``GRACE_SECONDS``.
+    A process of this host that is gone is noticed within a second, one that is silent after ``SILENT_BEATS`` beats, as
+    one of another host is that is gone. A rank that is behind the others, where none has moved for ``ranks.seconds``,
+    counts as lost as well. A rank that hangs is killed by the others of its host and by itself, so that their
+    collectives fail. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's
+    do; where it hangs in one, as on a GPU, the watch says what has happened and ends the process after
+    ``GRACE_SECONDS``.
 
     Args:
         ranks: several processes, which make it together.
         iteration: gives the number of iterations that this rank has done.
         store: where they leave word; by default that of ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Attributes:
+        iteration: as given.
     """
 
     def __init__(self, ranks: Ranks, iteration: Callable[[], int], store: dist.Store | None = None) -> None:
-        self._ranks, self._iteration = ranks, iteration
+        self.iteration = iteration
+        self._ranks = ranks
         base = _own_connection() if store is None else store
         # torchrun keeps its store over restarts
         self._store = dist.PrefixStore(ranks.of_first(lambda: uuid.uuid4().hex), base)
         self._store_is_gone = False
-        self._places: list[tuple[str, int]] = ranks.values((socket.gethostname(), os.getpid()))
+        self._places: list[Place] = ranks.values(own_place())
         self._state, self._beats, self._silent = "lives", 0, dict.fromkeys(range(ranks.size), 0)
         self._heard = [""] * ranks.size
+        self._reached: dict[int, tuple[int, int]] = {}  # iterations and collectives of each rank
+        self._still = 0  # beats for which it has been so
         self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
         self._lost: Lost | None = None
         self._beat()
@@ -69,12 +93,17 @@ class RankWatch:
 
     # -- what the loop asks -------------------------------------------------------------------------------------------
 
-    def explain(self, error: BaseException, step: int) -> None:
+    @property
+    def lives(self) -> bool:
+        """Whether this rank has not left word that it ends."""
+        return self._state == "lives"
+
+    def explain(self, error: BaseException, step: int | None) -> None:
         """After an exception of this rank: raises where another rank is why, and else leaves word that it is this one.
 
         Args:
             error: of the loop.
-            step: env steps of the whole run so far.
+            step: env steps of the whole run so far, or None where that is not known.
 
         Raises:
             RankLostError: on the rank that tells it.
@@ -86,7 +115,7 @@ class RankWatch:
             self.mark("failed")
             return
         lost = self._lost
-        if lost.failed or not self._tells():
+        if lost.state == "failed" or not self._tells():
             self.mark("follows")
             stopped = RankStoppedError(f"rank {lost.rank}")
             raise stopped from error
@@ -118,43 +147,67 @@ class RankWatch:
         try:
             while not self._end.wait(BEAT_SECONDS) and self._lost is None:
                 self._beat()
-                self._look()
+                self._lost = self._look()
         except RuntimeError:  # the store is gone, and with it the process that holds it
             self._store_is_gone = True
-            self._lost = self._lost or self._known(0, failed=False)
+            self._lost = self._lost or Lost(0, "ended")
         if self._lost is None:
             return
         self._found.set()
+        if self._lost.state in HANGS:
+            self._kill_hanging(self._lost)
         if not self._end.wait(GRACE_SECONDS):
-            if not self._lost.failed and self._tells():
+            if self._lost.state != "failed" and self._tells():
                 say(f"torchrl-perf: {self._words(self._lost, None)}")
+                note_that_it_was_told()
             os.kill(os.getpid(), signal.SIGKILL)  # the main thread waits in a driver, where no exception reaches it
 
     def _beat(self) -> None:
         with self._lock:
             self._beats += 1
-            self._store.set(f"{self._ranks.rank}", f"{self._beats} {self._state}")
+            self._store.set(
+                f"{self._ranks.rank}", f"{self._beats} {self._state} {self.iteration()} {self._ranks.begun}"
+            )
 
-    def _look(self) -> None:
-        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
-        words = self._store.multi_get([f"{rank}" for rank in others])
-        for rank, word in zip(others, words, strict=True):
+    def _look(self) -> Lost | None:
+        """Hears what all ranks have said last; the one that is lost."""
+        reached: dict[int, tuple[int, int]] = {}
+        words = self._store.multi_get([f"{rank}" for rank in range(self._ranks.size)])
+        for rank, word in enumerate(words):
             text = word.decode()
-            state = text.split()[1]
+            _, state, iteration, begun = text.split()
             self._silent[rank] = self._silent[rank] + 1 if text == self._heard[rank] else 0
             self._heard[rank] = text
-            if state == "failed" or (state == "lives" and self._is_gone(rank)):
-                self._lost = self._known(rank, failed=state == "failed")
-                return
+            if state == "failed" or state in HANGS:
+                return Lost(rank, state)
+            if state != "lives":
+                continue
+            reached[rank] = int(iteration), int(begun)
+            if self._is_gone(rank):
+                return Lost(rank, "ended")
+            if self._silent[rank] >= SILENT_BEATS:
+                return Lost(rank, "silent" if self._is_near(rank) else "ended")
+        self._still = self._still + 1 if reached == self._reached else 0
+        self._reached = reached
+        if self._still * BEAT_SECONDS < self._ranks.seconds or len(set(reached.values())) < 2:
+            return None
+        return Lost(min(reached, key=reached.__getitem__), "still")
+
+    def _is_near(self, rank: int) -> bool:
+        """Whether the process of a rank can be looked at."""
+        return bool(self._places[rank].started) and self._places[rank].kernel == self._places[self._ranks.rank].kernel
 
     def _is_gone(self, rank: int) -> bool:
-        host, pid = self._places[rank]
-        if host == socket.gethostname() and Path("/proc/self/stat").exists():
-            return not _runs(pid)
-        return self._silent[rank] >= SILENT_BEATS
+        return self._is_near(rank) and began(self._places[rank].pid) != self._places[rank].started
 
-    def _known(self, rank: int, *, failed: bool) -> Lost:
-        return Lost(rank, *self._places[rank], failed)
+    def _kill_hanging(self, lost: Lost) -> None:
+        """Kills a process that is there and hangs, after word was left why; one of another host does so itself."""
+        if not self._is_near(lost.rank) or self._is_gone(lost.rank):
+            return
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{lost.rank}", f"0 {lost.state} 0 0")
+        with contextlib.suppress(OSError):
+            os.kill(self._places[lost.rank].pid, signal.SIGKILL)
 
     def _tells(self) -> bool:
         """Whether this rank says it: the first that asks, or the lowest where there is no one to ask."""
@@ -165,10 +218,16 @@ class RankWatch:
 
     def _words(self, lost: Lost, step: int | None) -> str:
         # ranks are never more than one collective apart
-        at = f"iteration {self._iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        at = f"iteration {self.iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        place = self._places[lost.rank]
+        why = {
+            "ended": "has ended or cannot be reached",
+            "silent": f"has given no sign of life for {SILENT_BEATS * BEAT_SECONDS:g} s",
+            "still": f"has come no further for {self._ranks.seconds:g} s, while the others wait",
+        }
         return (
-            f"rank {lost.rank} of {self._ranks.size} was lost in {at}: its process {lost.pid} on host {lost.host} has "
-            f"ended or cannot be reached. Rank {self._ranks.rank} and the others stop."
+            f"rank {lost.rank} of {self._ranks.size} was lost in {at}: its process {place.pid} on host {place.host} "
+            f"{why[lost.state]}. Rank {self._ranks.rank} and the others stop."
         )
 
 
@@ -178,18 +237,27 @@ def watched(ranks: Ranks, iteration: Callable[[], int]) -> Iterator[RankWatch | 
 
     Args:
         ranks: the processes.
-        iteration: as for :class:`RankWatch`.
+        iteration: as for :class:`RankWatch`; within a watch it is what that watch tells from now on.
     """
     if not ranks.several or "MASTER_ADDR" not in os.environ:
         yield None
         return
+    if _WATCHES:
+        _WATCHES[0].iteration = iteration
+        yield _WATCHES[0]
+        return
     watch = RankWatch(ranks, iteration)
+    _WATCHES.append(watch)
     try:
         yield watch
-    except BaseException:
-        watch.fail()
+    except BaseException as error:
+        if isinstance(error, RankStoppedError):
+            watch.mark("follows")
+        elif watch.lives:
+            watch.explain(error, None)  # raises where another rank is why
         raise
     finally:
+        _WATCHES.clear()
         watch.close()
 
 
@@ -217,10 +285,18 @@ def of_collective(error: RuntimeError) -> bool:
     return any(word in words for word in ("gloo", "nccl", "connection", "dist", "peer", "socket", "timed out", "rank"))
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process of this host is there and not a corpse."""
+def own_place() -> Place:
+    """Where this process runs."""
+    kernel = ""
+    with contextlib.suppress(OSError):
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return Place(socket.gethostname(), os.getpid(), began(os.getpid()) if kernel else "", kernel)
+
+
+def began(pid: int) -> str:
+    """When a process of this host began, in the kernel's ticks; empty for one that is not there, and for a corpse."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

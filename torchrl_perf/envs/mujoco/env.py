@@ -30,6 +30,8 @@ TOO_MANY_CONTACTS = 0b1_0011_1100
 """Bits of an overflow of the buffers of contacts: broad and narrow phase, convex shapes, height fields."""
 TOO_MANY_CONSTRAINTS = 0b11
 """Bits of an overflow of the rows of constraints."""
+NOT_SOLVED = 1 << 9
+"""Bit of a solver that made its last iteration before it had converged."""
 
 
 class MuJoCoEnv(StructuredEnv):
@@ -53,7 +55,8 @@ class MuJoCoEnv(StructuredEnv):
     **Faults are counted, on the device.** ``overflows`` int64 ``[2]`` counts worlds and steps in which contacts or
     constraints found no room and were left out (:meth:`faults` names the remedy); ``broken_worlds`` int64 ``[]`` counts
     worlds whose positions or velocities became NaN or huge. Such a row keeps its last good state, gets a reward of 0,
-    and its episode is truncated.
+    and its episode is truncated. ``unsolved_steps`` int64 ``[]`` counts worlds and steps in which the solver stopped at
+    its greatest number of iterations, which is no fault while it is rare.
 
     **Domain randomisation.** ``mass_noise``, ``friction_noise`` and ``gain_noise`` give each world factors of its own,
     see :class:`Randomization`.
@@ -140,6 +143,7 @@ class MuJoCoEnv(StructuredEnv):
         self.register_buffer("initial_qpos", torch.as_tensor(self.model.qpos0, dtype=torch.float32).to(where))
         self.register_buffer("overflows", torch.zeros(2, dtype=torch.int64, device=where))
         self.register_buffer("broken_worlds", torch.zeros((), dtype=torch.int64, device=where))
+        self.register_buffer("unsolved_steps", torch.zeros((), dtype=torch.int64, device=where))
         self.begin(seed)
 
     @property
@@ -200,17 +204,18 @@ class MuJoCoEnv(StructuredEnv):
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def fault_counts(self) -> dict[str, Tensor]:
-        """Return the counts, 0-d int64: ``contact_overflows``, ``constraint_overflows`` and ``broken_worlds``."""
+        """Return counts, 0-d int64: contact_overflows, constraint_overflows, broken_worlds and unsolved_steps."""
         contacts, constraints = self.overflows.unbind()
         return {
             "contact_overflows": contacts,
             "constraint_overflows": constraints,
             "broken_worlds": self.broken_worlds,
+            "unsolved_steps": self.unsolved_steps,
         }
 
     def faults(self) -> dict[str, str]:
         """Return what has gone wrong since the env was made, by the names of the counts; waits for the host."""
-        contacts, constraints, broken = (int(count) for count in self.fault_counts().values())
+        contacts, constraints, broken = (int(count) for count in (*self.overflows, self.broken_worlds))
         found = {}
         if contacts:
             found["contact_overflows"] = (
@@ -272,6 +277,7 @@ class MuJoCoEnv(StructuredEnv):
         short = torch.stack([(overflow & TOO_MANY_CONTACTS) != 0, (overflow & TOO_MANY_CONSTRAINTS) != 0])
         self.overflows += short.sum(-1)
         self.broken_worlds += (~sound).sum()
+        self.unsolved_steps += ((overflow & NOT_SOLVED) != 0).sum()
         reward = torch.where(sound, check_rows("reward", self.reward(state, control, after), self.num_envs), 0.0)
         terminated = check_rows("terminated", self.is_terminated(after), self.num_envs) & sound
         fields = {name: state[name] for name in self.randomization.names}

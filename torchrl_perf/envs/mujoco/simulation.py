@@ -30,6 +30,10 @@ FORCES = (
 AFTER_CONSTRAINT = ("cfrc_ext", "cfrc_int", "cacc")
 """Those that a step computes only where somebody asks for them."""
 
+UNROLLED = 6
+"""Iterations of the solver up to which a graph has all of them, as fast as one that asks whether a world needs more: of
+4,096 worlds one does. With 4, Ant takes 11.8 ms a step on an H200 and not 12.3."""
+
 
 class Stepped(NamedTuple):
     """What a step leaves; new tensors.
@@ -125,9 +129,11 @@ class Simulation:
         options.warn_overflow = 0  # counted instead: a print for each world would come at each step
         if settings.deterministic:
             options.deterministic = int(self._mjw.DeterminismType.ALL)
-        if device.type == "cuda" and not conditional_nodes():
+        iterations = int(model.opt.iterations)
+        if device.type == "cuda" and (iterations <= UNROLLED or not conditional_nodes()):
             options.graph_conditional = False
-            warn_of_old_driver(int(model.opt.iterations))
+            if iterations > UNROLLED:
+                warn_of_old_driver(iterations)
 
     def _allocate(self, model: Any, settings: PhysicsSettings) -> Any:
         sizes = {"nconmax": settings.nconmax, "njmax": settings.njmax}

@@ -10,6 +10,8 @@ from torchrl_perf.functional.rows.valid import spread
 from torchrl_perf.functional.wide import compute_dtype, computed_wide
 
 LEAST_STD = 1e-6  # as in TorchRL's losses
+BLOCK = 1_024
+"""Advantages that are summed up at once; blocks are merged."""
 
 
 def normalized_advantage(
@@ -68,17 +70,17 @@ def advantage_summary(advantage: Tensor, valid: Tensor | None = None, *, batch_d
     Returns:
         ``[*, 5]`` float64: number, mean, sum of squared deviations from it, least and greatest of those that count.
     """
-    advantage = advantage.to(torch.float64)
     chosen = torch.ones_like(advantage, dtype=torch.bool) if valid is None else spread(valid, advantage)
-    dims = list(range(batch_dims, advantage.ndim))
-    count = chosen.sum(dims, keepdim=True).to(torch.float64)
-    mean = torch.where(chosen, advantage, 0.0).sum(dims, keepdim=True) / count.clamp_min(1.0)
-    squares = torch.where(chosen, advantage - mean, 0.0).square().sum(dims, keepdim=True)
-    low = torch.where(chosen, advantage, torch.inf).amin(dims, keepdim=True)
-    high = torch.where(chosen, advantage, -torch.inf).amax(dims, keepdim=True)
-    return torch.cat(
-        [part.reshape((*advantage.shape[:batch_dims], 1)) for part in (count, mean, squares, low, high)], -1
-    )
+    chosen, values = (part.reshape(*part.shape[:batch_dims], -1) for part in (chosen, advantage.to(torch.float64)))
+    # blocks whose numbers stay in registers: over a whole minibatch each sum would read and gather its rows anew
+    blocks = 1 if values.shape[-1] % BLOCK else max(values.shape[-1] // BLOCK, 1)
+    chosen, values = (part.unflatten(-1, (blocks, -1)) for part in (chosen, values))
+    count = chosen.sum(-1).to(torch.float64)
+    mean = torch.where(chosen, values, 0.0).sum(-1) / count.clamp_min(1.0)
+    squares = torch.where(chosen, values - mean.unsqueeze(-1), 0.0).square().sum(-1)
+    low, high = torch.where(chosen, values, torch.inf).amin(-1), torch.where(chosen, values, -torch.inf).amax(-1)
+    parts = torch.stack([count, mean, squares, low, high], -1)
+    return merged_summary(parts.movedim(-2, 0)) if blocks > 1 else parts.squeeze(-2)
 
 
 def merged_summary(parts: Tensor) -> Tensor:
@@ -107,7 +109,8 @@ def normalized_by(
     dtype = compute_dtype(advantage)
     count, mean, squares, low, high = summary.unbind()
     std = (squares / (count - 1.0).clamp_min(1.0)).sqrt().clamp_min(least_std)
-    normal = (advantage.to(torch.float64) - mean) / std.masked_fill(low == high, torch.inf)
+    # divided once, and not for each row
+    normal = (advantage.to(torch.float64) - mean) * std.masked_fill(low == high, torch.inf).reciprocal()
     return (normal if valid is None else torch.where(spread(valid, normal), normal, 0.0)).to(dtype)
 
 

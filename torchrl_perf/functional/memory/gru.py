@@ -16,9 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.memory.rows import add_bias, as_time_major, grad_or_none, keeps_gates
+from torchrl_perf.functional.memory.rows import (
+    add_bias,
+    env_major,
+    grad_or_none,
+    keeps_gates,
+    takes_one_launch,
+    time_major,
+)
+from torchrl_perf.kernels import cell_kernels, step_kernels
 
-__all__ = ["gru_sequence", "gru_step"]
+__all__ = ["gru_cell", "gru_sequence", "gru_step"]
 
 
 def gru_step(inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -41,6 +49,49 @@ def gru_step(inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None 
     return new + update * (state - new)
 
 
+def gru_cell(
+    x: Tensor,
+    state: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> Tensor:
+    """One step from the input itself, as ``torch.nn.GRUCell``; on CUDA without a gradient in one launch.
+
+    Args:
+        x: ``[N, I]``.
+        state: h of the step before, ``[N, H]``.
+        weight_ih: ``W_i``, ``[3 H, I]``.
+        weight_hh: ``W_h``, ``[3 H, H]``.
+        bias_ih: ``b_i``, ``[3 H]``, or None.
+        bias_hh: ``b_h``, ``[3 H]``; None where ``bias_ih`` is.
+
+    Returns:
+        h of this step, ``[N, H]``.
+    """
+    args = (x, state, weight_ih, weight_hh, bias_ih, bias_hh)
+    if takes_one_launch(*args):
+        return torch.ops.torchrl_perf.gru_cell(*args)
+    return gru_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, weight_hh, bias_hh)
+
+
+@torch.library.custom_op("torchrl_perf::gru_cell", mutates_args=())
+def _cell(
+    x: Tensor, state: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None
+) -> Tensor:
+    if kernels := step_kernels(x):
+        return kernels.gru(x, state, weight_ih, weight_hh, bias_ih, bias_hh)
+    return gru_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, weight_hh, bias_hh)
+
+
+@_cell.register_fake
+def _(
+    x: Tensor, state: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None
+) -> Tensor:
+    return state.new_empty(state.shape)
+
+
 def gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """All steps of ``[N, T]`` sequences; a row's state is 0 before each step that begins an episode.
 
@@ -52,20 +103,23 @@ def gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
         bias: ``b_h``, ``[3 H]``, or None.
 
     Returns:
-        h of each step, ``[N, T, H]``, in ``weight``'s dtype; the memory is time-major.
+        h of each step, ``[N, T, H]``, contiguous, in ``weight``'s dtype.
     """
     tensors = (inputs, initial, weight) if bias is None else (inputs, initial, weight, bias)
-    inputs, initial, begins = as_time_major(inputs, initial, begins, weight.dtype)
-    states, _ = torch.ops.torchrl_perf.gru_sequence(inputs, initial, begins, weight, bias, keeps_gates(*tensors))
-    return states.transpose(0, 1)
+    inputs, initial = inputs.to(weight.dtype), initial.to(weight.dtype).contiguous()
+    return torch.ops.torchrl_perf.gru_sequence(inputs, initial, begins, weight, bias, keeps_gates(*tensors))[0]
 
 
 @torch.library.custom_op("torchrl_perf::gru_sequence", mutates_args=())
 def _forward(
     inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor]:
-    """States ``[T, N, H]``, and for the backward pass r, z, n and ``W_hn h + b_hn``: ``[T, N, 4 H]``, or ``[0]``."""
-    steps, num_envs, hidden = len(inputs), *initial.shape
+    """States ``[N, T, H]``, and for the backward pass r, z, n and ``W_hn h + b_hn``: ``[T, N, 4 H]``, or ``[0]``."""
+    if kernels := cell_kernels("gru", inputs, weight):
+        return kernels.forward(inputs, initial, begins, weight, bias, keeps)
+    num_envs, steps, _ = inputs.shape
+    hidden = weight.shape[1]
+    inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
     states = inputs.new_empty(steps, num_envs, hidden)
     kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
     columns, state = weight.t(), initial
@@ -79,14 +133,23 @@ def _forward(
         if keeps:
             torch.cat((both, new, of_new), -1, out=kept[t])
         state = torch.lerp(new, state, update, out=states[t])
-    return states, kept
+    return env_major(states), kept
 
 
 @torch.library.custom_op("torchrl_perf::gru_sequence_backward", mutates_args=())
 def _backward(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[T, N, 3 H]``, initial state, weight and bias."""
+    """Gradients of inputs ``[N, T, 3 H]``, initial state, weight and bias."""
+    if kernels := cell_kernels("gru", grad, weight):
+        return kernels.backward(grad, states, kept, initial, begins, weight)
+    return _backward_loop(time_major(grad), time_major(states), kept, initial, time_major(begins.unsqueeze(-1)), weight)
+
+
+def _backward_loop(
+    grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, of time-major tensors."""
     steps, num_envs, hidden = states.shape
     before = torch.cat((initial.unsqueeze(0), states[:-1])).masked_fill_(begins, 0)
     reset, update, new, of_new = kept.chunk(4, -1)
@@ -107,24 +170,24 @@ def _backward(
         carried = torch.addmm(of_state * update[t], of_gates_t, weight).masked_fill_(begins[t], 0)
     of_inputs[..., : 2 * hidden] = of_gates[..., : 2 * hidden]
     flat = of_gates.flatten(0, 1)
-    return of_inputs, carried, flat.t() @ before.flatten(0, 1), flat.sum(0)
+    return env_major(of_inputs), carried, flat.t() @ before.flatten(0, 1), flat.sum(0)
 
 
 @_forward.register_fake
 def _(
     inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor]:
-    steps, num_envs, hidden = len(inputs), *initial.shape
-    return inputs.new_empty(steps, num_envs, hidden), inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
+    (num_envs, steps, _), hidden = inputs.shape, weight.shape[1]
+    return inputs.new_empty(num_envs, steps, hidden), inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
 
 
 @_backward.register_fake
 def _(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    steps, num_envs, hidden = states.shape
-    inputs = states.new_empty(steps, num_envs, 3 * hidden)
-    return inputs, torch.empty_like(initial), torch.empty_like(weight), weight.new_empty(3 * hidden)
+    num_envs, steps, hidden = states.shape
+    shapes = (num_envs, steps, 3 * hidden), (num_envs, hidden), (3 * hidden, hidden), (3 * hidden,)
+    return tuple(states.new_empty(shape) for shape in shapes)  # pyright: ignore[reportReturnType]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

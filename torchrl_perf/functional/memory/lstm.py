@@ -14,9 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.memory.rows import add_bias, as_time_major, grad_or_none, keeps_gates
+from torchrl_perf.functional.memory.rows import (
+    add_bias,
+    env_major,
+    grad_or_none,
+    keeps_gates,
+    takes_one_launch,
+    time_major,
+)
+from torchrl_perf.kernels import cell_kernels, step_kernels
 
-__all__ = ["lstm_sequence", "lstm_step"]
+__all__ = ["lstm_cell", "lstm_sequence", "lstm_step"]
 
 
 def lstm_step(
@@ -40,6 +48,63 @@ def lstm_step(
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
+def lstm_cell(
+    x: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step from the input itself, as ``torch.nn.LSTMCell``; on CUDA without a gradient in one launch.
+
+    Args:
+        x: ``[N, I]``.
+        state: h of the step before, ``[N, H]``.
+        cell: c of the step before, ``[N, H]``.
+        weight_ih: ``W_i``, ``[4 H, I]``.
+        weight_hh: ``W_h``, ``[4 H, H]``.
+        bias_ih: ``b_i``, ``[4 H]``, or None.
+        bias_hh: ``b_h``, ``[4 H]``; None where ``bias_ih`` is.
+
+    Returns:
+        h and c of this step, each ``[N, H]``.
+    """
+    args = (x, state, cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    if takes_one_launch(*args):
+        return torch.ops.torchrl_perf.lstm_cell(*args)
+    return lstm_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, cell, weight_hh, bias_hh)
+
+
+@torch.library.custom_op("torchrl_perf::lstm_cell", mutates_args=())
+def _cell(
+    x: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if kernels := step_kernels(x):
+        return kernels.lstm(x, state, cell, weight_ih, weight_hh, bias_ih, bias_hh)
+    return lstm_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, cell, weight_hh, bias_hh)
+
+
+@_cell.register_fake
+def _(
+    x: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    return state.new_empty(state.shape), cell.new_empty(cell.shape)
+
+
 def lstm_sequence(
     inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -54,22 +119,24 @@ def lstm_sequence(
         bias: ``b_h``, ``[4 H]``, or None.
 
     Returns:
-        h and c of each step, each ``[N, T, H]``, in ``weight``'s dtype; the memory is time-major.
+        h and c of each step, each ``[N, T, H]``, contiguous, in ``weight``'s dtype.
     """
     tensors = (inputs, state, cell, weight) if bias is None else (inputs, state, cell, weight, bias)
-    inputs, state, begins = as_time_major(inputs, state, begins, weight.dtype)
-    cell = cell.to(weight.dtype).contiguous()
-    keeps = keeps_gates(*tensors)
-    states, cells, _ = torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, keeps)
-    return states.transpose(0, 1), cells.transpose(0, 1)
+    state, cell = (each.to(weight.dtype).contiguous() for each in (state, cell))
+    keeps, inputs = keeps_gates(*tensors), inputs.to(weight.dtype)
+    return torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, keeps)[:2]
 
 
 @torch.library.custom_op("torchrl_perf::lstm_sequence", mutates_args=())
 def _forward(
     inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """States h and c ``[T, N, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
-    steps, num_envs, hidden = len(inputs), *state.shape
+    """States h and c ``[N, T, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
+    if kernels := cell_kernels("lstm", inputs, weight):
+        return kernels.forward(inputs, state, cell, begins, weight, bias, keeps)
+    num_envs, steps, _ = inputs.shape
+    hidden = weight.shape[1]
+    inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
     states, cells = (inputs.new_empty(steps, num_envs, hidden) for _ in range(2))
     kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
     columns = weight.t()
@@ -84,13 +151,13 @@ def _forward(
         state = torch.mul(out, cell.tanh(), out=states[t])
         if keeps:
             kept[t].copy_(gates)
-    return states, cells, kept
+    return env_major(states), env_major(cells), kept
 
 
 @torch.library.custom_op("torchrl_perf::lstm_sequence_backward", mutates_args=())
 def _backward(
     grad: Tensor,
-    grad_cell: Tensor,
+    grad_cell: Tensor | None,
     states: Tensor,
     cells: Tensor,
     kept: Tensor,
@@ -99,7 +166,28 @@ def _backward(
     begins: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[T, N, 4 H]``, which are those of the gates, of both initial states, weight and bias."""
+    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both initial states, weight and bias."""
+    if kernels := cell_kernels("lstm", grad, weight):
+        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight))
+    of_cells = None if grad_cell is None else time_major(grad_cell)
+    by_time = (time_major(each) for each in (states, cells))
+    return _backward_loop(
+        time_major(grad), of_cells, *by_time, kept, state, cell, time_major(begins.unsqueeze(-1)), weight
+    )
+
+
+def _backward_loop(
+    grad: Tensor,
+    grad_cell: Tensor | None,
+    states: Tensor,
+    cells: Tensor,
+    kept: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    begins: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same, of time-major tensors."""
     steps, num_envs, hidden = states.shape
     before = torch.cat((state.unsqueeze(0), states[:-1])).masked_fill_(begins, 0)
     cell_before = torch.cat((cell.unsqueeze(0), cells[:-1])).masked_fill_(begins, 0)
@@ -115,29 +203,30 @@ def _backward(
     carried, carried_cell = torch.zeros_like(state), torch.zeros_like(cell)
     for t in range(steps - 1, -1, -1):
         of_state = grad[t] + carried
-        of_cell = torch.addcmul(carried_cell + grad_cell[t], of_state, to_cell[t])
+        carried_cell = carried_cell if grad_cell is None else carried_cell + grad_cell[t]
+        of_cell = torch.addcmul(carried_cell, of_state, to_cell[t])
         gates = of_gates[t].unflatten(-1, (4, hidden))
         torch.mul(of_cell.unsqueeze(-2), by_cell[t], out=gates[:, :3])
         torch.mul(of_state, by_out[t], out=gates[:, 3])
         carried = (of_gates[t] @ weight).masked_fill_(begins[t], 0)
         carried_cell = of_cell.mul_(forget[t]).masked_fill_(begins[t], 0)
     flat = of_gates.flatten(0, 1)
-    return of_gates, carried, carried_cell, flat.t() @ before.flatten(0, 1), flat.sum(0)
+    return env_major(of_gates), carried, carried_cell, flat.t() @ before.flatten(0, 1), flat.sum(0)
 
 
 @_forward.register_fake
 def _(
     inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (len(inputs), *state.shape)
-    kept = inputs.new_empty((*shape[:2], 4 * shape[2]) if keeps else (0,))
-    return inputs.new_empty(shape), inputs.new_empty(shape), kept
+    num_envs, steps, hidden = *inputs.shape[:2], weight.shape[1]
+    kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
+    return inputs.new_empty(num_envs, steps, hidden), inputs.new_empty(num_envs, steps, hidden), kept
 
 
 @_backward.register_fake
 def _(
     grad: Tensor,
-    grad_cell: Tensor,
+    grad_cell: Tensor | None,
     states: Tensor,
     cells: Tensor,
     kept: Tensor,
@@ -146,9 +235,10 @@ def _(
     begins: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    steps, num_envs, hidden = states.shape
-    inputs, bias = states.new_empty(steps, num_envs, 4 * hidden), weight.new_empty(4 * hidden)
-    return inputs, torch.empty_like(state), torch.empty_like(cell), torch.empty_like(weight), bias
+    num_envs, steps, hidden = states.shape
+    of_states = states.new_empty(num_envs, hidden), states.new_empty(num_envs, hidden)
+    of_parameters = weight.new_empty(4 * hidden, hidden), weight.new_empty(4 * hidden)
+    return states.new_empty(num_envs, steps, 4 * hidden), *of_states, *of_parameters
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -156,9 +246,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*output, state, cell, begins, weight)
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # few losses have a gradient of c
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_cell: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, grad_cell: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    grad = torch.zeros_like(ctx.saved_tensors[0]) if grad is None else grad
     backward = torch.ops.torchrl_perf.lstm_sequence_backward
     of_inputs, of_state, of_cell, of_weight, of_bias = backward(grad, grad_cell, *ctx.saved_tensors)
     return of_inputs, of_state, of_cell, None, of_weight, grad_or_none(of_bias, ctx.has_bias), None

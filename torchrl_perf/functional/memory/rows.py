@@ -1,23 +1,30 @@
-"""What the sequences of the cells have in common: time-major rows, and when something is kept for a backward pass."""
+"""What the sequences of the cells have in common: rows by step, and when something is kept for a backward pass."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["add_bias", "as_time_major", "grad_or_none", "keeps_gates"]
+__all__ = ["add_bias", "env_major", "grad_or_none", "keeps_gates", "takes_one_launch", "time_major"]
 
 
-def as_time_major(inputs: Tensor, initial: Tensor, begins: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """``inputs`` ``[T, N, *]``, contiguous and of ``dtype``, ``initial`` likewise, and ``begins`` ``[T, N, 1]``."""
-    return (
-        inputs.transpose(0, 1).to(dtype).contiguous(),
-        initial.to(dtype).contiguous(),
-        begins.transpose(0, 1).unsqueeze(-1).contiguous(),
-    )
+def time_major(rows: Tensor) -> Tensor:
+    """``[T, N, *]``, contiguous, of ``[N, T, *]``: each step in one piece, as a loop over steps wants it."""
+    return rows.transpose(0, 1).contiguous()
+
+
+def env_major(steps: Tensor) -> Tensor:
+    """``[N, T, *]``, contiguous, of ``[T, N, *]``."""
+    return time_major(steps)
 
 
 def keeps_gates(*tensors: Tensor) -> bool:
     """Whether a backward pass may follow, for which the gates of each step are kept."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def takes_one_launch(*tensors: Tensor | None) -> bool:
+    """Whether a step may be one kernel: float32 on CUDA, and no backward pass may follow."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return not keeps_gates(*given) and all(each.is_cuda and each.dtype == torch.float32 for each in given)
 
 
 def add_bias(state: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.memory.gru import gru_sequence, gru_step
-from torchrl_perf.functional.memory.lstm import lstm_sequence, lstm_step
+from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence
+from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence
 from torchrl_perf.modules.memory.core import MemoryCore, States
 
 __all__ = ["GRUCore", "GatedCore", "LSTMCore"]
@@ -89,13 +89,12 @@ class GatedCore(MemoryCore):
                 f"{rnn.bidirectional}, proj_size={rnn.proj_size}. Remedy: False and 0; a policy cannot read the future."
             )
 
-    def _parts(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``W_i x + b_i``, and weight and bias of the recurrence."""
-        bias_ih, bias_hh = (
-            (getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")) if self.bias else (None, None)
-        )
-        inputs = nn.functional.linear(x, getattr(self, f"weight_ih_l{layer}"), bias_ih)
-        return inputs, getattr(self, f"weight_hh_l{layer}"), bias_hh
+    def _parameters_of(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """``W_i``, ``W_h``, ``b_i`` and ``b_h`` of a layer."""
+        weights = getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}")
+        if not self.bias:
+            return *weights, None, None
+        return *weights, getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")
 
 
 class GRUCore(GatedCore):
@@ -107,13 +106,13 @@ class GRUCore(GatedCore):
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
-        inputs, weight, bias = self._parts(layer, x)
-        state = gru_step(inputs, states[0], weight, bias)
+        state = gru_cell(x, states[0], *self._parameters_of(layer))
         return state, (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
-        inputs, weight, bias = self._parts(layer, x)
+        weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
+        inputs = nn.functional.linear(x, weight_ih, bias_ih)
         after = gru_sequence(inputs, states[0], begins, weight, bias)
         return after, (after,)
 
@@ -127,12 +126,12 @@ class LSTMCore(GatedCore):
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
-        inputs, weight, bias = self._parts(layer, x)
-        state, cell = lstm_step(inputs, *states, weight, bias)
+        state, cell = lstm_cell(x, *states, *self._parameters_of(layer))
         return state, (state, cell)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
-        inputs, weight, bias = self._parts(layer, x)
+        weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
+        inputs = nn.functional.linear(x, weight_ih, bias_ih)
         after, cells = lstm_sequence(inputs, *states, begins, weight, bias)
         return after, (after, cells)

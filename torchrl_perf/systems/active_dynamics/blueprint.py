@@ -24,7 +24,9 @@ def make_reward(config: ActiveDynamicsConfig, model: SeqVAE) -> InformationRewar
         return None
     # by the diagonal an input's effect would be known best from one that never changes
     whole = config.inputs == "embedding"
-    return InformationReward(model.dynamics, config.inputs, discount=config.gamma, inputs=whole)
+    return InformationReward(
+        model.dynamics, config.inputs, discount=config.gamma, inputs=whole, input_cost=config.input_cost
+    )
 
 
 def make_filtered_policy(

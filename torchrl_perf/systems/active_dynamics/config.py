@@ -62,6 +62,10 @@ class ActiveDynamicsConfig(RunConfig):
     """Bound of each input."""
     process_noise: float = 0.01
     """Variance of the process noise per unit of time."""
+    integrator: Literal["euler", "rk4"] = "euler"
+    """How the true field is integrated."""
+    substeps: int = 1
+    """Steps of the integrator for each step of the env."""
     max_episode_steps: int = 250
     """Steps after which a point restarts at random; 0 is never."""
     extent: float = 0.0
@@ -90,6 +94,8 @@ class ActiveDynamicsConfig(RunConfig):
     """What inputs are planned for: D- or A-optimal Fisher information by its diagonal, "embedding": D-optimal by the
     whole matrix, the input matrix included, disagreement of the ensemble, random network distillation; or random
     inputs."""
+    input_cost: float = 0.0
+    """What the square of a planned input costs, in units of the information that it is planned for."""
     random_steps: int = 4_000
     """Env steps at the start with random inputs, while the model knows nothing to plan with."""
     random_share: float = 0.0
@@ -140,14 +146,14 @@ class ActiveDynamicsConfig(RunConfig):
         super()._check(checks)
         counts = ("observation_size", "latent_size", "encoder_size", "dynamics_size", "members", "plan_horizon")
         counts += ("candidates", "plan_rounds", "elites", "minibatch_size", "updates", "kl_horizon", "samples")
-        checks.each((*counts, "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
+        checks.each((*counts, "substeps", "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
         checks.each(("window",), lambda value: value >= 2, "an integer of at least 2")
         checks.each(
             ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
         )
         checks.each(("action_max", "learning_rate", "max_grad_norm", "kl_decay"), is_positive, "a positive number")
         checks.each(("extent",), lambda value: value == 0 or value > 1.5, "0 or a number above 1.5, where points begin")
-        checks.each(("process_noise", "beta"), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("process_noise", "beta", "input_cost"), lambda value: value >= 0, "a number of at least 0")
         checks.each(("mask_rate", "random_share"), is_share, "a number in [0, 1]")
         for name in ("num_steps", "history"):
             if checks.sound("window", name) and getattr(self, name) < self.window:

@@ -49,6 +49,7 @@ class InformationReward(nn.Module):
         memory: factor on the information of past data at each :meth:`observe`.
         prior: information about each parameter before any data, positive.
         inputs: whether the input matrix is among the parameters, besides those of the field.
+        input_cost: subtracted for each step of a plan, times the square of its input.
 
     Attributes:
         information: buffer, of past data: ``[F]``, of the embedding ``[F, F]``.
@@ -71,16 +72,18 @@ class InformationReward(nn.Module):
         memory: float = 0.99,
         prior: float = 1.0,
         inputs: bool = False,
+        input_cost: float = 0.0,
     ) -> None:
         super().__init__()
         if kind not in get_args(InformationKind):
             raise ValueError(
                 f"kind: expected one of {get_args(InformationKind)}, received {kind!r}. Remedy: one of these."
             )
-        if not (0.0 <= discount <= 1.0 and 0.0 <= memory <= 1.0 and prior > 0.0):
+        if not (0.0 <= discount <= 1.0 and 0.0 <= memory <= 1.0 and prior > 0.0 and input_cost >= 0.0):
             raise ValueError(
-                "InformationReward: expected discount and memory in [0, 1] and a positive prior, received "
-                f"{discount}, {memory} and {prior}. Remedy: discount and memory from 0 to 1, and a prior above 0."
+                "InformationReward: expected discount and memory in [0, 1], a positive prior and a cost of at least 0, "
+                f"received {discount}, {memory}, {prior} and {input_cost}. Remedy: discount and memory from 0 to 1, a "
+                "prior above 0, and a cost that is not negative."
             )
         if kind == "disagreement" and dynamics.num_members < 2:
             raise ValueError(
@@ -88,7 +91,7 @@ class InformationReward(nn.Module):
                 f"{dynamics.num_members}. Remedy: LatentDynamics(kind='ensemble')."
             )
         self.dynamics, self.kind, self.discount, self.memory, self.prior = dynamics, kind, discount, memory, prior
-        self.inputs = inputs
+        self.inputs, self.input_cost = inputs, input_cost
         device = dynamics.input_matrix.device
         if kind in ("fisher_a", "fisher_d", "embedding"):
             size = dynamics.num_features + (dynamics.input_matrix.shape[-1] if inputs else 0)
@@ -107,6 +110,17 @@ class InformationReward(nn.Module):
             states: ``[B, P, H + 1, S]``, the present one first.
             actions: ``[B, P, H, D]``.
         """
+        gained = self._information(states, actions)
+        if not self.input_cost:
+            return gained
+        paid = self.input_cost * actions.square().sum(-1)
+        if not self.remembers:
+            return gained - paid
+        weights = self.discount ** torch.arange(paid.shape[-1], device=paid.device, dtype=paid.dtype)
+        return gained - (paid * weights).sum(-1)
+
+    def _information(self, states: Tensor, actions: Tensor) -> Tensor:
+        """What :meth:`forward` returns, without the cost of the inputs."""
         before = states[..., :-1, :]
         if self.kind == "disagreement":
             return ensemble_disagreement(self.dynamics.predict_members(before, actions, per_member=False))

@@ -33,6 +33,8 @@ def make_field_env(
         observation_size=config.observation_size,
         action_max=config.action_max,
         process_noise=config.process_noise,
+        integrator=config.integrator,
+        substeps=config.substeps,
         max_episode_steps=limit or None,
         extent=config.extent or None,
         device=device,

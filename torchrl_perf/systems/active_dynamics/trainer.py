@@ -194,6 +194,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             parameters=list(self._named),
             compile=self.kernels.function,
             parts=self.parts,
+            ranks=self.ranks,
         )
         self.guard.watch(self.env)
         self._first_bad = self.guard.first_bad

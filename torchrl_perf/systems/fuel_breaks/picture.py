@@ -139,7 +139,8 @@ def fire_maps(
 def draw_fire_maps(maps: Sequence[FireMap], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
     """Draw placements side by side: above the breaks in the landscape, below how often each cell burned; save it.
 
-    Breaks are blue, cells without fuel grey; lines are contours of the terrain, the arrow is the wind.
+    Breaks are blue, cells without fuel grey; lines are contours of the terrain, the arrow is the wind. Where one of the
+    maps has no breaks, a third row shows by how much the others change the burn probability of each cell.
 
     Args:
         maps: of :func:`fire_maps`, of one landscape.
@@ -156,14 +157,19 @@ def draw_fire_maps(maps: Sequence[FireMap], path: str | os.PathLike[str], *, tit
         raise ValueError("maps: expected at least one, received none. Remedy: a mapping of names to maps [H, W].")
     height, width = maps[0].breaks.shape
     side = 2.9
-    figure = new_figure(side * len(maps) + 1.0, 2 * side * min(1.6, height / width) + 0.9)
-    panels = figure.subplots(2, len(maps), squeeze=False)
+    before = next((part for part in maps if not part.breaks.any()), None)
+    rows = 2 if before is None or len(maps) == 1 else 3
+    figure = new_figure(side * len(maps) + 1.0, rows * side * min(1.6, height / width) + 0.9)
+    panels = figure.subplots(rows, len(maps), squeeze=False)
     most = max(float(part.fuel.max()) for part in maps)
     grounds = [_draw_ground(axes, part, most) for axes, part in zip(panels[0], maps, strict=True)]
     worst = max(float(part.probability.max()) for part in maps)
     burns = [_draw_burned(axes, part, worst) for axes, part in zip(panels[1], maps, strict=True)]
     figure.colorbar(grounds[0], ax=list(panels[0]), label="ignition probability, flat and calm")
     figure.colorbar(burns[0], ax=list(panels[1]), label="burn probability")
+    if before is not None and rows == 3:
+        changes = [_draw_change(axes, part, before) for axes, part in zip(panels[2], maps, strict=True)]
+        figure.colorbar(changes[0], ax=list(panels[2]), label="change by the breaks")
     figure.suptitle(title if title is not None else f"{maps[0].fires} fires in each landscape")
     return save_figure(figure, path)
 
@@ -199,6 +205,18 @@ def _draw_burned(axes: Any, part: FireMap, worst: float) -> Any:
     axes.set_facecolor(BARE_COLOR)
     _mark_breaks(axes, part, filled=False)
     axes.set_title(f"burned {part.burned:.3f} ± {part.error:.3f}", fontsize="medium")
+    axes.set(xticks=[], yticks=[])
+    return image
+
+
+def _draw_change(axes: Any, part: FireMap, before: FireMap) -> Any:
+    """By how much the breaks change how often each cell burns: blue is saved."""
+    change = (part.probability - before.probability).masked_fill(~part.burnable, torch.nan)
+    most = max(float(before.probability.max()), 1e-6)
+    image = axes.imshow(change.numpy(), cmap="RdBu_r", vmin=-most, vmax=most)
+    axes.set_facecolor(BARE_COLOR)
+    _mark_breaks(axes, part, filled=False)
+    axes.set_title(f"saved {before.burned - part.burned:.3f}", fontsize="medium")
     axes.set(xticks=[], yticks=[])
     return image
 

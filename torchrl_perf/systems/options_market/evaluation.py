@@ -22,11 +22,22 @@ from torchrl_perf.envs.market.recorded import RecordedMarket
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import make_options_market_env, market_of, recorded_prices
+from torchrl_perf.systems.options_market.optimum import InformedTrader, best_trading
 from torchrl_perf.systems.options_market.picture import EquityRecording, draw_equity, record_equity
 from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
 from torchrl_perf.trainers.device import resolve_device
 
-__all__ = ["MEANING", "Fold", "TradingFigures", "evaluate", "figures_of", "kelly_fraction", "summary", "walk_forward"]
+__all__ = [
+    "MEANING",
+    "Fold",
+    "TradingFigures",
+    "evaluate",
+    "evaluate_informed",
+    "figures_of",
+    "kelly_fraction",
+    "summary",
+    "walk_forward",
+]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -123,6 +134,23 @@ def evaluate(
     controller = getattr(policy, "controller", None)
     names = [] if controller is None else list(controller.options.names)
     return figures_of(recording, names), recording
+
+
+def evaluate_informed(env: TransformedEnv, *, seed: int = 0, max_steps: int | None = None) -> TradingFigures:
+    """Figures of the best trader of the env's market, who sees its regimes, on the same prices for the same seed.
+
+    Args:
+        env: as for :func:`evaluate`, of a synthetic price and actions that are positions.
+        seed: of the market.
+        max_steps: as for :func:`evaluate`.
+
+    Raises:
+        ValueError: for an env of another kind.
+    """
+    market = market_of(env)
+    settings = market.settings
+    best = best_trading(settings.regime, cost=settings.cost, max_weight=settings.max_weight)
+    return evaluate(InformedTrader(market, best), env, seed=seed, max_steps=max_steps)[0]
 
 
 def figures_of(recording: EquityRecording, names: list[str]) -> TradingFigures:

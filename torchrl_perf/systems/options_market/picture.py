@@ -5,6 +5,7 @@ Dimension key: ``N`` envs, ``T`` steps, ``O`` options.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ __all__ = ["EquityRecording", "draw_equity", "record_equity", "recorded_equity"]
 NO_OPTION = -1
 BAND = (0.1, 0.9)
 """Quantiles over the envs between which the band lies."""
+LEAST = 1e-3
+"""Least equity of which a logarithm is taken."""
+SHADES = ("#2ca02c", "#d62728", "#1f77b4", "#ffffff", "#ff7f0e", "#9467bd", "#8c564b")
+"""Of the regimes, in the order of their indices; white is none."""
 SLICES = 120
 """Greatest number of intervals in which the shares of the options are drawn."""
 
@@ -42,6 +47,7 @@ class EquityRecording:
         option: int64 ``[N, T]``, the option that ran, -1 where none did or the episode was over.
         steps: int64 ``[N]`` of each episode.
         cost_rate: cost of a unit of traded notional.
+        regime: int64 ``[N, T]``, hidden state of each step's return, -1 after the end; None where it is not known.
     """
 
     equity: Tensor
@@ -51,6 +57,7 @@ class EquityRecording:
     option: Tensor
     steps: Tensor
     cost_rate: float
+    regime: Tensor | None = None
 
     @property
     def buy_and_hold(self) -> Tensor:
@@ -62,6 +69,23 @@ class EquityRecording:
         """Share ``[O]`` of the recorded steps with an option in which each ran; 0 where none did."""
         ran = self.option.unsqueeze(-1) == torch.arange(num_options)
         return ran.double().sum((0, 1)) / ran.sum().clamp_min(1)
+
+    def gains(self, num_regimes: int, num_options: int) -> Tensor:
+        """Log growth of an episode, mean over the envs, by regime and option, float64 ``[K, O]``.
+
+        Raises:
+            ValueError: for a recording without regimes.
+        """
+        if self.regime is None:
+            raise ValueError(
+                "gains: expected a recording with regimes, received one without. Remedy: record_equity() of a market "
+                "of several regimes."
+            )
+        growth = self.equity.clamp_min(LEAST).log().diff(dim=-1)
+        ran = (self.regime >= 0) & (self.option >= 0)
+        cell = (self.regime * num_options + self.option)[ran]
+        total = torch.zeros(num_regimes * num_options, dtype=torch.float64).index_add(0, cell, growth[ran])
+        return total.view(num_regimes, num_options) / len(self.equity)
 
 
 def record_equity(
@@ -91,16 +115,23 @@ def record_equity(
             "Remedy: the number of steps after which the recording is cut off."
         )
     steps: list[TensorDictBase] = []
+    regimes = [] if _knows_regimes(market) else None
     over = torch.zeros(market.num_envs, dtype=torch.bool)
     with torch.no_grad():
         root = env.reset()
         for _ in range(limit):
+            if regimes is not None:
+                regimes.append(market.get_buffer("state_regime").cpu().clone())
             stepped, root = env.step_and_maybe_reset(policy(root))
             steps.append(_step(stepped))
             over = over | steps[-1].get("done").flatten()
             if bool(over.all()):
                 break
-    return _recording(TensorDict.maybe_dense_stack(steps, 1), market.settings.cost)
+    found = _recording(TensorDict.maybe_dense_stack(steps, 1), market.settings.cost)
+    if regimes is None:
+        return found
+    going = torch.arange(len(steps)) < found.steps.unsqueeze(-1)
+    return dataclasses.replace(found, regime=torch.where(going, torch.stack(regimes, 1), NO_OPTION))
 
 
 def recorded_equity(batch: TensorDictBase, env: OptionMarket | TransformedEnv) -> EquityRecording:
@@ -135,11 +166,13 @@ def draw_equity(
     row: int | None = None,
     names: Sequence[str] | None = None,
     title: str | None = None,
+    regimes: Sequence[str] | None = None,
 ) -> Path:
     """Draw equity, position and options over the steps of an episode, and save the picture.
 
-    Of several envs the median is drawn, and a band from the 10th to the 90th of a hundred. The equity is compared with
-    buying and holding, and with the capital, which doing nothing keeps.
+    Of several envs the median is drawn, and a band from the 10th to the 90th of a hundred. The equity, on a logarithmic
+    axis, is compared with buying and holding, and with the capital, which doing nothing keeps. Of one env the hidden
+    regimes are shaded where they are known.
 
     Args:
         recording: of :func:`record_equity` or :func:`recorded_equity`.
@@ -147,6 +180,7 @@ def draw_equity(
         row: one of the N envs, drawn alone; all by default.
         names: of the options, in the order of their indices; those of ``OptionMarket`` by default.
         title: heading; the mean growth by default.
+        regimes: names of the regimes, in the order of their indices; those of ``RegimeSettings.five`` by default.
 
     Returns:
         The path that was written.
@@ -169,6 +203,8 @@ def draw_equity(
     ratios = (3.0, 1.2, 1.8) if with_options else (3.0, 1.2)
     panels = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw_equity(panels[0], shown)
+    if shown.regime is not None and len(shown.regime) == 1:
+        _shade_regimes(panels, shown.regime[0], regimes)
     _draw_size(panels[1], shown)
     if with_options:
         _draw_options(panels[2], shown, labels)
@@ -192,6 +228,13 @@ def _market(env: Any) -> OptionMarket:
             "OptionMarket(...)."
         )
     return base
+
+
+def _knows_regimes(market: OptionMarket) -> bool:
+    """Whether prices come from several regimes."""
+    from torchrl_perf.envs.market.regime import RegimeMarket
+
+    return isinstance(market.market, RegimeMarket) and len(market.market.regime.mean) > 1
 
 
 def _step(stepped: TensorDictBase) -> TensorDictBase:
@@ -245,10 +288,8 @@ def _row(recording: EquityRecording, row: int | None) -> EquityRecording:
     there = recording.equity.shape[0]
     if not 0 <= row < there:
         raise IndexError(f"row: expected one of the recording's {there}, received {row}. Remedy: row=0, for example.")
-    names = ("equity", "price", "size", "cost", "option", "steps")
-    return EquityRecording(
-        **{name: getattr(recording, name)[row : row + 1] for name in names}, cost_rate=recording.cost_rate
-    )
+    names = ("equity", "price", "size", "cost", "option", "steps", *(() if recording.regime is None else ("regime",)))
+    return dataclasses.replace(recording, **{name: getattr(recording, name)[row : row + 1] for name in names})
 
 
 # -- panels -----------------------------------------------------------------------------------------------------------
@@ -269,9 +310,36 @@ def _draw_equity(axes: Any, shown: EquityRecording) -> None:
     _curve(axes, shown.equity, "tab:blue", "policy", linewidth=1.8)
     axes.axhline(1.0, color="0.35", linestyle="--", linewidth=1.0, label="do nothing")
     paid = float(shown.cost.sum(-1).mean())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    axes.yaxis.set_minor_formatter("{x:.4g}")
     axes.set_ylabel("equity / capital")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(loc="upper left", fontsize="small", title=f"costs paid: {paid:.2%} of the capital", title_fontsize=8)
+
+
+def _shade_regimes(panels: Any, regime: Tensor, names: Sequence[str] | None) -> None:
+    """The spans ``[T]`` of each regime behind the curves, with a legend at the second panel."""
+    from matplotlib.patches import Patch
+
+    from torchrl_perf.envs.market import FIVE_REGIMES
+
+    known = list(FIVE_REGIMES if names is None else names)
+    ends = [*(regime.diff().nonzero().squeeze(-1) + 1).tolist(), len(regime)]
+    starts = [0, *ends[:-1]]
+    for start, end in zip(starts, ends, strict=True):
+        number = int(regime[start])
+        if number < 0:
+            continue
+        for axes in panels[:2]:
+            axes.axvspan(start, end, color=SHADES[number % len(SHADES)], alpha=0.12, linewidth=0, zorder=0)
+    met = sorted({int(number) for number in regime.unique() if number >= 0})
+    labels = [known[number] if number < len(known) else f"regime {number}" for number in met]
+    patches = [
+        Patch(facecolor=SHADES[number % len(SHADES)], alpha=0.3, edgecolor="0.7", label=label)
+        for number, label in zip(met, labels, strict=True)
+    ]
+    panels[1].legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", title="regime")
 
 
 def _draw_size(axes: Any, shown: EquityRecording) -> None:

@@ -416,6 +416,7 @@ class OffPolicyTrainer(Checkpointed):
             parameters=self.algorithm.parameter_names,
             compile=self.kernels.function,
             parts=self.parts,
+            ranks=self.ranks,
         )
         self.guard.watch(self.env)
         self._first_bad = self.guard.first_bad

@@ -239,6 +239,7 @@ class OnPolicyTrainer(Checkpointed):
             parameters=[name for name, _ in self.loss.named_parameters()],
             compile=self.kernels.function,
             parts=lambda: {**self.algorithm.networks, "optimizer": self.optimizer},
+            ranks=self.ranks,
         )
         self.guard.watch(self.env)
         self._first_bad = self.guard.first_bad

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from torchrl_perf.trainers.run.numerics import ROW, UPDATE
+from torchrl_perf.functional.rows.nonfinite import KINDS
+from torchrl_perf.trainers.run.numerics import OWN, ROW, UPDATE
 
 __all__ = ["joint_row", "rank_of_fault"]
 
@@ -39,15 +40,18 @@ def joint_row(rows: Sequence[Mapping[str, float]], reductions: Mapping[str, str]
 
 
 def rank_of_fault(rows: Sequence[Mapping[str, float]]) -> int | None:
-    """The rank that found the first number that was not finite in its batches; None where none did, or all together.
+    """The rank that found the first number that was not finite, in its batches or its part of a loss; None for all.
 
     Args:
         rows: of each rank, in their order.
     """
-    places = {rank: row[ROW] for rank, row in enumerate(rows) if ROW in row}
-    if not places or any(UPDATE in row and row[UPDATE] > max(places.values()) for row in rows):
-        return None
-    return max(places, key=lambda rank: places[rank])
+    batches = {rank: row[ROW] for rank, row in enumerate(rows) if ROW in row}
+    if batches and not any(UPDATE in row and row[UPDATE] > max(batches.values()) for row in rows):
+        return max(batches, key=batches.__getitem__)
+    # where, without the kind of the number
+    losses = {rank: int(-row[OWN]) // len(KINDS) for rank, row in enumerate(rows) if OWN in row}
+    first = [rank for rank, place in losses.items() if place == min(losses.values())]
+    return first[0] if len(first) == 1 else None
 
 
 def _joined(name: str, reduction: str, values: list[float], rows: Sequence[Mapping[str, float]]) -> float:

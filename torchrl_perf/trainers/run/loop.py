@@ -9,6 +9,7 @@ from torchrl.record.loggers import Logger
 
 from torchrl_perf.metrics import DeviceMetrics, PhaseTimer, ProgressLine
 from torchrl_perf.parallel import Ranks
+from torchrl_perf.parallel.join import place_of
 from torchrl_perf.run_layout import RunState
 from torchrl_perf.runtime.files import CheckpointError
 from torchrl_perf.runtime.memory import MemoryGuard
@@ -319,7 +320,10 @@ class RunLoop:
         verdict = guard.verdict(row)
         if verdict is None:
             return
-        message = verdict.message if self._fault_of is None else f"On rank {self._fault_of}: {verdict.message}"
+        message = verdict.message
+        if self._fault_of is not None:
+            place = self.ranks.values(place_of(self.ranks.rank))[self._fault_of]
+            message = f"On {place}: {message}"
         if verdict.action == "skip":
             if not self._skips:
                 logger.warning("%s The columns nonfinite/... count what follows.", message)

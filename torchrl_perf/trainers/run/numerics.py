@@ -16,9 +16,11 @@ from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.envs.auto_reset import AutoResetEnv
 from torchrl_perf.functional.rows.nonfinite import KINDS, count_nonfinite, finite_rows, first_nonfinite, repaired_rows
 from torchrl_perf.metrics import DeviceMetrics
+from torchrl_perf.parallel import Ranks
 from torchrl_perf.trainers.run.fault import Fault, OnNan, Verdict, remedy_of, unpack
 
-ROW, UPDATE = "fault/row", "fault/update"  # metrics that carry a place in one number, only where there is one
+# metrics that carry a place in one number, only where there is one; that of OWN is among the losses of one rank alone
+ROW, UPDATE, OWN = "fault/row", "fault/update", "fault/own"
 OF_ENV = "env/"  # begins the metrics of what an env counts itself
 logger = logging.getLogger("torchrl_perf")
 _NOT_DATA = ("collector", "index", "index_generation", "priority_weight")
@@ -62,6 +64,7 @@ class NumericalGuard:
         compile: makes a function faster, such as ``runtime.compiled``; by default it is not changed.
         parts: gives what a rollback restores, by name: objects with ``state_dict`` and ``load_state_dict`` in place.
         max_rollbacks: rollbacks in a row, without a good interval in between.
+        ranks: the processes of the run; by default this one alone. Of several each notes which losses are its own.
 
     Raises:
         ValueError: for an unknown policy, or an iteration that is no 0-d tensor on the device of the metrics.
@@ -83,6 +86,7 @@ class NumericalGuard:
         compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         parts: Callable[[], Mapping[str, Any]] = dict,
         max_rollbacks: int = 3,
+        ranks: Ranks | None = None,
     ) -> None:
         if on_nan not in get_args(OnNan):
             raise ValueError(f"on_nan: expected one of {get_args(OnNan)}, received {on_nan!r}. Remedy: one of these.")
@@ -110,7 +114,11 @@ class NumericalGuard:
         self._noted: list[tuple[Tensor, Tensor, Tensor]] = []
         self._watched: AutoResetEnv | None = None  # an env that counts its own faults
         self._told: set[str] = set()
+        self._ranks = Ranks.alone(device) if ranks is None else ranks
+        if self._ranks.several:
+            self._ranks.own = []
         self._scan_fn = self._compile(self._scan)
+        self._own_fn = self._compile(self._own_place)
         self._digest_fn = self._compile(self._digest)
 
     @property
@@ -152,6 +160,7 @@ class NumericalGuard:
                 "guard for each kind of batch."
             )
         self._noted.clear()  # from an iteration that broke off
+        self._take_own()
         if not self.keys:
             return
         if batch.ndim == 1:
@@ -195,6 +204,9 @@ class NumericalGuard:
             self.metrics.add(ROW, self._row, reduce="max", mask=self._row <= 0)
         if update is not None:
             self.metrics.add(UPDATE, update, reduce="max", mask=update <= 0)
+        if own := self._take_own():
+            place = self._own_fn(torch.cat([loss.reshape(-1) for loss in own]))
+            self.metrics.add(OWN, place, reduce="max", mask=place <= 0)
         if self._watched is not None:
             counts_of_env = self._watched.fault_counts()
             self.metrics.add_all({f"{OF_ENV}{name}": count for name, count in counts_of_env.items()}, "last")
@@ -250,6 +262,17 @@ class NumericalGuard:
         self.mark_bad(faults.any())
         return torch.stack([bad_loss.sum(), (faults & ~bad_loss).sum()]), self._place(code, values.numel())
 
+    def _take_own(self) -> list[Tensor]:
+        """This rank's part of each loss since the last call."""
+        found = self._ranks.own or []
+        if found:
+            self._ranks.own = []
+        return found
+
+    def _own_place(self, losses: Tensor) -> Tensor:
+        """The first place among this rank's part of the losses, ``[K]``."""
+        return self._place(first_nonfinite(losses.unsqueeze(-1)), losses.numel())
+
     def _place(self, code: Tensor, size: int) -> Tensor:
         """Iteration and code in one number that is largest, and at most 0, for the first place; 1 for none."""
         # float64 holds it exactly up to 2 ** 53, which is 1e13 values
@@ -280,7 +303,7 @@ class NumericalGuard:
         fault = self._first_fault(row)
         action, outcome = self._decide(row, bad)
         iteration = int(row.get("train/first_bad_iteration", -1)) if fault is None else fault.iteration
-        frames = self._shape[0] * self._shape[1]
+        frames = self._shape[0] * self._shape[1] * self._ranks.size
         place = f"an overflow in iteration {iteration}" if fault is None else str(fault)
         place += f" (env step {iteration * frames})" if frames else ""
         listed = ", ".join(f"{name} {value:,.0f}" for name, value in bad.items())

@@ -11,7 +11,8 @@ from torchrl_perf.functional.chain import ACTIVATIONS, chain, fused_chain
 
 EPS = 1e-5
 TOLERANCE = {"ieee": 1e-5, "tf32": 5e-3, "bf16": 3e-2, "fp16": 6e-3}
-JUMPS = {"relu": 0.1, "leaky_relu": 0.1}  # a rounded number near 0 may fall on the other side of the slope's jump
+# a rounded number near 0 may fall on the other side of the slope's jump: oftener with fewer bits
+JUMPS = {"tf32": 0.1, "fp16": 0.1, "bf16": 0.2}
 SHAPES = [
     (37, (3, 20, 2), 0.0),
     (1, (4, 33, 48, 1), EPS),
@@ -56,8 +57,8 @@ def compare(rows, sizes, eps, activation, precision, device):
     for number, (got, want) in enumerate(zip(found, expected, strict=True)):
         assert got.dtype == torch.float32 and got.shape == want.shape
         error = float((got - want).norm() / want.norm().clamp_min(1e-30))
-        jumps = number > 0 and precision != "ieee"
-        assert error <= max(limit, JUMPS.get(activation, 0.0) if jumps else 0.0), (number, error)
+        jumps = number > 0 and precision != "ieee" and activation in ("relu", "leaky_relu")
+        assert error <= (JUMPS[precision] if jumps else limit), (number, error)
     with torch.no_grad():
         alone = fused_chain(x, params, activation, eps, precision)
     assert float((alone - expected[0]).norm() / expected[0].norm()) <= limit
@@ -78,6 +79,17 @@ class TestAnywhere:
         precision = draw.choice(["ieee", "fp16"])
         compare(draw.randint(1, 90), sizes, draw.choice([0.0, EPS]), draw.choice(list(ACTIVATIONS)), precision,
                 kernel_device())  # fmt: skip
+
+    @pytest.mark.parametrize("pair", [False, True])
+    @pytest.mark.parametrize(("rows", "cols", "depth"), [(16, 16, 16), (32, 64, 32), (64, 128, 16)])
+    def test_tiles_change_nothing(self, monkeypatch, rows, cols, depth, pair):
+        from torchrl_perf.kernels import chain_blocks
+        from torchrl_perf.kernels.chain_launch import Blocks
+
+        blocks = Blocks(rows, cols, depth, 4, 2, pair=pair)
+        monkeypatch.setattr(chain_blocks, "blocks_for", lambda *_: blocks)
+        for sizes, activation in (((5, 48, 33, 3), "elu"), ((9, 20, 40, 16, 70), "silu"), ((3, 20, 2), "tanh")):
+            compare(70, sizes, 0.0, activation, "ieee", kernel_device())
 
     def test_strided_inputs_and_gradients(self):
         x, params, grad = make(50, (6, 20, 4), 0.0, kernel_device())

@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
         argv: the arguments behind ``doctor``.
 
     Returns:
-        Exit code: 0; 1 if a check failed; 2 for a folder that holds no run.
+        Exit code: 0; 1 if a check failed; 2 for a folder that holds no run, and for --kernels without CUDA.
     """
     options = parser().parse_args(argv)
     try:
@@ -28,6 +28,12 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # a broken torch raises anything from ImportError to OSError
         return _broken(error, as_json=options.json)
     try:
+        if options.kernels:
+            from torchrl_perf.cli.kernel_table import kernel_table
+
+            for line in kernel_table(options.device):
+                print(line, flush=True)
+            return 0
         checks = check_machine(options.run_dir, options.device) if options.after is None else check_run(options.after)
     except (OSError, ValueError) as error:
         print(f"torchrl-perf doctor: {error}", file=sys.stderr)
@@ -45,9 +51,11 @@ def parser() -> argparse.ArgumentParser:
     made = CommandParser(
         "torchrl-perf doctor",
         description="Check the machine before a run: a line with verdict, finding and remedy for each check. With "
-        "--after, judge a run that is over. The exit code is 1 if a check failed.",
+        "--after, judge a run that is over; with --kernels, time kernels of networks. The exit code is 1 if a check "
+        "failed.",
     )
     made.add_argument("--after", type=Path, metavar="RUN", help="folder of a run to judge")
+    made.add_argument("--kernels", action="store_true", help="time the kernels of perceptrons, and print their tiles")
     made.add_argument("--run-dir", default="runs", help="folder that runs will be written to (default: runs)")
     made.add_argument("--device", default="cuda", type=_cuda_name, help="CUDA device to look at (default: cuda)")
     made.add_argument("--json", action="store_true", help="print one JSON object")

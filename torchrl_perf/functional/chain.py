@@ -21,7 +21,7 @@ ACTIVATIONS = {
 """Functions by the names of activations."""
 WIDEST_NORM = 4096
 SMALL = 32
-"""Inputs or outputs up to which the gradient of a layer's weights is a product for a kernel of our own."""
+"""Outputs, and in 16 bits also inputs, up to which the gradient of a layer's weights is our own kernel's."""
 ON_CHIP = 8192
 """Numbers of such a gradient up to which the backward pass sums it on chip, as it goes through the rows."""
 
@@ -101,10 +101,31 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+
+
 def _network(x: Tensor, weights: tuple[Tensor, ...], activation: str, eps: float, precision: str) -> Any:
     from torchrl_perf.kernels.chain_launch import Network  # Triton is loaded where CUDA is used, not at import
 
     return Network((x.shape[1], *(w.shape[0] for w in weights)), activation, eps, precision)
+
+
+def chain_tiles(
+    x: Tensor, params: list[Tensor], activation: str = "tanh", eps: float = 0.0, precision: str = "tf32"
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tiles of :func:`fused_chain` for these arguments, forward and backward.
+
+    Each is rows of a program, units and depth of a product, warps, stages of loads ahead, registers, and whether units
+    next to inputs or outputs are made where the next layer needs them. It needs Triton.
+    """
+    from torchrl_perf.kernels import chain_blocks
+
+    net, room = _network(x, _parts(params, eps)[0], activation, eps, precision), _room(x.device)
+    forward, backward = (chain_blocks.blocks_for(way, net, x.shape[0], room) for way in ("forward", "backward"))
+    return tuple(forward), tuple(backward)
 
 
 @torch.library.custom_op("torchrl_perf::chain_forward", mutates_args=())
@@ -116,9 +137,9 @@ def _chain_forward(
 
     weights, *vectors = _parts(params, eps)
     net = _network(x, weights, activation, eps, precision)
-    blocks = chain_blocks.forward_blocks(net, x.shape[0], keep, _processors(x.device))
     if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
         weights = tuple(w.to(net.dtype) for w in weights)
+    blocks = chain_blocks.blocks_for("forward", net, x.shape[0], _room(x.device))
     return kernel.forward(x, net, weights, *vectors, keep, blocks, _processors(x.device))
 
 
@@ -168,7 +189,7 @@ def _chain_backward(
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
-    blocks = chain_blocks.backward_blocks(net, rows, processors)
+    blocks = chain_blocks.blocks_for("backward", net, rows, _room(x.device))
     d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, (of_first, of_last), blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
@@ -182,9 +203,10 @@ def _weight_gradient(d: Tensor, a: Tensor, precision: str, processors: int) -> T
     """``d.T @ a`` in float32."""
     from torchrl_perf.kernels.outer import outer
 
-    if min(d.shape[1], a.shape[1]) <= SMALL or not d.is_cuda:
+    is_16_bit = precision in ("bf16", "fp16")
+    if min(d.shape[1], a.shape[1] if is_16_bit else SMALL + 1) <= SMALL or not d.is_cuda:
         return outer(d, a, precision, processors)
-    if precision in ("bf16", "fp16"):
+    if is_16_bit:
         dtype = d.dtype if d.dtype != torch.float32 else a.dtype
         return torch.mm(d.to(dtype).t(), a.to(dtype), out_dtype=torch.float32)
     return torch.mm(d.t(), a)

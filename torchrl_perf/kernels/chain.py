@@ -15,53 +15,16 @@ import triton
 import triton.language as tl
 
 from torchrl_perf.kernels.activations import activate, slope
-
-
-@triton.jit
-def add_dot(total, a, b, PRECISION: tl.constexpr) -> tl.tensor:
-    """``total + a @ b`` with the operands rounded."""
-    if PRECISION == "bf16":
-        total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
-    elif PRECISION == "fp16":
-        total = tl.dot(a.to(tl.float16), b.to(tl.float16), total)
-    else:
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    return total
-
-
-@triton.jit
-def _product(
-    a_ptr, a_row, a_col, r, w_ptr, n, K: tl.constexpr, N: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """``a[r] @ w[n].T`` for ROWS rows of a and COLS rows of the contiguous ``w [N, K]``."""
-    k = tl.arange(0, DEPTH)
-    n = tl.minimum(n, N - 1)
-    a = a_ptr + (r * a_row)[:, None] + (k * a_col)[None, :]
-    w = w_ptr + (n * K)[None, :] + k[:, None]
-    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
-    for start in range(0, K, DEPTH):
-        if K % DEPTH == 0:
-            left = tl.load(a)
-            right = tl.load(w)
-        else:
-            left = tl.load(a, mask=(start + k < K)[None, :], other=0.0)
-            right = tl.load(w, mask=(start + k < K)[:, None], other=0.0)
-        total = add_dot(total, left, right, PRECISION)
-        a += DEPTH * a_col
-        w += DEPTH
-    return total
+from torchrl_perf.kernels.products import add_dot, product, product_of_first, product_of_last
 
 
 @triton.jit
 def _up(
-    first, a_ptr, a_row, a_col, r, is_row, w_ptr, b_ptr, h_ptr, z_ptr, K: tl.constexpr, N: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, ACT: tl.constexpr, IS_LAST: tl.constexpr,
-    NORM: tl.constexpr, KEEP_Z: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    first, z, is_row, b_ptr, h_ptr, z_ptr, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACT: tl.constexpr,
+    IS_LAST: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """COLS units of a layer."""
+    """COLS units of a layer, from the products."""
     n = first + tl.arange(0, COLS)
-    z = _product(a_ptr, a_row, a_col, r, w_ptr, n, K, N, ROWS, COLS, DEPTH, PRECISION)
     z += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     place = (tl.arange(0, ROWS) * N)[:, None] + n[None, :]
     mask = is_row[:, None] & (n < N)[None, :]
@@ -106,9 +69,10 @@ def _layer_up(
     start, place, height, r, rows, x_ptr, x_row, x_col, weights, biases, gains, shifts, y_ptr, h_ptr, z_ptr,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
     PADS: tl.constexpr, ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, KEEP_Z: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
-    """One layer of the rows of this program."""
+    """One layer of the rows of this program; with PAIR the second also makes the first, of PAIR padded inputs."""
     K: tl.constexpr = SIZES[LAYER]
     N: tl.constexpr = SIZES[LAYER + 1]
     WIDE: tl.constexpr = COLS[LAYER]
@@ -122,20 +86,30 @@ def _layer_up(
         a_ptr = h_ptr + height * OFFSETS[LAYER - 1] + place * K
         a_row = K
         a_col = 1
-        tl.debug_barrier()
+        if PAIR == 0 or LAYER > 1:
+            tl.debug_barrier()
     if IS_LAST:
         out_ptr = y_ptr + tl.cast(start, tl.int64) * N
         keep_ptr = z_ptr
     else:
         out_ptr = h_ptr + height * OFFSETS[LAYER] + place * N
         keep_ptr = z_ptr + height * OFFSETS[LAYER] + place * N
-    if WIDE >= N:
-        _up(0, a_ptr, a_row, a_col, r, is_row, weights[LAYER], biases[LAYER], out_ptr, keep_ptr, K, N,
-            ROWS, WIDE, DEPTHS[LAYER], ACT, IS_LAST, NORM, KEEP_Z, PRECISION, FAST)  # fmt: skip
+    if PAIR > 0 and LAYER == 1:
+        z = product_of_first(
+            x_ptr + tl.cast(start, tl.int64) * x_row, x_row, x_col, r, is_row, weights[0], biases[0], a_ptr,
+            z_ptr + place * K, weights[1], tl.arange(0, WIDE), SIZES[0], PAIR, K, N, ROWS, WIDE, DEPTHS[1], ACT, KEEP_Z,
+            SAVE, PRECISION, FAST,
+        )  # fmt: skip
+        _up(0, z, is_row, biases[1], out_ptr, keep_ptr, N, ROWS, WIDE, ACT, IS_LAST, NORM, KEEP_Z, FAST)
+    elif WIDE >= N:
+        z = product(a_ptr, a_row, a_col, r, weights[LAYER], tl.arange(0, WIDE), K, N, ROWS, WIDE, DEPTHS[LAYER],
+                    PRECISION)  # fmt: skip
+        _up(0, z, is_row, biases[LAYER], out_ptr, keep_ptr, N, ROWS, WIDE, ACT, IS_LAST, NORM, KEEP_Z, FAST)
     else:
         for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
-            _up(first, a_ptr, a_row, a_col, r, is_row, weights[LAYER], biases[LAYER], out_ptr, keep_ptr, K, N,
-                ROWS, WIDE, DEPTHS[LAYER], ACT, IS_LAST, NORM, KEEP_Z, PRECISION, FAST)  # fmt: skip
+            z = product(a_ptr, a_row, a_col, r, weights[LAYER], first + tl.arange(0, WIDE), K, N, ROWS, WIDE,
+                        DEPTHS[LAYER], PRECISION)  # fmt: skip
+            _up(first, z, is_row, biases[LAYER], out_ptr, keep_ptr, N, ROWS, WIDE, ACT, IS_LAST, NORM, KEEP_Z, FAST)
     if NORM and not IS_LAST:
         _norm_up(start, rows, gains[LAYER], shifts[LAYER], keep_ptr, out_ptr, N, PADS[LAYER], ROWS, NORM_ROWS, ACT, EPS,
                  FAST)  # fmt: skip
@@ -146,7 +120,7 @@ def forward_kernel(
     x_ptr, weights, biases, gains, shifts, y_ptr, h_ptr, z_ptr, rows, x_row, x_col,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, PADS: tl.constexpr,
     ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The rows of this program, and of those that follow it by the number of programs, through all layers."""
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -157,10 +131,10 @@ def forward_kernel(
         else:
             height = tl.cast(tl.num_programs(0) * ROWS, tl.int64)
             place = tl.cast(tl.program_id(0) * ROWS, tl.int64)
-        for layer in tl.static_range(len(SIZES) - 1):
+        for layer in tl.static_range(1 if PAIR > 0 else 0, len(SIZES) - 1):
             _layer_up(start, place, height, r, rows, x_ptr, x_row, x_col, weights, biases, gains, shifts, y_ptr, h_ptr,
                       z_ptr, layer, SIZES, OFFSETS, COLS, DEPTHS, PADS, ROWS, NORM_ROWS, ACT, NORM, EPS, KEEP_Z,
-                      PRECISION, FAST)  # fmt: skip
+                      SAVE, PAIR, PRECISION, FAST)  # fmt: skip
         if not SAVE:
             tl.debug_barrier()  # the scratch is written anew
 
@@ -180,14 +154,13 @@ def _outer(
 
 @triton.jit
 def _down(
-    first, a_ptr, a_row, a_col, r, is_row, w_ptr, h_ptr, z_ptr, d_ptr, sum_ptr, x_ptr, x_row, x_col, outer_ptr,
-    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, ACT: tl.constexpr,
+    first, d, is_row, h_ptr, z_ptr, d_ptr, sum_ptr, r, g_ptr, g_row, g_col, x_ptr, x_row, x_col, outer_ptr,
+    OUT: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACT: tl.constexpr,
     IS_INPUT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr, INPUTS: tl.constexpr, IN_PAD: tl.constexpr,
     OUT_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of COLS units of a layer, before its activation, and their sums over the rows."""
+    """From the products the gradients of COLS units of a layer, before its activation, and sums over the rows."""
     n = first + tl.arange(0, COLS)
-    d = _product(a_ptr, a_row, a_col, r, w_ptr, n, K, N, ROWS, COLS, DEPTH, PRECISION)
     place = (tl.arange(0, ROWS) * N)[:, None] + n[None, :]
     mask = is_row[:, None] & (n < N)[None, :]
     if not IS_INPUT and not NORM:
@@ -198,8 +171,8 @@ def _down(
         d = tl.where(mask, d * slope(h, u, ACT), 0.0)
         tl.store(sum_ptr + n, tl.sum(d, 0), mask=n < N)
         if OUT_PAD > 0:  # the gradient of the last layer's weights, [OUT, N]
-            _outer(outer_ptr, h, n, a_ptr, a_row, a_col, r, 1, N, N, K, OUT_PAD, PRECISION)
-            outer_ptr += K * N
+            _outer(outer_ptr, h, n, g_ptr, g_row, g_col, r, 1, N, N, OUT, OUT_PAD, PRECISION)
+            outer_ptr += OUT * N
         if IN_PAD > 0:  # the gradient of the first layer's weights, [N, IN]
             _outer(outer_ptr, d, n, x_ptr, x_row, x_col, r, INPUTS, 1, N, INPUTS, IN_PAD, PRECISION)
     tl.store(d_ptr + place, d, mask=mask)
@@ -244,10 +217,13 @@ def _layer_down(
     dx_ptr, sum_ptr,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
     PADS: tl.constexpr, ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, KEEP_Z: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr, PRECISION: tl.constexpr,
-    FAST: tl.constexpr,
+    EPS: tl.constexpr, KEEP_Z: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr, PAIR: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of this program's rows through the weights of one layer and the activation below."""
+    """The gradient of this program's rows through the weights of one layer and the activation below.
+
+    With PAIR the layer below the last one makes that also, of PAIR padded outputs.
+    """
     LAYERS: tl.constexpr = len(SIZES) - 1
     HIDDEN: tl.constexpr = OFFSETS[LAYERS - 1]
     OUT: tl.constexpr = SIZES[LAYERS]
@@ -255,6 +231,7 @@ def _layer_down(
     N: tl.constexpr = SIZES[LAYER]
     WIDE: tl.constexpr = COLS[LAYER]
     IS_INPUT: tl.constexpr = LAYER == 0
+    BELOW: tl.constexpr = 0 if IS_INPUT else OFFSETS[LAYER - 1]
     TO_FIRST: tl.constexpr = IN_PAD if LAYER == 1 else 0
     TO_LAST: tl.constexpr = OUT_PAD if LAYER == LAYERS - 1 else 0
     is_row = start + tl.arange(0, ROWS) < rows
@@ -269,30 +246,36 @@ def _layer_down(
         a_ptr = d_ptr + height * OFFSETS[LAYER] + start * K
         a_row = K
         a_col = 1
-        tl.debug_barrier()
+        if PAIR == 0 or LAYER < LAYERS - 2:
+            tl.debug_barrier()
+    base = height * BELOW + start * N
+    out_ptr = d_ptr + base
     if IS_INPUT:
-        out_ptr = dx_ptr + start * N
-        value_ptr = h_ptr
-        keep_ptr = z_ptr
-        column_ptr = sum_ptr
-    else:
-        base = height * OFFSETS[LAYER - 1] + start * N
-        out_ptr = d_ptr + base
-        value_ptr = h_ptr + base
-        keep_ptr = z_ptr + base
-        column_ptr = sum_ptr + OFFSETS[LAYER - 1]
+        out_ptr = dx_ptr + base
     if WIDE >= N:
-        _down(0, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr,
-              x_ptr, x_row, x_col, outer_ptr, K, N, ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0],
-              TO_FIRST, TO_LAST, PRECISION)  # fmt: skip
+        if PAIR > 0 and LAYER == LAYERS - 2:
+            top = height * OFFSETS[LAYER] + start * K
+            d = product_of_last(
+                g_ptr, g_row, g_col, r, is_row, weights[LAYER + 1], h_ptr + top, z_ptr + top, d_ptr + top,
+                sum_ptr + OFFSETS[LAYER], sum_ptr + HIDDEN + OUT, weights[LAYER], tl.arange(0, WIDE), OUT, PAIR, K, N,
+                ROWS, WIDE, DEPTHS[LAYER], ACT, KEEP_Z, OUT_PAD > 0, PRECISION,
+            )  # fmt: skip
+        else:
+            d = product(a_ptr, a_row, a_col, r, weights[LAYER], tl.arange(0, WIDE), K, N, ROWS, WIDE, DEPTHS[LAYER],
+                        PRECISION)  # fmt: skip
+        _down(0, d, is_row, h_ptr + base, z_ptr + base, out_ptr, sum_ptr + BELOW, r, g_ptr, g_row, g_col, x_ptr, x_row,
+              x_col, outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
+              PRECISION)  # fmt: skip
     else:
         for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
-            _down(first, a_ptr, a_row, a_col, r, is_row, weights[LAYER], value_ptr, keep_ptr, out_ptr, column_ptr,
-                  x_ptr, x_row, x_col, outer_ptr, K, N, ROWS, WIDE, DEPTHS[LAYER], ACT, IS_INPUT, NORM, KEEP_Z,
-                  SIZES[0], TO_FIRST, TO_LAST, PRECISION)  # fmt: skip
+            d = product(a_ptr, a_row, a_col, r, weights[LAYER], first + tl.arange(0, WIDE), K, N, ROWS, WIDE,
+                        DEPTHS[LAYER], PRECISION)  # fmt: skip
+            _down(first, d, is_row, h_ptr + base, z_ptr + base, out_ptr, sum_ptr + BELOW, r, g_ptr, g_row, g_col, x_ptr,
+                  x_row, x_col, outer_ptr, OUT, N, ROWS, WIDE, ACT, IS_INPUT, NORM, KEEP_Z, SIZES[0], TO_FIRST, TO_LAST,
+                  PRECISION)  # fmt: skip
     if NORM and not IS_INPUT:
-        _norm_down(start, rows, gains[LAYER - 1], shifts[LAYER - 1], keep_ptr, out_ptr, column_ptr, HIDDEN, OUT, N,
-                   PADS[LAYER - 1], ROWS, NORM_ROWS, ACT, EPS, FAST)  # fmt: skip
+        _norm_down(start, rows, gains[LAYER - 1], shifts[LAYER - 1], z_ptr + base, out_ptr, sum_ptr + BELOW, HIDDEN,
+                   OUT, N, PADS[LAYER - 1], ROWS, NORM_ROWS, ACT, EPS, FAST)  # fmt: skip
 
 
 @triton.jit
@@ -301,7 +284,7 @@ def backward_kernel(
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, PADS: tl.constexpr,
     ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+    PAIR: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient of this program's rows through all layers.
 
@@ -328,7 +311,7 @@ def backward_kernel(
         mask = (start + i < rows)[:, None] & (n < OUT)[None, :]
         g = tl.load(g_ptr + (r * g_row)[:, None] + (n * g_col)[None, :], mask=mask, other=0.0)
         tl.store(sum_ptr + HIDDEN + n, tl.sum(g, 0), mask=n < OUT)
-    for step in tl.static_range(LAYERS if NEEDS_X else LAYERS - 1):
+    for step in tl.static_range(1 if PAIR > 0 else 0, LAYERS if NEEDS_X else LAYERS - 1):
         _layer_down(start, height, r, rows, x_ptr, x_row, x_col, g_ptr, g_row, g_col, weights, gains, shifts, h_ptr,
                     z_ptr, d_ptr, dx_ptr, sum_ptr, LAYERS - 1 - step, SIZES, OFFSETS, COLS, DEPTHS, PADS, ROWS,
-                    NORM_ROWS, ACT, NORM, EPS, KEEP_Z, IN_PAD, OUT_PAD, PRECISION, FAST)  # fmt: skip
+                    NORM_ROWS, ACT, NORM, EPS, KEEP_Z, IN_PAD, OUT_PAD, PAIR, PRECISION, FAST)  # fmt: skip

@@ -19,13 +19,17 @@ Norms = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 class Blocks(NamedTuple):
-    """Tiles of a launch: rows of a program, units and depth of a product, warps, stages of loads ahead."""
+    """Tiles of a launch: rows of a program, units and depth of a product, warps, stages of loads ahead, registers."""
 
     rows: int
     cols: int
     depth: int
     warps: int
     stages: int
+    registers: int = 255
+    """Most of a thread: fewer let several programs share a processor, and wait for memory in turn."""
+    pair: bool = False
+    """Whether the units next to the inputs, or outputs, are made where the next layer needs them."""
 
 
 class Network(NamedTuple):
@@ -59,17 +63,18 @@ def height(rows: int) -> int:
     return (rows + 15) // 16 * 16
 
 
-def _padded(size: int, least: int = 16) -> int:
+def padded(size: int, least: int = 16) -> int:
+    """The next power of two, of at least what a product of tiles needs."""
     return max(least, triton.next_power_of_2(size))
 
 
 def _constants(net: Network, widths: Sequence[int], depths: Sequence[int], blocks: Blocks) -> dict[str, Any]:
-    pads = tuple(_padded(width) for width in net.sizes[1:-1])
+    pads = tuple(padded(width) for width in net.sizes[1:-1])
     return {
         "SIZES": net.sizes,
         "OFFSETS": net.offsets,
-        "COLS": tuple(min(blocks.cols, _padded(width)) for width in widths),
-        "DEPTHS": tuple(min(blocks.depth, _padded(depth)) for depth in depths),
+        "COLS": tuple(min(blocks.cols, padded(width)) for width in widths),
+        "DEPTHS": tuple(min(blocks.depth, padded(depth)) for depth in depths),
         "PADS": pads,
         "ROWS": blocks.rows,
         "NORM_ROWS": max(1, min(blocks.rows, 4096 // max(pads, default=16))),
@@ -77,6 +82,19 @@ def _constants(net: Network, widths: Sequence[int], depths: Sequence[int], block
         "NORM": net.eps > 0,
         "EPS": net.eps,
     }
+
+
+def _pair(net: Network, blocks: Blocks, small: int, widths: Sequence[int]) -> int:
+    """Padded inputs, or outputs, of a launch that makes the units next to them; 0 for one that does not.
+
+    Args:
+        net: the perceptron.
+        blocks: of the launch.
+        small: inputs or outputs.
+        widths: of the hidden layers, without the one next to those: the tiles hold all units of the first.
+    """
+    fits = blocks.pair and not net.eps and len(widths) > 0 and padded(small) <= 64 and blocks.cols >= widths[0]
+    return padded(small) if fits else 0
 
 
 def _is_fast(net: Network) -> bool:
@@ -119,9 +137,10 @@ def forward(
              else kept, rows, x.stride(0), x.stride(1)),
             {
                 **_constants(net, net.sizes[1:], net.sizes[:-1], blocks), "KEEP_Z": net.keeps_input, "SAVE": keep,
+            "PAIR": _pair(net, blocks, net.sizes[0], net.sizes[2:-1]),
                 "PRECISION": net.precision, "FAST": _is_fast(net),
             },
-            num_warps=blocks.warps, num_stages=blocks.stages,
+            num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
         )  # fmt: skip
     return y, kept if keep else kept.new_empty(0)
 
@@ -171,9 +190,10 @@ def backward(
         ),
         {
             **_constants(net, net.sizes, net.sizes[1:], blocks), "KEEP_Z": net.keeps_input, "NEEDS_X": needs_x,
-            "IN_PAD": _padded(net.sizes[0]) if of_first else 0, "OUT_PAD": _padded(outputs) if of_last else 0,
+            "PAIR": _pair(net, blocks, outputs, net.sizes[1:-2][::-1]),
+            "IN_PAD": padded(net.sizes[0]) if of_first else 0, "OUT_PAD": padded(outputs) if of_last else 0,
             "PRECISION": net.precision, "FAST": _is_fast(net),
         },
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
     return d, sums, dx

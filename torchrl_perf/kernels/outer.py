@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels.launch import launch
+from torchrl_perf.kernels.products import add_dot
 
 
 @triton.jit
@@ -34,12 +35,7 @@ def _outer_kernel(
             mask=is_row[:, None] & (k < K)[None, :],
             other=0.0,
         )
-        if PRECISION == "bf16":
-            total = tl.dot(d.to(tl.bfloat16), a.to(tl.bfloat16), total)
-        elif PRECISION == "fp16":
-            total = tl.dot(d.to(tl.float16), a.to(tl.float16), total)
-        else:
-            total = tl.dot(d, a, total, input_precision=PRECISION)
+        total = add_dot(total, d, a, PRECISION)
     part_ptr += tl.program_id(0).to(tl.int64) * (N * K)
     tl.store(part_ptr + (n * K)[:, None] + k[None, :], total, mask=(n < N)[:, None] & (k < K)[None, :])
 

@@ -34,7 +34,7 @@ def check(data, memory, key="features"):
         assert torch.equal(root[~begins[:, 1:]], after[~begins[:, 1:]])
     again = memory(data.exclude("next", key).clone())
     # the kernels of sequences round their operands to TF32's ten bits
-    limits = {"rtol": 1e-3, "atol": 1e-3} if data.device.type == "cuda" else {"rtol": 1e-5, "atol": 1e-6}
+    limits = {"rtol": 1e-3, "atol": 1e-3} if data[key].is_cuda else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(again[key], data[key], **limits)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchrl_perf.functional.exploration import bounded_gaussian, factor_noise, ou_factors, ou_step
@@ -37,6 +37,7 @@ def test_stationary_variance_is_that_of_the_process(theta, dt):
 
 
 @given(theta=st.floats(0.0, 3.0), dt=st.floats(0.01, 2.0))
+@example(theta=5e-324, dt=0.5)  # a half of it is 0
 @settings(max_examples=30, deadline=None)
 def test_two_half_steps_are_one_step(theta, dt):
     (half, half_spread), (decay, spread) = ou_factors(theta, dt / 2), ou_factors(theta, dt)

@@ -19,8 +19,10 @@ def ou_factors(theta: float, dt: float) -> tuple[float, float]:
         Decay ``exp(-theta dt)``, and the standard deviation ``sqrt((1 - exp(-2 theta dt)) / (2 theta))`` that a step
         adds.
     """
-    spread = dt if theta == 0.0 else -math.expm1(-2.0 * theta * dt) / (2.0 * theta)
-    return math.exp(-theta * dt), math.sqrt(spread)
+    exponent = 2.0 * theta * dt
+    # below, the factor rounds to 1, and the quotient of the smallest numbers would be wrong
+    shrunk = 1.0 if exponent < 1e-17 else -math.expm1(-exponent) / exponent
+    return math.exp(-theta * dt), math.sqrt(dt * shrunk)
 
 
 @computed_wide

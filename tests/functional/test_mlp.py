@@ -65,7 +65,7 @@ def stand_in(monkeypatch):
     fake.backward = backward
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     monkeypatch.setattr(kernels, "mlp", fake, raising=False)
-    monkeypatch.setattr(module, "_processors", lambda index: 1)
+    monkeypatch.setattr(module, "processors", lambda device: 1)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

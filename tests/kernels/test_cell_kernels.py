@@ -164,6 +164,22 @@ def test_step_kernels_are_torchs_cells(shape: tuple[int, int, int], bias: bool):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1e-7, 1e6])
+@torch.no_grad()
+def test_steps_take_inputs_that_float16_does_not_hold(scale: float):
+    with float32_products(True):
+        for kind, step in ((nn.GRUCell, gru_cell), (nn.LSTMCell, lstm_cell)):
+            cell, x, states, parameters = step_case(kind, (40, 20, 32), False, "cuda")
+            states = [state * 0.0 for state in states][: 1 if kind is nn.GRUCell else 2]
+            found, wide = step(x * scale, *states, *parameters), cell.double()
+            of_wide = [state.double() for state in states]
+            right = wide(x.double() * scale, of_wide[0] if kind is nn.GRUCell else tuple(of_wide))
+            pairs = [(found, right)] if kind is nn.GRUCell else zip(found, right, strict=True)
+            for mine, theirs in pairs:
+                torch.testing.assert_close(mine / min(scale, 1.0), theirs.float() / min(scale, 1.0), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2048, 128, 128), (3, 500, 300)])
 @torch.no_grad()
 def test_steps_on_cuda_are_torchs_cells(shape: tuple[int, int, int]):

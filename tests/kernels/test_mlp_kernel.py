@@ -93,10 +93,11 @@ class TestCuda:
         alone = fused_mlp(x[123:124], params, "tanh", "ieee")
         torch.testing.assert_close(together[123:124], alone, rtol=1e-6, atol=1e-6)
 
-    def test_a_bad_row_stays_in_its_row(self):
+    @pytest.mark.parametrize("activation", ["tanh", "relu"])
+    def test_a_bad_row_stays_in_its_row(self, activation):
         x, params, _ = make(100, 4, 64, 2, "cuda")
         x[3] = torch.nan
-        y = fused_mlp(x, params, "tanh", "tf32")
+        y = fused_mlp(x, params, activation, "tf32")
         assert y[3].isnan().all()
         assert y.isfinite().sum() == 99 * 2
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchrl_perf.functional.chain import chain
 from torchrl_perf.modules import EmpiricalNormalization
 from torchrl_perf.modules import chains as module
-from torchrl_perf.modules.chains import Chain, chain_of, fuse_sequential
+from torchrl_perf.modules.chains import Chain, chain_of, fuse_sequential, lacks_kernel
 
 
 def layers(*kinds):
@@ -101,6 +101,21 @@ def test_what_is_no_perceptron_is_left_alone():
         forward = network.forward
         assert not fuse_sequential(network, "tf32")
         assert network.forward == forward
+
+
+@pytest.mark.parametrize(
+    ("network", "lacks"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 3)), True),
+        (nn.Sequential(nn.Linear(3, 3), nn.ELU(alpha=0.5), nn.Linear(3, 3)), True),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double(), True),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid()), False),
+        (nn.Sequential(nn.Conv1d(3, 3, 1), nn.Linear(3, 3)), False),
+        (nn.Linear(3, 3), False),
+    ],
+)
+def test_networks_without_a_kernel(network, lacks):
+    assert lacks_kernel(network) is lacks
 
 
 @pytest.mark.gpu

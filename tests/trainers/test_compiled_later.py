@@ -10,14 +10,17 @@ import torch
 from config_runs import KINDS, make
 from emulated_runs import emulate
 from states import assert_same_state, flatten, run
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from torchrl_perf.collectors import device_collector
 from torchrl_perf.modules import FusedMLP
 from torchrl_perf.runtime import CaptureError, no_host_sync, precision
+from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.systems.active_dynamics import ActiveDynamicsConfig, ActiveDynamicsTrainer
 from torchrl_perf.systems.marine import MarineDQNConfig
 from torchrl_perf.trainers import ConfigError, DQNConfig, PPOConfig, train
+from torchrl_perf.trainers import device as place
 from torchrl_perf.trainers.config import WORK_BEFORE_COMPILING, WORK_OF_UPDATE
 
 FIELD = {
@@ -224,6 +227,17 @@ def test_a_long_run_goes_on_eagerly_where_there_is_no_compiler(monkeypatch, capl
     assert_same_state(expected, run(trainer, 5).state_dict())
     assert "is not compiled, since the compiler refuses it" in caplog.text
     trainer.close()
+
+
+def test_networks_without_a_kernel_are_told_in_one_line(monkeypatch, caplog):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 3))
+    fuse = functools.partial(place.fuse_when_compiled, CompileSwitch(None, at=None, may_go_on=True))
+    fuse([net], "tf32")
+    assert not caplog.records  # on a CPU all networks run so
+    monkeypatch.setattr(place, "_is_on_cuda", lambda network: True)
+    fuse([net, nn.ModuleList([net, nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))])], "tf32")
+    (record,) = caplog.records
+    assert "1 of the networks run layer by layer, such as ['Linear', 'Sigmoid', 'Linear']" in record.getMessage()
 
 
 def test_a_run_says_in_one_line_when_it_changed(other_rounding, tmp_path, caplog):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.kernels import processors
+
 ACTIVATIONS = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -97,11 +99,6 @@ def fused_chain(
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-@functools.cache
 def _room(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
@@ -140,7 +137,7 @@ def _chain_forward(
     if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
         weights = tuple(w.to(net.dtype) for w in weights)
     blocks = chain_blocks.blocks_for("forward", net, x.shape[0], _room(x.device))
-    return kernel.forward(x, net, weights, *vectors, keep, blocks, _processors(x.device))
+    return kernel.forward(x, net, weights, *vectors, keep, blocks, processors(x.device))
 
 
 @_chain_forward.register_fake
@@ -183,7 +180,7 @@ def _chain_backward(
     weights, _, norms = _parts(params, eps)
     of_first, of_last = _on_chip(weights, eps)
     left = range(1 if of_first else 0, len(weights) - (1 if of_last else 0))
-    rows, processors = x.shape[0], _processors(x.device)
+    rows = x.shape[0]
     if rows == 0:
         zeros = [torch.zeros_like(weights[number]) for number in left]
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps))), x.new_zeros(0, x.shape[1])]
@@ -195,17 +192,17 @@ def _chain_backward(
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
     above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]
     below = [x, *(kept[at : at + rows * width].view(rows, width) for at, width in spans)]
-    products = [_weight_gradient(above[number], below[number], precision, processors) for number in left]
+    products = [_weight_gradient(above[number], below[number], precision) for number in left]
     return [*products, sums.sum(0) if sums.shape[0] > 1 else sums[0], dx]
 
 
-def _weight_gradient(d: Tensor, a: Tensor, precision: str, processors: int) -> Tensor:
+def _weight_gradient(d: Tensor, a: Tensor, precision: str) -> Tensor:
     """``d.T @ a`` in float32."""
     from torchrl_perf.kernels.outer import outer
 
     is_16_bit = precision in ("bf16", "fp16")
     if min(d.shape[1], a.shape[1] if is_16_bit else SMALL + 1) <= SMALL or not d.is_cuda:
-        return outer(d, a, precision, processors)
+        return outer(d, a, precision, processors(d.device))
     if is_16_bit:
         dtype = d.dtype if d.dtype != torch.float32 else a.dtype
         return torch.mm(d.to(dtype).t(), a.to(dtype), out_dtype=torch.float32)

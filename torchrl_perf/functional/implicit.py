@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchrl_perf.functional.mlp import WIDTHS
+from torchrl_perf.kernels import processors
 
 _ACTIVATION = {"tanh": torch.tanh, "relu": torch.relu}
 
@@ -71,8 +72,7 @@ def fused_implicit_mean(
 def _implicit_mean(psi: Tensor, phi: Tensor, params: list[Tensor], activation: str, precision: str) -> Tensor:
     from torchrl_perf.kernels import implicit as kernel  # Triton is loaded where CUDA is used, not at import
 
-    processors = torch.cuda.get_device_properties(psi.device).multi_processor_count
-    return kernel.forward(psi, phi, params, activation, precision, processors)
+    return kernel.forward(psi, phi, params, activation, precision, processors(psi.device))
 
 
 @_implicit_mean.register_fake

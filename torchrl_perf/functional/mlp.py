@@ -1,11 +1,12 @@
 """A three-layer perceptron as one differentiable function: fused kernels on CUDA, plain linear layers elsewhere."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from torchrl_perf.kernels import processors
 
 _ACTIVATION = {"tanh": torch.tanh, "relu": torch.relu}
 WIDTHS = (32, 64, 128)
@@ -64,23 +65,18 @@ def fused_mlp(x: Tensor, params: list[Tensor], activation: str = "tanh", precisi
     return torch.ops.torchrl_perf.mlp_forward(x, params, activation, precision)
 
 
-@functools.cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 @torch.library.custom_op("torchrl_perf::mlp_forward", mutates_args=())
 def _mlp_forward(x: Tensor, params: list[Tensor], activation: str, precision: str) -> Tensor:
     from torchrl_perf.kernels import mlp as kernel  # Triton is loaded where CUDA is used, not at import
 
-    return kernel.forward(x, params, activation, precision, _processors(x.device.index))
+    return kernel.forward(x, params, activation, precision, processors(x.device))
 
 
 @torch.library.custom_op("torchrl_perf::mlp_backward", mutates_args=())
 def _mlp_backward(grad: Tensor, x: Tensor, params: list[Tensor], activation: str, precision: str) -> Tensor:
     from torchrl_perf.kernels import mlp as kernel
 
-    return kernel.backward(grad, x, params, activation, precision, _processors(x.device.index))
+    return kernel.backward(grad, x, params, activation, precision, processors(x.device))
 
 
 @_mlp_forward.register_fake

@@ -20,6 +20,7 @@ __all__ = [
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
+    "processors",
     "recurrence_rows",
     "row_kernels",
     "slice_kernels",
@@ -29,6 +30,12 @@ __all__ = [
 ]
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 2 of a CPU, where Triton's interpreter runs programs."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @functools.cache

@@ -4,26 +4,26 @@ References: :func:`torchrl_perf.functional.memory.gru.gru_cell`, :func:`torchrl_
 Import this module only where Triton is.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrl_perf.kernels.launch import launch
+from torchrl_perf.kernels.activations import ACTIVATIONS, activate
+from torchrl_perf.kernels.launch import dense_rows, launch
+from torchrl_perf.kernels.products import add_dot
 
 __all__ = ["gru", "lstm"]
 
 DEPTH = 64
 """Numbers of a row that a program reads at once."""
+TANH = tl.constexpr(ACTIVATIONS["tanh"])
 
 
 @triton.jit
 def _tanh(x, FAST: tl.constexpr):
-    """FAST is the hardware's instruction, as exact as a TF32 product."""
-    if FAST:
-        out = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        out = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
-    return out
+    return activate(x, TANH, FAST)
 
 
 @triton.jit
@@ -33,72 +33,60 @@ def _sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _dot(a, b, HALF: tl.constexpr):
-    """``a @ b`` with sums in float32."""
-    if HALF:  # noqa: SIM108 - Triton compiles one branch of an `if`, both of a ternary
-        out = tl.dot(a, b)
-    else:
-        out = tl.dot(a, b, input_precision="ieee")
-    return out
+def _rows(ptr, row, row_step, column, is_row, SIZE: tl.constexpr):
+    mask = is_row & (column[None, :] < SIZE)
+    return tl.load(ptr + row.to(tl.int64) * row_step + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _rows(ptr, row, row_step, column, mask, HALF: tl.constexpr):
-    out = tl.load(ptr + row.to(tl.int64) * row_step + column, mask=mask, other=0.0)
-    if HALF:
-        out = out.to(tl.float16)
-    return out
-
-
-@triton.jit
-def _columns(ptr, gate, unit, column, SIZE: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr):
-    """Rows ``unit`` of a gate's weight ``[H, SIZE]``, as columns ``[DEPTH, COLUMNS]``."""
+def _times(total, a, ptr, gate, unit, column, SIZE: tl.constexpr, H: tl.constexpr, PRECISION: tl.constexpr):
+    """``total + a @ w[unit, column].T`` of a gate's weight ``[H, SIZE]``."""
     mask = (unit[None, :] < H) & (column[:, None] < SIZE)
-    out = tl.load(ptr + (gate * H + unit[None, :]) * SIZE + column[:, None], mask=mask, other=0.0)
-    if HALF:
-        out = out.to(tl.float16)
+    w = tl.load(ptr + (gate * H + unit[None, :]) * SIZE + column[:, None], mask=mask, other=0.0)
+    return add_dot(total, a, w, PRECISION)
+
+
+@triton.jit
+def _bias(ptr, gate, unit, ROWS: tl.constexpr, H: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """What a gate begins with, ``[ROWS, COLUMNS]``."""
+    out = tl.zeros((ROWS, unit.shape[0]), dtype=tl.float32)
+    if HAS_BIAS:
+        out += tl.load(ptr + gate * H + unit, mask=unit < H, other=0.0)[None, :]
     return out
 
 
 @triton.jit
-def _gate_bias(ptr, gate, unit, H: tl.constexpr, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        out = tl.load(ptr + gate * H + unit, mask=unit < H, other=0.0)[None, :]
-    else:
-        out = tl.zeros((1, unit.shape[0]), dtype=tl.float32)
-    return out
+def _biases(x_ptr, state_ptr, gate, unit, ROWS: tl.constexpr, H: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Both biases of a gate."""
+    return _bias(x_ptr, gate, unit, ROWS, H, HAS_BIAS) + _bias(state_ptr, gate, unit, ROWS, H, HAS_BIAS)
 
 
 @triton.jit
 def _gru_kernel(
     x_ptr, state_ptr, of_x_ptr, of_state_ptr, bias_x_ptr, bias_state_ptr, out_ptr, num_rows, x_row, state_row,
     SIZE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, OF_X: tl.constexpr, OF_STATE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     is_row = row < num_rows
-    reset = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 0, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 0, unit, H, HAS_BIAS)
-    )
-    update = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 1, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 1, unit, H, HAS_BIAS)
-    )
-    new = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + _gate_bias(bias_x_ptr, 2, unit, H, HAS_BIAS)
-    gate_new = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + _gate_bias(bias_state_ptr, 2, unit, H, HAS_BIAS)
+    reset = _biases(bias_x_ptr, bias_state_ptr, 0, unit, ROWS, H, HAS_BIAS)
+    update = _biases(bias_x_ptr, bias_state_ptr, 1, unit, ROWS, H, HAS_BIAS)
+    new = _bias(bias_x_ptr, 2, unit, ROWS, H, HAS_BIAS)
+    gate_new = _bias(bias_state_ptr, 2, unit, ROWS, H, HAS_BIAS)
     for start in range(0, SIZE, DEPTH):
         column = start + depth
-        x = _rows(x_ptr, row, x_row, column[None, :], is_row & (column[None, :] < SIZE), HALF)
-        reset += _dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
-        update += _dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
-        new += _dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
+        x = _rows(x_ptr, row, x_row, column, is_row, SIZE)
+        reset = _times(reset, x, of_x_ptr, 0, unit, column, SIZE, H, OF_X)
+        update = _times(update, x, of_x_ptr, 1, unit, column, SIZE, H, OF_X)
+        new = _times(new, x, of_x_ptr, 2, unit, column, SIZE, H, OF_X)
     for start in range(0, H, DEPTH):
         column = start + depth
-        state = _rows(state_ptr, row, state_row, column[None, :], is_row & (column[None, :] < H), HALF)
-        reset += _dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
-        update += _dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
-        gate_new += _dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
+        state = _rows(state_ptr, row, state_row, column, is_row, H)
+        reset = _times(reset, state, of_state_ptr, 0, unit, column, H, H, OF_STATE)
+        update = _times(update, state, of_state_ptr, 1, unit, column, H, H, OF_STATE)
+        gate_new = _times(gate_new, state, of_state_ptr, 2, unit, column, H, H, OF_STATE)
     mask = is_row & (unit[None, :] < H)
     own = tl.load(state_ptr + row.to(tl.int64) * state_row + unit[None, :], mask=mask, other=0.0)
     new = _tanh(new + _sigmoid(reset, FAST) * gate_new, FAST)
@@ -110,38 +98,30 @@ def _lstm_kernel(
     x_ptr, state_ptr, cell_ptr, of_x_ptr, of_state_ptr, bias_x_ptr, bias_state_ptr, out_ptr, out_cell_ptr, num_rows,
     x_row, state_row, cell_row,
     SIZE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, OF_X: tl.constexpr, OF_STATE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     is_row = row < num_rows
-    into = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 0, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 0, unit, H, HAS_BIAS)
-    )
-    forget = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 1, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 1, unit, H, HAS_BIAS)
-    )
-    new = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 2, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 2, unit, H, HAS_BIAS)
-    )
-    out = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + (
-        _gate_bias(bias_x_ptr, 3, unit, H, HAS_BIAS) + _gate_bias(bias_state_ptr, 3, unit, H, HAS_BIAS)
-    )
+    into = _biases(bias_x_ptr, bias_state_ptr, 0, unit, ROWS, H, HAS_BIAS)
+    forget = _biases(bias_x_ptr, bias_state_ptr, 1, unit, ROWS, H, HAS_BIAS)
+    new = _biases(bias_x_ptr, bias_state_ptr, 2, unit, ROWS, H, HAS_BIAS)
+    out = _biases(bias_x_ptr, bias_state_ptr, 3, unit, ROWS, H, HAS_BIAS)
     for start in range(0, SIZE, DEPTH):
         column = start + depth
-        x = _rows(x_ptr, row, x_row, column[None, :], is_row & (column[None, :] < SIZE), HALF)
-        into += _dot(x, _columns(of_x_ptr, 0, unit, column, SIZE, H, HALF), HALF)
-        forget += _dot(x, _columns(of_x_ptr, 1, unit, column, SIZE, H, HALF), HALF)
-        new += _dot(x, _columns(of_x_ptr, 2, unit, column, SIZE, H, HALF), HALF)
-        out += _dot(x, _columns(of_x_ptr, 3, unit, column, SIZE, H, HALF), HALF)
+        x = _rows(x_ptr, row, x_row, column, is_row, SIZE)
+        into = _times(into, x, of_x_ptr, 0, unit, column, SIZE, H, OF_X)
+        forget = _times(forget, x, of_x_ptr, 1, unit, column, SIZE, H, OF_X)
+        new = _times(new, x, of_x_ptr, 2, unit, column, SIZE, H, OF_X)
+        out = _times(out, x, of_x_ptr, 3, unit, column, SIZE, H, OF_X)
     for start in range(0, H, DEPTH):
         column = start + depth
-        state = _rows(state_ptr, row, state_row, column[None, :], is_row & (column[None, :] < H), HALF)
-        into += _dot(state, _columns(of_state_ptr, 0, unit, column, H, H, HALF), HALF)
-        forget += _dot(state, _columns(of_state_ptr, 1, unit, column, H, H, HALF), HALF)
-        new += _dot(state, _columns(of_state_ptr, 2, unit, column, H, H, HALF), HALF)
-        out += _dot(state, _columns(of_state_ptr, 3, unit, column, H, H, HALF), HALF)
+        state = _rows(state_ptr, row, state_row, column, is_row, H)
+        into = _times(into, state, of_state_ptr, 0, unit, column, H, H, OF_STATE)
+        forget = _times(forget, state, of_state_ptr, 1, unit, column, H, H, OF_STATE)
+        new = _times(new, state, of_state_ptr, 2, unit, column, H, H, OF_STATE)
+        out = _times(out, state, of_state_ptr, 3, unit, column, H, H, OF_STATE)
     mask = is_row & (unit[None, :] < H)
     own = tl.load(cell_ptr + row.to(tl.int64) * cell_row + unit[None, :], mask=mask, other=0.0)
     cell = _sigmoid(forget, FAST) * own + _sigmoid(into, FAST) * _tanh(new, FAST)
@@ -150,16 +130,14 @@ def _lstm_kernel(
     tl.store(out_ptr + place, _sigmoid(out, FAST) * _tanh(cell, FAST), mask=mask)
 
 
-def _dense(rows: Tensor) -> Tensor:
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
-def _plan(x: Tensor, hidden: int, has_bias: bool, half: bool) -> tuple[tuple[int, int], dict[str, int | bool]]:
+def _plan(x: Tensor, hidden: int, has_bias: bool, half: bool) -> tuple[tuple[int, int], dict[str, Any]]:
     """Programs and constants of a launch: few rows and units a program until that fills a GPU, more of them then."""
     num_rows, size = x.shape
     rows, units = (16, 16) if num_rows < 1024 else (32, 16) if num_rows < 2**14 else (64, 32)
     constants = {"SIZE": size, "H": hidden, "ROWS": rows, "COLUMNS": units, "DEPTH": DEPTH}
-    flags = {"HAS_BIAS": has_bias, "HALF": half, "FAST": half}
+    # an input may be a raw observation, beyond what float16 holds; a state lies within 1
+    products = {"OF_X": "tf32", "OF_STATE": "fp16"} if half else {"OF_X": "ieee", "OF_STATE": "ieee"}
+    flags = {"HAS_BIAS": has_bias, **products, "FAST": half}
     return (triton.cdiv(num_rows, rows), triton.cdiv(hidden, units)), {**constants, **flags}
 
 
@@ -176,9 +154,10 @@ def gru(
         weight_hh: ``[3 H, H]``.
         bias_ih: ``[3 H]``, or None.
         bias_hh: None where ``bias_ih`` is.
-        half: whether products take float16 operands, and gates the hardware's tanh; else all is float32.
+        half: whether products with the state take float16 operands, those with the input TF32, and gates the
+            hardware's tanh; else all is float32.
     """
-    x, state = _dense(x), _dense(state)
+    x, state = dense_rows(x), dense_rows(state)
     weight_ih, weight_hh, hidden = weight_ih.contiguous(), weight_hh.contiguous(), weight_hh.shape[1]
     out = state.new_empty(len(x), hidden)
     biases = (weight_ih, weight_hh) if bias_ih is None else (bias_ih, bias_hh)
@@ -193,7 +172,7 @@ def lstm(
     bias_hh: Tensor | None, *, half: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The states h and c of this step ``[N, H]``; arguments as those of :func:`gru`, with c of the step before."""
-    x, state, cell = _dense(x), _dense(state), _dense(cell)
+    x, state, cell = dense_rows(x), dense_rows(state), dense_rows(cell)
     weight_ih, weight_hh, hidden = weight_ih.contiguous(), weight_hh.contiguous(), weight_hh.shape[1]
     out, out_cell = state.new_empty(len(x), hidden), state.new_empty(len(x), hidden)
     biases = (weight_ih, weight_hh) if bias_ih is None else (bias_ih, bias_hh)

@@ -7,7 +7,6 @@ gradients of the gates, are all that the warps of a program exchange. Products t
 ten bits, and sum in float32. Import this module only where Triton has Gluon.
 """
 
-import functools
 import math
 
 import torch
@@ -16,17 +15,17 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from torchrl_perf.kernels import processors
+
 __all__ = [
     "BLOCK",
     "WARPS",
     "bias_row",
-    "dense_rows",
     "largest_of",
     "load3",
     "load4",
     "operand",
     "place",
-    "processors",
     "rows_of",
     "sigmoid",
     "store3",
@@ -116,30 +115,18 @@ def store4(ptr, a, b, c, d, mask, H: gl.constexpr):
     gl.store(ptr + 3 * H, d, mask=mask)
 
 
-@functools.cache
-def processors(index: int) -> int:
-    """Multiprocessors of a CUDA device."""
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def rows_of(batch: Tensor) -> int:
     """How many rows of its block a program takes: all processors get some before any gets many.
 
     Args:
         batch: ``[N, *]``, on the device of the launch.
     """
-    index = batch.device.index
-    return min(triton.cdiv(len(batch), 2 if index is None else processors(index)), BLOCK)  # None: the interpreter
+    return min(triton.cdiv(len(batch), processors(batch.device)), BLOCK)
 
 
 def widths(hidden: int) -> dict[str, int]:
     """Constants of a kernel: the hidden units, the power of two that holds them, and the rows of a program."""
     return {"H": hidden, "PAD": max(16, triton.next_power_of_2(hidden)), "BLOCK": BLOCK}
-
-
-def dense_rows(rows: Tensor) -> Tensor:
-    """The tensor itself if its last dim is dense, else a copy: gradients of sums are expanded."""
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def largest_of(grad: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from torchrl_perf.kernels.mlp import ACTIVATIONS, _activate, _dot, _load_matrix, _load_vector
+from torchrl_perf.kernels.activations import ACTIVATIONS, activate
+from torchrl_perf.kernels.mlp import _dot, _load_matrix, _load_vector
 
 
 @triton.jit
@@ -30,7 +31,7 @@ def _mean_kernel(
     total = tl.zeros((BLOCK, H), dtype=tl.float32)
     for level in range(LEVELS):
         phi = tl.load(phi_ptr + level * H + h).to(tl.float32)
-        total += _activate(_dot(psi * phi[None, :], w1, PRECISION) + b1[None, :], ACT, FAST)
+        total += activate(_dot(psi * phi[None, :], w1, PRECISION) + b1[None, :], ACT, FAST)
     w2 = tl.trans(_load_matrix(w2_ptr, OUT, H, OUT_PAD, H))
     b2 = _load_vector(b2_ptr, OUT, OUT_PAD)
     y = _dot(total * (1.0 / LEVELS), w2, LAST) + b2[None, :]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _VARIANTS: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 """What was compiled, with the values of its constants in the order of the kernel's arguments."""
@@ -48,6 +49,11 @@ def _launch(
         return
     compiled, values = known
     compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+def dense_rows(rows: Tensor) -> Tensor:
+    """The tensor itself if its last dim is dense, else a copy: gradients of sums are expanded."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def assumptions(args: Sequence[Any]) -> tuple[Any, ...]:

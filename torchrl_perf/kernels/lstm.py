@@ -14,7 +14,6 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from torchrl_perf.kernels.cells import (
     WARPS,
     bias_row,
-    dense_rows,
     largest_of,
     load4,
     operand,
@@ -26,7 +25,7 @@ from torchrl_perf.kernels.cells import (
     tanh,
     widths,
 )
-from torchrl_perf.kernels.launch import launch
+from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
 

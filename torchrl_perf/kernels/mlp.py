@@ -14,29 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-ACTIVATIONS = {"tanh": 0, "relu": 1}
-
-
-@triton.jit
-def _activate(x, ACT: tl.constexpr, FAST: tl.constexpr):
-    """``tanh`` or ``relu``. FAST is the hardware's tanh, as exact as the TF32 product before it."""
-    if ACT == 1:
-        out = tl.maximum(x, 0.0)
-    elif FAST:
-        out = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        out = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
-    return out
-
-
-@triton.jit
-def _slope(h, ACT: tl.constexpr):
-    """Derivative of the activation, from its value."""
-    if ACT == 1:  # noqa: SIM108 - Triton compiles one branch of an `if`, both of a ternary
-        out = tl.where(h > 0.0, 1.0, 0.0)
-    else:
-        out = 1.0 - h * h
-    return out
+from torchrl_perf.kernels.activations import ACTIVATIONS, activate, slope
 
 
 @triton.jit
@@ -83,8 +61,8 @@ def _forward_kernel(
         x = tl.load(x_ptr + r.to(tl.int64) * stride_row + i * stride_col, mask=(r < rows) & (i < IN), other=0.0).to(
             tl.float32
         )
-        h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
-        h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
+        h1 = activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
+        h2 = activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
         y = _dot(h2, w3, PRECISION) + b3[None, :]
         tl.store(y_ptr + r.to(tl.int64) * OUT + o, y, mask=(r < rows) & (o < OUT))
 
@@ -115,15 +93,15 @@ def _backward_kernel(
             tl.float32
         )
         g = tl.load(g_ptr + r.to(tl.int64) * g_row + o * g_col, mask=(r < rows) & (o < OUT), other=0.0).to(tl.float32)
-        h1 = _activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
-        h2 = _activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
+        h1 = activate(_dot(x, w1, PRECISION) + b1[None, :], ACT, FAST)
+        h2 = activate(_dot(h1, w2, PRECISION) + b2[None, :], ACT, FAST)
         # rows beyond the end have g = 0 and so add nothing, whatever their activations are
         grad_w3 += _dot(tl.trans(g), h2, PRECISION)
         grad_b3 += tl.sum(g, axis=0)
-        d2 = _dot(g, w3_out_in, PRECISION) * _slope(h2, ACT)
+        d2 = _dot(g, w3_out_in, PRECISION) * slope(h2, h2, ACT)
         grad_w2 += _dot(tl.trans(d2), h1, PRECISION)
         grad_b2 += tl.sum(d2, axis=0)
-        d1 = _dot(d2, w2_out_in, PRECISION) * _slope(h1, ACT)
+        d1 = _dot(d2, w2_out_in, PRECISION) * slope(h1, h1, ACT)
         grad_w1 += _dot(tl.trans(d1), x, PRECISION)
         grad_b1 += tl.sum(d1, axis=0)
     # one row of the partial gradients a program, in the order w1, b1, w2, b2, w3, b3

@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.chain import fused_chain, runs_as_chain
@@ -12,7 +13,7 @@ from torchrl_perf.runtime.precision import autocast, widened
 from torchrl_perf.runtime.upstream.modules import has_hooks
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["Chain", "chain_of", "fuse_sequential", "run_chain"]
+__all__ = ["Chain", "chain_of", "fuse_sequential", "lacks_kernel", "run_chain"]
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], bool]]] = {
     nn.Tanh: ("tanh", lambda layer: True),
@@ -92,6 +93,15 @@ def run_chain(layers: Sequence[nn.Module], chain: Chain, x: Tensor, precision: s
         return None
     y = fused_chain(x.reshape(-1, x.shape[-1]), params, chain.activation, chain.eps, precision)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def lacks_kernel(network: nn.Module) -> bool:
+    """Whether a network is an ``nn.Sequential`` of several linear layers no two of which a kernel takes together."""
+    if not isinstance(network, nn.Sequential):
+        return False
+    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+    is_single = all(layer.weight.dtype == torch.float32 for layer in linear)
+    return len(linear) > 1 and (not is_single or chain_of(list(network)) is None)
 
 
 def fuse_sequential(network: nn.Module, precision: str) -> bool:

@@ -55,7 +55,7 @@ def hidden_layers(
 
 
 class FusedMLP(MixedSequential):
-    """Linear, activation, linear, activation, linear: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
+    """Linear layers with an activation between each two: an ``nn.Sequential`` that runs as one Triton kernel on CUDA.
 
     The layers, their names and the ``state_dict`` are those of the plain ``nn.Sequential``; only the execution differs.
     Two hidden layers of one width, 32, 64 or 128, with ``"tanh"`` or ``"relu"``, at most 128 inputs and 64 outputs, and

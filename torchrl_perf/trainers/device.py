@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -9,13 +10,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from torchrl_perf.modules.chains import fuse_sequential
+from torchrl_perf.modules.chains import fuse_sequential, lacks_kernel
 from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import plain_calls
 from torchrl_perf.trainers.config import RunConfig
 
+logger = logging.getLogger("torchrl_perf")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -95,7 +97,15 @@ def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any], precision: 
         parts: anything; modules among them are looked through, once they are made and before they are called.
         precision: of the products of an ``nn.Sequential``.
     """
-    modules = [part for each in parts if isinstance(each, nn.Module) for part in each.modules()]
+    modules = list(dict.fromkeys(part for each in parts if isinstance(each, nn.Module) for part in each.modules()))
+    if left := [part for part in modules if lacks_kernel(part) and _is_on_cuda(part)]:
+        logger.warning(
+            "%d of the networks run layer by layer, such as %s: expected float32 linear layers with one and the same "
+            "activation between them. Remedy: none is needed; layers as torchrl_perf.modules.FusedMLP has them run as "
+            "one kernel.",
+            len(left),
+            [type(layer).__name__ for layer in left[0]],
+        )
     networks: list[Any] = [
         part for part in modules if isinstance(part, MixedSequential) or fuse_sequential(part, precision)
     ]
@@ -108,6 +118,10 @@ def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any], precision: 
 
     fuse(False)
     kernels.follow(fuse)
+
+
+def _is_on_cuda(network: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in network.parameters())
 
 
 def accelerated(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

@@ -1,7 +1,6 @@
 """Draws docs/pictures/robots_curves.png, the rows of robots_learning.json: `python docs/pictures/robots_curves.py`."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ RESULTS = Path(__file__).parents[2] / "torchrl_perf" / "bench" / "results" / "ro
 def panel(axes: Any, rows: list[dict[str, Any]]) -> None:
     """The curves of one task by seed, exploration included, and at their ends the returns in MuJoCo's C code."""
     for row, colour in zip(rows, ("#1f77b4", "#ff7f0e", "#2ca02c"), strict=False):
-        known = [point for point in row["curve"] if not math.isnan(point["mean_return"])]  # once episodes have ended
-        axes.plot(
-            [point["seconds"] for point in known], [point["mean_return"] for point in known], color=colour, lw=1.4
-        )
-        axes.plot(row["seconds"], row["return_in_c"], "o", color=colour, ms=5)
+        seconds, _, returns = zip(*row["curve"], strict=True)
+        axes.plot(seconds, returns, color=colour, lw=1.4)
+        axes.plot(row["seconds"], row["mean_return"], "o", color=colour, ms=5)
     axes.set(title=rows[0]["task"], xlabel="seconds of training")
     axes.grid(alpha=0.3)
 

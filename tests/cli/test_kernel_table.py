@@ -14,6 +14,12 @@ def test_without_cuda_it_says_so(capsys):
     assert "kernels: expected a CUDA device, received none. Remedy: leave --kernels out." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", [["--json"], ["--after", "runs/one"]])
+def test_what_would_be_ignored_is_refused(other, capsys):
+    assert main(["doctor", "--kernels", *other]) == 2
+    assert "--kernels: expected without --json and --after" in capsys.readouterr().err
+
+
 def test_a_line_for_each_network_and_precision(monkeypatch):
     calls = []
 

@@ -18,7 +18,8 @@ def main(argv: list[str]) -> int:
         argv: the arguments behind ``doctor``.
 
     Returns:
-        Exit code: 0; 1 if a check failed; 2 for a folder that holds no run, and for --kernels without CUDA.
+        Exit code: 0; 1 if a check failed; 2 for a folder that holds no run, and for --kernels without CUDA or with
+        --json or --after.
     """
     options = parser().parse_args(argv)
     try:
@@ -29,6 +30,11 @@ def main(argv: list[str]) -> int:
         return _broken(error, as_json=options.json)
     try:
         if options.kernels:
+            if options.json or options.after is not None:
+                raise ValueError(
+                    "--kernels: expected without --json and --after, received one of them. Remedy: --kernels alone, or "
+                    "with --device."
+                )
             from torchrl_perf.cli.kernel_table import kernel_table
 
             for line in kernel_table(options.device):

@@ -1,7 +1,8 @@
 """Starts ranks that share a run: ``python rank_processes.py FOLDER RANKS CHECK...``; forks, so that torch loads once.
 
 Each check is a function of ``rank_checks``, or of the module that its name begins with. What it returns on a
-rank is saved as FOLDER/CHECK-RANK.pt, the exit codes of all ranks as FOLDER/CHECK.json, and what they print as FOLDER/CHECK-RANK.txt. No process outlives this one.
+rank is saved as FOLDER/CHECK-RANK.pt, the exit codes of all ranks as FOLDER/CHECK.json, and what they print as
+FOLDER/CHECK-RANK.txt. No process outlives this one.
 """
 
 import importlib

@@ -1,6 +1,7 @@
 """What each rank of a test does; the functions are named in ``rank_processes.run``."""
 
 import hashlib
+import importlib
 import os
 import random
 import signal
@@ -297,6 +298,25 @@ def uneven_envs() -> str:
 def other_settings() -> None:
     """Ranks that were started with other options."""
     raise SystemExit(cli.main([*RUN, "--total-steps", str(960 + int(os.environ["RANK"]))]))
+
+
+def without_gpus() -> None:
+    """Ranks that are to have GPUs, on a host without."""
+    raise SystemExit(cli.main([*RUN[:2], "--device", "cuda", *RUN[4:], "--total-steps", "960"]))
+
+
+def without_nccl() -> None:
+    """The same where there are GPUs, and a PyTorch without NCCL."""
+    torch.cuda.device_count = lambda: 8
+    torch.distributed.is_nccl_available = lambda: False
+    without_gpus()
+
+
+def other_versions() -> None:
+    """A rank with another version of the package."""
+    if os.environ["RANK"] == "1":
+        importlib.import_module("torchrl_perf.parallel.join").__version__ = "0.0.1"
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 
 def bad_settings() -> None:

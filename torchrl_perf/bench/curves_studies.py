@@ -134,6 +134,7 @@ _VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 
 _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
+_POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
 

@@ -64,6 +64,7 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
 
     Raises:
         RankError: for a GPU or a backend that is not there, and a port in use.
+        RankStoppedError: where another rank of this host says that.
     """
     wants_cuda = torch.device("cpu" if device == "auto" else device).type == "cuda"
     on_cuda = wants_cuda or (device == "auto" and torch.cuda.is_available())
@@ -198,15 +199,22 @@ def compare(ranks: Ranks, settings: Mapping[str, Any] | Sequence[str]) -> None:
 
 
 def _own_device() -> torch.device:
-    """The GPU of this rank, which becomes the current one."""
+    """The GPU of this rank, which becomes the current one.
+
+    Raises:
+        RankError: on the first rank of a host that cannot have one.
+        RankStoppedError: on its others, which have the same to say and no store yet by which to agree.
+    """
     number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= there:
-        raise RankError(
+        kind = RankError if number == there else RankStoppedError
+        raise kind(
             f"gpus: expected a GPU for each rank of this host, received {there} for {place_of()}. Remedy: "
             f"--nproc-per-node {max(there, 1)} or fewer, or --device cpu."
         )
     if not dist.is_nccl_available():
-        raise RankError(
+        kind = RankError if number == 0 else RankStoppedError
+        raise kind(
             "ranks: expected a PyTorch with NCCL for several ranks on CUDA, received one without. Remedy: a build for "
             "Linux with CUDA, or --device cpu."
         )

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["agent_store", "meet", "met"]
+__all__ = ["agent_store", "has_agent_store", "meet", "met"]
 
 LOOK_SECONDS = 0.02
 """Between two looks of the first rank for others."""
@@ -16,13 +16,18 @@ _MET: list[str] = []
 """The name of the present life, once the processes have met."""
 
 
+def has_agent_store() -> bool:
+    """Whether the agent of ``torchrun`` holds the store; where it does not, the first rank does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
 def agent_store(seconds: float) -> dist.Store | None:
     """A connection to the store of ``torchrun``'s agent; None where the first rank is to hold one of its own.
 
     Args:
         seconds: longest wait for an answer.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+    if not has_agent_store():
         return None
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))

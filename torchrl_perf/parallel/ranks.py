@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.moments import Moments, merged_moments
 from torchrl_perf.parallel.one_shot import OneShot
+from torchrl_perf.parallel.place import own_place
 
 __all__ = ["RankStoppedError", "Ranks"]
 
@@ -64,9 +65,9 @@ class Ranks:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.sums: Counter[tuple[int, torch.dtype]] = Counter()
-        self._one_shot = (
-            OneShot(group, self.size) if one_shot and self.device.type == "cuda" and self.size > 1 else None
-        )
+        self._one_shot: OneShot | None = None
+        if one_shot and self.device.type == "cuda" and self.size > 1 and self._on_one_host():
+            self._one_shot = OneShot(group, self.size)
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> Self:
@@ -82,6 +83,13 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is the rank that writes logs and folders."""
         return self.rank == 0
+
+    def _on_one_host(self) -> bool:
+        """Whether all are; a host may have as many GPUs as there are ranks on several. They are asked together."""
+        place = own_place()
+        kernels: list[Any] = [None] * self.size
+        dist.all_gather_object(kernels, place.kernel or place.host, group=self._group)
+        return len(set(kernels)) == 1
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # of a copied network: the processes are the same

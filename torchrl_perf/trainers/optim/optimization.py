@@ -12,8 +12,10 @@ from torchrl_perf.functional.parts import joined_in_parts
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
+from torchrl_perf.trainers.optim.hooks import within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
     check_params,
@@ -104,6 +106,7 @@ class GuardedAdam(torch.optim.Optimizer):
             ``"foreach"`` on a CPU, where PyTorch has none with a learning rate in a tensor.
     """
 
+    _in_hooks = False  # while those of apply_gradients are called
     _step_supports_amp_scaling = True  # tells torch.amp.GradScaler to set grad_scale and found_inf, and to call step
 
     def __init__(  # noqa: PLR0913  PyTorch's arguments of Adam, and what this one adds
@@ -381,7 +384,8 @@ class GuardedAdam(torch.optim.Optimizer):
     ) -> tuple[Tensor, Tensor]:
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
-        Nothing is read by the host, and a compiler takes it whole.
+        Nothing is read by the host, and a compiler takes it whole. Hooks around the step are called, with the gradients
+        at the parameters, but not within a compiled function: callers that compile it ask ``has_step_hooks`` before.
 
         Args:
             grads: one for each of ``params``, of the loss times the loss scale where there is one.
@@ -395,6 +399,9 @@ class GuardedAdam(torch.optim.Optimizer):
         """
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
+        elif has_step_hooks(self) and not self._in_hooks:
+            with within_hooks(self, grads) as changed:
+                return self.apply_gradients(changed, loss, targets, tau, unless=unless)
         else:
             self._read_groups()
             norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))

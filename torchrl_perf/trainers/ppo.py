@@ -268,15 +268,11 @@ class PPO(OnPolicyAlgorithm):
         return self.actor if self.streams is None else cast("Any", self.actor)[-1]
 
     def _check_memory(self, given: Mapping[str, nn.Module | None]) -> None:
-        """Refuse what no memory can be put below."""
-        expected, received = "", ""
+        """Refuse networks that no memory can be put below."""
         if parts := [name for name, one in given.items() if one is not None]:
-            expected, received = "networks of the trainer's own", f"{' and '.join(parts)} from Python"
-        elif self.valid_key is not None:
-            expected, received = "an env whose rows all count", f"{type(self.env).__name__}, with {self.valid_key!r}"
-        if expected:
             raise ValueError(
-                f"memory: expected with {self.config.memory!r} {expected}, received {received}. Remedy: memory='none'."
+                f"memory: expected with {self.config.memory!r} networks of the trainer's own, received "
+                f"{' and '.join(parts)} from Python. Remedy: memory='none'."
             )
 
     def make_actor(self, env: EnvBase) -> nn.Module:
@@ -406,9 +402,10 @@ class PPO(OnPolicyAlgorithm):
         if isinstance(self.loss, DeviceClipPPOLoss):
             flags = rows.select(*self.loss.valid_keys, strict=False)
             valid = self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
-        if self.streams is not None and self.streams.burn_in:  # an env whose rows do not all count has no memory
-            valid = torch.zeros(advantage.shape[:-1], dtype=torch.bool, device=advantage.device)
-            valid[:, self.streams.learnt(advantage.shape[1])] = True
+        if self.streams is not None and self.streams.burn_in:
+            learnt = torch.zeros(advantage.shape[:-1], dtype=torch.bool, device=advantage.device)
+            learnt[..., self.streams.learnt(advantage.shape[-2])] = True
+            valid = learnt if valid is None else valid & learnt
         return advantage, valid
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ def learn(trainer: Any, target: float, *, every: int, limit: float = math.inf) -
         limit: seconds after which it has not learnt.
 
     Returns:
-        ``seconds`` (infinity if the run ended, or the limit came, before), ``steps`` of the envs, ``mean_return``, and
+        ``seconds`` (None if the run ended, or the limit came, before), ``steps`` of the envs, ``mean_return``, and
         ``curve``, pairs of steps and mean return.
     """
     config = trainer.config
@@ -66,7 +66,7 @@ def learn(trainer: Any, target: float, *, every: int, limit: float = math.inf) -
         curve.append([done * config.batch_size, reached])
         if reached >= target or watch.seconds > limit:
             break
-    seconds = watch.seconds if reached >= target else math.inf
+    seconds = watch.seconds if reached >= target else None
     return {"seconds": seconds, "steps": done * config.batch_size, "mean_return": reached, "curve": thinned(curve)}
 
 

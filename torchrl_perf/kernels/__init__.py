@@ -90,16 +90,18 @@ def gae_rows(
 def recurrence_rows(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """``y_t = value_t + decay_t * y_(t-1)`` over ``[T, N]`` rows, or ``y_(t+1)`` with ``reverse``, in one launch.
 
+    A batch of them, ``[B, T, N]`` in the order of its memory, is one launch too.
+
     Reference: :mod:`torchrl_perf.functional.scan`.
 
     Args:
-        decay: ``[T, N]`` float32, bfloat16 or float16 on CUDA, any strides.
-        value: ``[T, N]``, likewise.
-        initial: ``[N]`` carry before the first step of the scan, or None for zero.
+        decay: ``[*, T, N]`` float32, bfloat16 or float16 on CUDA, any strides.
+        value: ``[*, T, N]``, likewise.
+        initial: ``[*, N]`` carry before the first step of the scan, or None for zero.
         reverse: from the last step to the first.
 
     Returns:
-        ``[T, N]`` float32 with the memory layout of ``value``.
+        ``[*, T, N]`` float32 with the memory layout of ``value``.
     """
     if torch.compiler.is_compiling():
         return _recurrence_op(decay, value, initial, reverse)

@@ -20,7 +20,8 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, remembers
+from torchrl_perf.trainers.given_memory import on_shared_memory
+from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, check_streams, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
@@ -236,12 +237,17 @@ class PPO(OnPolicyAlgorithm):
                 "Remedy: shared_trunk=False; networks of your own share the modules that they both hold."
             )
         self.valid_key = valid_key_of(env)
+        given = actor, critic
         if remembers(config):
             self._check_memory({"actor": actor, "critic": critic})
+        else:
+            actor, critic = on_shared_memory(actor, critic)
+        has_memory = remembers(config) or (actor, critic) != given
         self.actor = acceleration.policy(actor or self.make_actor(env))
         self.streams = None
-        if remembers(config):
+        if has_memory:
             self.streams = Streams(list(cast("Any", self.actor))[:-1], config.burn_in)
+            check_streams(config)
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
         if self.valid_key is not None and config.loss == "torchrl":

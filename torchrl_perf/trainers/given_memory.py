@@ -1,8 +1,13 @@
 """Actor and critic from Python that stand on one recurrent module, TorchRL's or the package's."""
 
-from typing import Any, cast
+from typing import Any
 
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
 
@@ -15,30 +20,29 @@ RECURRENT = (MemoryModule, GRUModule, LSTMModule)
 
 
 def on_shared_memory(actor: nn.Module | None, critic: nn.Module | None) -> tuple[nn.Module | None, nn.Module | None]:
-    """Both networks with a memory that can be captured in place of TorchRL's; unchanged where neither has one.
+    """Both networks as a trunk and a head, on a memory that can be captured in place of TorchRL's.
 
-    Parameters are shared, not copied: what is learnt is learnt by the modules that were given.
+    Parameters are shared, not copied: what is learnt is learnt by the modules that were given. Networks of which not
+    both have a memory are returned as they are.
 
     Args:
-        actor: ``TensorDictSequential(*trunk, head)``, whose trunk ends with the memory.
-        critic: the same trunk, and a head of its own.
+        actor: a sequence of TensorDict modules, one of them recurrent.
+        critic: one that begins with the same modules, up to the recurrent one.
 
     Raises:
-        ValueError: for a memory in one of them alone, at another place, or another one in each.
+        ValueError: for a memory that is not one of the modules themselves, several in one network, or another one in
+            each.
     """
-    if not any(_recurrent(network) for network in (actor, critic)):
+    if not (_recurrent(actor) and _recurrent(critic)):
         return actor, critic
-    trunk = _trunk(actor, "actor")
-    of_critic = _trunk(critic, "critic")
-    if [id(module) for module in trunk] != [id(module) for module in of_critic]:
+    (trunk, of_actor), (other, of_critic) = _split(actor, "actor"), _split(critic, "critic")
+    if [id(module) for module in trunk] != [id(module) for module in other]:
         raise ValueError(
             "critic: expected the modules that the actor stands on, up to its memory, received others. Remedy: "
             "TensorDictSequential(*trunk, head) for both, with one and the same trunk."
         )
     trunk = [*trunk[:-1], capturable_memory(trunk[-1])]
-    heads = (list(cast("Any", network))[-1] for network in (actor, critic))
-    made = [TensorDictSequential(*trunk, head) for head in heads]
-    return made[0], made[1]
+    return TensorDictSequential(*trunk, of_actor), TensorDictSequential(*trunk, of_critic)
 
 
 def capturable_memory(module: TensorDictModuleBase) -> MemoryModule:
@@ -58,16 +62,18 @@ def _recurrent(network: nn.Module | None) -> bool:
     return network is not None and any(isinstance(module, RECURRENT) for module in network.modules())
 
 
-def _trunk(network: nn.Module | None, name: str) -> list[Any]:
-    """The modules of a network up to its memory, which comes before the head."""
-    parts = list(cast("Any", network)) if isinstance(network, TensorDictSequential) else []
-    if len(parts) < 2 or not isinstance(parts[-2], RECURRENT) or any(map(_recurrent, (*parts[:-2], parts[-1]))):
-        received = (
-            "none" if network is None else f"{type(network).__name__} of {[type(part).__name__ for part in parts]}"
-        )
+def _split(network: Any, name: str) -> tuple[list[Any], TensorDictModuleBase]:
+    """The modules of a network up to its memory, and what lies above as one."""
+    parts = list(network) if isinstance(network, TensorDictSequential) else []
+    memories = [index for index, part in enumerate(parts) if isinstance(part, RECURRENT)]
+    if len(memories) != 1 or sum(map(_recurrent, parts)) != 1 or memories[0] + 1 == len(parts):
         raise ValueError(
-            f"{name}: expected with a memory TensorDictSequential(*trunk, head), whose trunk ends with the recurrent "
-            f"module, received {received}. Remedy: one module for what lies above the memory, and one memory for actor "
-            "and critic."
+            f"{name}: expected TensorDictSequential(*trunk, head), whose trunk ends with its only recurrent module, "
+            f"received {type(network).__name__} of {[type(part).__name__ for part in parts]}. Remedy: one memory for "
+            "actor and critic, as a module of the sequence itself; it may have several layers."
         )
-    return parts[:-1]
+    trunk, above = parts[: memories[0] + 1], parts[memories[0] + 1 :]
+    if len(above) == 1:
+        return trunk, above[0]
+    draws = isinstance(above[-1], ProbabilisticTensorDictModule)
+    return trunk, (ProbabilisticTensorDictSequential if draws else TensorDictSequential)(*above)

@@ -358,6 +358,13 @@ def hanging_run() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "4", "--rank-timeout", "6"]))
 
 
+def stuck_run() -> None:
+    """No rank comes back from an iteration, as where each waits for its GPU in the same collective."""
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        _at(7, rank, lambda _: time.sleep(1_000))
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "8", "--rank-timeout", "6"]))
+
+
 def lost_while_made() -> None:
     """The last rank is killed before it has made its trainer."""
     _kill_while_made(lambda: os.kill(os.getpid(), signal.SIGKILL), int(os.environ["WORLD_SIZE"]) - 1)

@@ -1,6 +1,5 @@
 """Wall time until a trainer has learnt, without compilation and capture."""
 
-import math
 from typing import Any
 
 from torchrl_perf.runtime import Stopwatch, synchronize
@@ -16,7 +15,7 @@ def time_to_return(trainer: Any, target: float, *, warmup: int, every: int) -> d
         every: steps between two reads of the return, each of which waits for the device.
 
     Returns:
-        ``seconds`` (infinity if the run ended before), ``steps`` of the envs, ``mean_return`` and ``start_s``, the
+        ``seconds`` (None if the run ended before), ``steps`` of the envs, ``mean_return`` and ``start_s``, the
         seconds of the warm-up.
     """
     config = trainer.config
@@ -36,7 +35,7 @@ def time_to_return(trainer: Any, target: float, *, warmup: int, every: int) -> d
     reached = float(trainer.episodes.mean_return)
     trainer.close()
     return {
-        "seconds": watch.seconds if reached >= target else math.inf,
+        "seconds": watch.seconds if reached >= target else None,
         "steps": done * config.batch_size,
         "mean_return": reached,
         "start_s": start.seconds,

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -50,7 +51,8 @@ class Lost(NamedTuple):
 
     rank: int
     state: str
-    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"`` or ``"still"``."""
+    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"``, ``"still"`` where the others wait
+    for it, or ``"stuck"`` where all are equally far, and the rank is only the first of them."""
 
 
 class RankWatch:
@@ -58,7 +60,8 @@ class RankWatch:
 
     A process of this host that is gone is noticed within a second, one that is silent after ``SILENT_BEATS`` beats, as
     one of another host is that is gone. A rank that is behind the others, where none has moved for ``ranks.seconds``,
-    counts as lost as well. A rank that hangs is killed by the others of its host and by itself, so that their
+    counts as lost as well. Where all are equally far and none has moved for as long, as where each waits for its GPU,
+    no rank is named, and all end. A rank that hangs is killed by the others of its host and by itself, so that their
     collectives fail. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's
     do; where it hangs in one, as on a GPU, the watch says what has happened and ends the process after
     ``GRACE_SECONDS``.
@@ -189,9 +192,12 @@ class RankWatch:
                 return Lost(rank, "silent" if self._is_near(rank) else "ended")
         self._still = self._still + 1 if reached == self._reached else 0
         self._reached = reached
-        if self._still * BEAT_SECONDS < self._ranks.seconds or len(set(reached.values())) < 2:
+        if self._still * BEAT_SECONDS < self._ranks.seconds:
             return None
-        return Lost(min(reached, key=reached.__getitem__), "still")
+        if len(set(reached.values())) > 1:
+            return Lost(min(reached, key=reached.__getitem__), "still")
+        # one that writes its last files while others have left in good order may take its time
+        return Lost(0, "stuck") if len(reached) == self._ranks.size else None
 
     def _is_near(self, rank: int) -> bool:
         """Whether the process of a rank can be looked at."""
@@ -219,6 +225,13 @@ class RankWatch:
     def _words(self, lost: Lost, step: int | None) -> str:
         # ranks are never more than one collective apart
         at = f"iteration {self.iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        if lost.state == "stuck":
+            return (
+                f"ranks: expected an iteration or a collective to end within {self._ranks.seconds:g} s, received none "
+                f"on any of the {self._ranks.size} ranks in {at}: rank {self._ranks.rank} waits in {_main_thread()}. "
+                "All stop. Remedy: a larger --rank-timeout where an iteration or a compilation takes so long; else "
+                "the newest checkpoint, with --resume."
+            )
         place = self._places[lost.rank]
         why = {
             "ended": "has ended or cannot be reached",
@@ -283,6 +296,12 @@ def of_collective(error: RuntimeError) -> bool:
     """Whether an error may come from a collective that another rank has left."""
     words = f"{type(error).__name__} {error}".lower()
     return any(word in words for word in ("gloo", "nccl", "connection", "dist", "peer", "socket", "timed out", "rank"))
+
+
+def _main_thread() -> str:
+    """Where the main thread is: the innermost line of Python."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def own_place() -> Place:

@@ -1,4 +1,4 @@
-"""What placements of all breaks at once are worth on landscapes that were not learnt from, beside rules and a search."""
+"""What placements of all breaks at once are worth on landscapes that were not learnt from, beside rules and search."""
 
 import dataclasses
 from functools import cache

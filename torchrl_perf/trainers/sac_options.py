@@ -107,7 +107,7 @@ class SACOptionsConfig(SACConfig):
         if self.option_learning == "critic":
             for name in _OF_RETURNS:
                 if getattr(self, name) != getattr(type(self).without_task(), name):
-                    problem = f"expected its default with option_learning='critic', which keeps no choices, received "
+                    problem = "expected its default with option_learning='critic', which keeps no choices, received "
                     checks.add(name, f"{name}: {problem}{getattr(self, name)}. Remedy: leave it out.")
         elif checks.sound("num_envs", "num_steps", "option_capacity") and self.option_capacity < self.batch_size:
             checks.add(

@@ -1,4 +1,4 @@
-"""Placements of fuel breaks that need no learning: random, a column, a cross, and the cells that a centrality puts first.
+"""Placements of fuel breaks that need no learning: random, a column, a cross, and the cells of highest centrality.
 
 Dimension key: ``N`` rows, ``H``, ``W`` cells.
 """

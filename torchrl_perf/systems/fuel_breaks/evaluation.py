@@ -127,7 +127,7 @@ def place(policy: Policy, env: FuelBreaks) -> Tensor:
 
 
 def placements(policy: Policy | None, env: FuelBreaks, *, seed: int = 0) -> dict[str, Tensor]:
-    """Breaks by name, bool ``[L, H, W]`` each: the policy's, random ones, a column, DomiRank's, betweenness's, and none.
+    """Breaks by name, bool ``[L, H, W]`` each: the policy's, random ones, a column, by DomiRank, by betweenness, none.
 
     Args:
         policy: as for :func:`place`; None leaves it out.

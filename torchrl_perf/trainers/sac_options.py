@@ -362,7 +362,7 @@ class SACOptions(ActorCritic):
         else:
             self.controller = self._policy.controller
         if self.learns_from_critic:
-            loss.option = self.controller  # a part of what is saved
+            loss.option = nn.ModuleDict({"actor_network": self.controller})  # at the place of the other loss's
             return loss
         loss.option = OptionLoss(
             self.controller,

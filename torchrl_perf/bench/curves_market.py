@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 __all__ = ["unseen_prices"]

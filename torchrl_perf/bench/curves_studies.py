@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
@@ -154,12 +153,6 @@ STUDIES: dict[str, Study] = {
         },
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
-    ),
-    "fuel-breaks-one-shot": Study(
-        "All fuel breaks at once, on 1,024 landscapes",
-        {"one-shot": Run("fuel-breaks-one-shot", "FuelBreaksVaried")},
-        {"fire/burned": "burned fraction on the landscapes of training, exploration included"},
-        unseen_breaks,
     ),
     "lunar-lander": Study(
         "LunarLander-v3",

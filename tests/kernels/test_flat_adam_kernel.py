@@ -1,11 +1,14 @@
 """Norms of all gradients, and Adam's step of all parameters, as one kernel each, against torch's."""
 
+import ast
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
+import torchrl_perf.kernels
 from tests.kernels.interpreted import kernel_device, tries_kernels
 from torchrl_perf.functional.adam import AdamSettings, fused_adam_steps_, gradient_norms
 from torchrl_perf.trainers import GuardedAdam
@@ -113,6 +116,18 @@ class TestSteps:
             numbers(0.01, 1, 0, device), AdamSettings(),
         )  # fmt: skip
         torch.testing.assert_close(params, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_kernel_has_an_argument_by_a_name_of_the_launcher():
+    """Triton 3.6 binds arguments in a function whose own variables have these names, and takes its own for them."""
+    folder = Path(torchrl_perf.kernels.__file__).parent
+    found = []
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
+                names = {argument.arg for argument in node.args.args}
+                found += [(path.name, node.name)] if names & {"params", "specialization", "options"} else []
+    assert found == []
 
 
 def test_functions_take_any_device(device):

@@ -77,7 +77,7 @@ def norms_kernel(
 
 @triton.jit
 def adam_kernel(
-    lr_ptr, scale_ptr, skip_ptr, step_ptr, tau_ptr, params, grads, means, squares, targets, SIZES: tl.constexpr,
+    lr_ptr, scale_ptr, skip_ptr, step_ptr, tau_ptr, values, grads, means, squares, targets, SIZES: tl.constexpr,
     FIRST: tl.constexpr, STEPS: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr, BETA1: tl.constexpr,
     BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, FOLLOW: tl.constexpr,
     SPAN: tl.constexpr,
@@ -87,7 +87,7 @@ def adam_kernel(
     tensor, piece, size = _span(part, SIZES, FIRST)
     at = piece * SPAN + tl.arange(0, SPAN)
     mask = at < size
-    param_ptr = _chosen(params, part, FIRST) + at
+    param_ptr = _chosen(values, part, FIRST) + at
     if tl.load(skip_ptr) == 0.0:
         grad = tl.load(_chosen(grads, part, FIRST) + at, mask=mask, other=0.0) / tl.load(scale_ptr)
         mean_ptr = _chosen(means, part, FIRST) + at

@@ -15,6 +15,7 @@ from torchrl.objectives.value import GAE
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.parallel import SharedGradients, join, leave
+from torchrl_perf.trainers import GuardedAdam, PPOConfig, PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_ranks.py"
 
@@ -38,6 +39,31 @@ def example() -> dict[str, Any]:
     returns = [module.main(iterations=5, num_envs=24, eager=eager) for eager in (True, False)]
     leave()
     return {"parameters": [_hash(one) for one in made], "returns": returns}
+
+
+def many_updates() -> dict[str, str]:
+    """What ranks have after 10,000 updates of a loop of one's own, of rows that differ, and after 800 of PPO."""
+    ranks = join("cpu")
+    torch.manual_seed(ranks.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    shared = SharedGradients(model.parameters())
+    optimizer = GuardedAdam(model.parameters(), lr=3e-3, max_grad_norm=0.5)
+    rows = torch.randn(10_000, 8, 5)
+    for row in rows:
+        optimizer.zero_grad()
+        (model(row) - row[:, :2].sin()).square().mean().backward()
+        shared.mean_()
+        optimizer.step()
+    found = {"own": _hash(shared)}
+    config = PPOConfig(num_envs=12, num_steps=8, epochs=2, minibatches=2, device="cpu", mode="eager", hidden_size=16)
+    trainer = PPOTrainer(config)
+    for _ in range(200):
+        trainer.step()
+        trainer.iterations_done += 1
+    found["ppo"] = _hash(trainer.shared)
+    trainer.close()
+    leave()
+    return found
 
 
 def torchrl_script() -> dict[str, Any]:

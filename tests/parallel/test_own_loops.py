@@ -27,3 +27,14 @@ def test_the_example_learns_one_policy_captured_or_not(tmp_path, ranks):
     assert eager == captured
     assert len(set(found[0]["returns"])) == 1
     assert "mean return of the last episodes of each rank" in said(tmp_path, "own_loops.example", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_are_equal_to_the_last_bit_after_many_updates(tmp_path, ranks):
+    assert run(tmp_path, ranks, "own_loops.many_updates") == {"own_loops.many_updates": [0] * ranks}, said(
+        tmp_path, "own_loops.many_updates", 0
+    )
+    found = results(tmp_path, "own_loops.many_updates", ranks)
+    assert set(found[0]) == {"own", "ppo"}
+    assert all(one == found[0] for one in found)

@@ -52,7 +52,13 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, one_shot: bool = True) -> Ranks:
+def join(
+    device: torch.device | str = "auto",
+    *,
+    seconds: float = HANG_SECONDS,
+    one_shot: bool = True,
+    by_host: bool = False,
+) -> Ranks:
     """The processes that ``torchrun`` started, this one among them; a process alone where it started none.
 
     With CUDA the GPU of number ``LOCAL_RANK`` becomes the current device. Called again it gives the same processes.
@@ -61,8 +67,10 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
         device: ``"auto"`` (CUDA where there is one), ``"cpu"`` or ``"cuda"``.
         seconds: longest wait for another rank within a collective.
         one_shot: see :class:`Ranks`.
+        by_host: see :class:`Ranks`; nothing to a process alone.
 
     Raises:
+        ValueError: for ``by_host`` where hosts do not have as many ranks each.
         RankError: for a GPU or a backend that is not there, and a port in use.
         RankStoppedError: where another rank of this host says that.
     """
@@ -79,7 +87,7 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
     if not _DEADLINES:
         _DEADLINES.append(Deadline())
         atexit.register(_leave_at_the_end)
-    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, seconds=seconds))
+    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, by_host=by_host, seconds=seconds))
     return _JOINED[0]
 
 

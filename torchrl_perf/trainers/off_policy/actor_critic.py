@@ -245,7 +245,7 @@ class ActorCritic(Algorithm):
             # ranks agree on gradients between the stages, the compiler differentiates no memory and calls no hook
             in_stages = self.setup.ranks.several or self.slices is not None or self._hooked
             if self._may_decay:
-                self._may_decay = refuse_unused(self, sample)
+                self._may_decay = refuse_unused(self.passes, self._optimizers, self.parameter_names, sample)
             at_once = self.setup.kernels.on and micro.parts == 1 and not in_stages
             outcome = self._whole_update(sample, due) if at_once else None
             outcome = outcome or self._staged_update(sample, due)

@@ -26,7 +26,6 @@ def within_hooks(optimizer: Any, grads: Sequence[Tensor]) -> Iterator[list[Tenso
         RuntimeError: for a hook that returns other arguments, of which this step has none.
     """
     before, behind = step_hooks(optimizer)
-    optimizer._in_hooks = True
     try:
         for param, grad in zip(optimizer.params, grads, strict=True):
             param.grad = grad
@@ -41,6 +40,5 @@ def within_hooks(optimizer: Any, grads: Sequence[Tensor]) -> Iterator[list[Tenso
         for hook in behind:
             hook(optimizer, (), {})
     finally:
-        optimizer._in_hooks = False
         for param in optimizer.params:
             param.grad = None

@@ -407,8 +407,12 @@ class GuardedAdam(torch.optim.Optimizer):
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
         elif has_step_hooks(self) and not self._in_hooks:
-            with within_hooks(self, grads) as changed:
-                return self.apply_gradients(changed, loss, targets, tau, unless=unless)
+            self._in_hooks = True
+            try:
+                with within_hooks(self, grads) as changed:
+                    return self.apply_gradients(changed, loss, targets, tau, unless=unless)
+            finally:
+                self._in_hooks = False
         else:
             self._read_groups()
             norms = self._norms_of(grads)

@@ -38,7 +38,12 @@ class Two:
 @pytest.fixture
 def quick(monkeypatch):
     """Beats that are short, and few of them."""
-    for name, value in (("BEAT_SECONDS", 0.02), ("SILENT_BEATS", 15), ("EXPLAIN_SECONDS", 3.0)):
+    for name, value in (
+        ("BEAT_SECONDS", 0.02),
+        ("SILENT_BEATS", 25),
+        ("HURRIED_BEATS", 15),
+        ("EXPLAIN_SECONDS", 3.0),
+    ):
         monkeypatch.setattr(watch, name, value)
     monkeypatch.setattr(watch.uuid, "uuid4", lambda: type("Key", (), {"hex": "run"}))
 
@@ -121,9 +126,32 @@ def test_ranks_that_move_or_have_left_are_not_lost(quick, other):
     store = dist.HashStore()
     dist.PrefixStore("run", store).set(f"{OTHER}", "1 lives 3 7")
     watching = watch.RankWatch(Two(place(other), seconds=0.1), lambda: next(moving), store)
-    watching._end.wait(0.25)  # less than silence, more than the time of all together
+    watching._end.wait(0.25)  # less than silence of 0.5 s, more than the time of all together
     assert watching._lost is None
     watching.close()
+
+
+def test_without_the_store_the_one_that_is_gone_or_silent_is_named(quick, other):
+    class Three(Two):
+        size = 3
+
+        def values(self, value):
+            return [value, place(other), watch.own_place()._replace(kernel="far")]
+
+    store = dist.HashStore()
+    for rank in (1, 2):
+        dist.PrefixStore("run", store).set(f"{rank}", "1 lives 3 7")
+    watching = watch.RankWatch(Three(None), lambda: 4, store)
+    watching.close()
+    watching._silent = {0: 0, 1: 1, 2: 5}
+    assert watching._of_store() == (2, "ended"), "the first rank's own host cannot be the one"
+    other.kill()
+    other.wait()
+    assert watching._of_store() == (1, "ended")
+    watching._places[1] = watching._places[1]._replace(kernel="farther")
+    watching._ranks.rank = 2
+    watching._places[0] = watching._places[0]._replace(kernel="farther")
+    assert watching._of_store() == (0, "ended"), "whose host holds the store"
 
 
 def test_a_process_that_is_gone_is_named_at_once(quick, other):

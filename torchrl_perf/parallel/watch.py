@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from torchrl_perf.parallel.join import RankLostError, world_size
 from torchrl_perf.parallel.launch import note_that_it_was_told
+from torchrl_perf.parallel.meeting import met
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
@@ -24,6 +25,8 @@ __all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell",
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 60
 """Beats without a word after which a rank counts as lost; one of this host also when its process is gone."""
+HURRIED_BEATS = 10
+"""The same once a collective of this rank has failed: one that is silent then is most likely why."""
 EXPLAIN_SECONDS = 10.0
 """How long a rank whose collective has failed looks for the one that is why."""
 GRACE_SECONDS = 20.0
@@ -89,6 +92,7 @@ class RankWatch:
         self._still = 0  # beats for which it has been so
         self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
         self._lost: Lost | None = None
+        self._silent_beats = SILENT_BEATS
         self._beat()
         ranks.values(None)  # everyone has left a word
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -114,6 +118,8 @@ class RankWatch:
         """
         # an error that does not come from a collective needs no search
         collective = isinstance(error, RuntimeError) and of_collective(error)
+        if collective:
+            self._silent_beats = min(HURRIED_BEATS, SILENT_BEATS)
         if not collective or not self._found.wait(EXPLAIN_SECONDS) or self._lost is None:
             self.mark("failed")
             return
@@ -153,7 +159,7 @@ class RankWatch:
                 self._lost = self._look()
         except RuntimeError:  # the store is gone, and with it the process that holds it
             self._store_is_gone = True
-            self._lost = self._lost or Lost(0, "ended")
+            self._lost = self._lost or self._of_store()
         if self._lost is None:
             return
         self._found.set()
@@ -188,7 +194,7 @@ class RankWatch:
             reached[rank] = int(iteration), int(begun)
             if self._is_gone(rank):
                 return Lost(rank, "ended")
-            if self._silent[rank] >= SILENT_BEATS:
+            if self._silent[rank] >= self._silent_beats:
                 return Lost(rank, "silent" if self._is_near(rank) else "ended")
         self._still = self._still + 1 if reached == self._reached else 0
         self._reached = reached
@@ -198,6 +204,14 @@ class RankWatch:
             return Lost(min(reached, key=reached.__getitem__), "still")
         # one that writes its last files while others have left in good order may take its time
         return Lost(0, "stuck") if len(reached) == self._ranks.size else None
+
+    def _of_store(self) -> Lost:
+        """Who is lost where the store is gone, which the host of the first rank holds."""
+        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+        gone = [rank for rank in others if self._is_gone(rank)]
+        if not gone and self._ranks.rank and not self._is_near(0):
+            gone = [0]
+        return Lost(gone[0] if gone else max(others, key=self._silent.__getitem__), "ended")
 
     def _is_near(self, rank: int) -> bool:
         """Whether the process of a rank can be looked at."""
@@ -235,7 +249,7 @@ class RankWatch:
         place = self._places[lost.rank]
         why = {
             "ended": "has ended or cannot be reached",
-            "silent": f"has given no sign of life for {SILENT_BEATS * BEAT_SECONDS:g} s",
+            "silent": f"has given no sign of life for {self._silent_beats * BEAT_SECONDS:g} s",
             "still": f"has come no further for {self._ranks.seconds:g} s, while the others wait",
         }
         return (
@@ -279,8 +293,9 @@ def first_to_tell() -> bool:
     if world_size() == 1:
         return True
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    life = met() or "/".join(os.environ.get(name, "") for name in names)
     try:
-        store = dist.PrefixStore("/".join(os.environ.get(name, "") for name in names), _own_connection())
+        store = dist.PrefixStore(life, _own_connection())
         return store.add("told", 1) == 1
     except (RuntimeError, ValueError, KeyError):
         return True  # the store is gone with the process that held it

@@ -141,6 +141,8 @@ class TestEachMemory:
         {"env": "StatelessPendulum", "policy_scale": "state_dependent"},
         {"eval_interval": 1, "eval_episodes": 3},
         {"on_nan": "skip"},
+        {"precision": "bf16"},
+        {"precision": "ieee", "memory": "lstm"},
     ],
     ids="-".join,
 )

@@ -1,5 +1,6 @@
 """The recurrent trunk of an actor and its critic: settings, modules, and streams in place of single rows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -91,7 +92,8 @@ def stream_problems(config: Any) -> dict[str, str]:
     if config.num_envs % config.minibatches:
         problems["minibatches"] = (
             f"minibatches: expected a divisor of num_envs = {config.num_envs} with memory={config.memory!r}, whose "
-            f"minibatches are whole streams, received {config.minibatches}. Remedy: a number of envs that it divides."
+            f"minibatches are whole streams, received {config.minibatches}. Remedy: minibatches="
+            f"{math.gcd(config.num_envs, config.minibatches)}, or a number of envs that they divide."
         )
     if config.burn_in >= config.num_steps:
         problems["burn_in"] = (

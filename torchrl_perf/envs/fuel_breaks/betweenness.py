@@ -12,6 +12,9 @@ from torchrl_perf.envs.fuel_breaks.domirank import fuel_graph
 
 __all__ = ["betweenness"]
 
+TOGETHER = 64
+"""Graphs that are searched at once; each takes some 10 V^2 numbers."""
+
 
 def betweenness(burnable: Tensor, *, neighbours: int = 8) -> Tensor:
     """Betweenness of every cell: over all pairs of others, the share of shortest ways between them that pass it.
@@ -26,14 +29,14 @@ def betweenness(burnable: Tensor, *, neighbours: int = 8) -> Tensor:
     Returns:
         float64 ``[N, H, W]``, 0 where nothing burns.
     """
-    return torch.stack([_of_graph(graph) for graph in fuel_graph(burnable, neighbours)]).view(burnable.shape)
+    rows = [_of_graphs(fuel_graph(part, neighbours)) for part in burnable.split(TOGETHER)]
+    return torch.cat(rows).view(burnable.shape)
 
 
-def _of_graph(graph: Tensor) -> Tensor:
-    """``[V]`` of the adjacency ``[V, V]``."""
-    count = len(graph)
-    distance = torch.full((count, count), -1, dtype=torch.int64, device=graph.device).fill_diagonal_(0)
-    ways = torch.eye(count, dtype=graph.dtype, device=graph.device)  # shortest ones from source to vertex
+def _of_graphs(graph: Tensor) -> Tensor:
+    """``[N, V]`` of adjacencies ``[N, V, V]``."""
+    ways = torch.eye(graph.shape[-1], dtype=graph.dtype, device=graph.device).expand_as(graph)  # shortest, from sources
+    distance = torch.where(ways > 0, 0, -1)
     front, depth = ways, 0
     while bool(front.any()):
         depth += 1
@@ -44,4 +47,4 @@ def _of_graph(graph: Tensor) -> Tensor:
     for level in range(depth, 0, -1):
         share = torch.where(distance == level, (1.0 + below) / ways.clamp_min(1.0), 0.0)
         below = below + torch.where(distance == level - 1, (share @ graph) * ways, 0.0)
-    return below.fill_diagonal_(0.0).sum(0) / 2
+    return torch.where(distance == 0, 0.0, below).sum(-2) / 2

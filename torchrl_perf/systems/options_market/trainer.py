@@ -35,7 +35,7 @@ from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.sac import SAC, make_sac_critic
 from torchrl_perf.trainers.sac_options import OptionNetworks, SACOptions
 
-__all__ = ["MarketNetworks", "MarketTask", "OptionsMarketTrainer", "PlainTrader", "make_plain_actor"]
+__all__ = ["MarketNetworks", "MarketTask", "OptionsMarketTrainer", "make_plain_actor"]
 
 MIN_SHARE = 0.05
 
@@ -111,19 +111,6 @@ class MarketTask(Task):
             trainer.metrics.add("option/temperature", trainer.controller.temperature, reduce="last")
 
 
-class PlainTrader(SAC):
-    """Soft actor-critic without options, of the same networks: what options are compared with."""
-
-    def make_actor(self, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-        """A squashed normal policy of the compressed observation."""
-        return make_plain_actor(observation, action, self.config)
-
-    def make_critic(self, observation: TensorSpec, action: TensorSpec) -> TensorDictModule:
-        """Critics of the compressed observation."""
-        plain = make_sac_critic(observation, action, self.config)
-        return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
-
-
 def make_plain_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
     """The actor of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
     layers = with_compression(actor_layers(observation.shape[-1], 2 * action.shape[-1], config))
@@ -135,6 +122,12 @@ def make_plain_actor(observation: TensorSpec, action: TensorSpec, config: Any) -
         in_keys=["observation"],
         spec=action,
     )
+
+
+def make_plain_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> TensorDictModule:
+    """The critics of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
+    plain = make_sac_critic(observation, action, config)
+    return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
 
 
 class OptionsMarketTrainer(OffPolicyTrainer):
@@ -149,7 +142,8 @@ class OptionsMarketTrainer(OffPolicyTrainer):
     steps with a trade; ``option/usage_<name>``, ``option/max_usage``, ``option/num_used``, ``option/duration``, with an
     :class:`~torchrl_perf.metrics.OptionCollapseWarning` by the limits of the config; ``option/temperature``.
 
-    With ``options="none"`` it is :class:`PlainTrader`: neither these metrics nor parts of options.
+    With ``options="none"`` it is plain soft actor-critic of the same networks, which options are to be compared with:
+    it has neither the metrics nor the parts of options.
 
     Args:
         config: every choice of the run.
@@ -186,7 +180,7 @@ class OptionsMarketTrainer(OffPolicyTrainer):
                     f"{', '.join(wrong)}: expected None with options='none', received parts of options. Remedy: leave "
                     "them out, or another setting of options."
                 )
-            plain = PlainTrader(config, critic=critic)
+            plain = SAC(config, critic=critic, make_actor=make_plain_actor, make_critic=make_plain_critic)
             super().__init__(config, plain, env=env, collector=collector, task=MarketTask(config))
             return
         algorithm: Algorithm = SACOptions(

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -24,12 +25,14 @@ from torchrl_perf.trainers.memory import actor_inputs, on_inputs
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
+    Outcome,
     Pass,
     Passes,
     actor_layers,
-    make_ensemble_critic,
 )
 from torchrl_perf.trainers.off_policy.algorithm import Setup
+from torchrl_perf.trainers.off_policy.chained_sac import chained_sac
+from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -231,6 +234,10 @@ class SAC(ActorCritic):
     def make_passes(self) -> SACPasses:
         """The equations of soft actor-critic."""
         return SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
+
+    def make_chained(self) -> Callable[..., Outcome] | None:
+        """The update in few launches, for perceptrons."""
+        return chained_sac(self)
 
     def actor_groups(self) -> list[dict[str, Any]]:
         """Actor and, where it is learnt, temperature."""

@@ -1,0 +1,208 @@
+"""Triton kernel of one Adam step of all parameters of an optimiser, and of targets that follow them, in one launch.
+
+Each program owns a block of one parameter. It sums the squares that the gradients' kernel left
+(:mod:`torchrl_perf.kernels.members`), all of them and in one order, so that every program knows the norm and whether
+the step is to be taken without a launch of its own for that.
+
+Reference: :func:`torchrl_perf.functional.adam.adam_step_`. Import this module only where Triton is.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchrl_perf.functional.adam import AdamSettings
+from torchrl_perf.kernels.launch import launch
+
+__all__ = ["BLOCK", "Columns", "launch_step"]
+
+BLOCK = 1024
+"""Numbers of a program."""
+_INFINITY = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def _chosen(tensors, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """The tensor that this program has a block of."""
+    found = tensors[0]
+    for p in tl.static_range(1, COUNT):
+        found = tl.where(tl.program_id(0) >= FIRST[p], tensors[p], found)
+    return found
+
+
+@triton.jit
+def _number(VALUES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, SHIFT: tl.constexpr):
+    """The number of a list that belongs to this program's parameter."""
+    found = tl.program_id(0) * 0 + VALUES[SHIFT]
+    for p in tl.static_range(1, COUNT):
+        found = tl.where(tl.program_id(0) >= FIRST[p], VALUES[p + SHIFT], found)
+    return found
+
+
+@triton.jit
+def _setting(VALUES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """The same of numbers that are not whole."""
+    found = tl.full((), VALUES[0], tl.float32)
+    for p in tl.static_range(1, COUNT):
+        if VALUES[p] != VALUES[p - 1]:
+            found = tl.where(tl.program_id(0) >= FIRST[p], VALUES[p], found)
+    return found
+
+
+@triton.jit
+def _step_kernel(
+    squares_ptr, loss_ptr, steps_ptr, told_ptr, norms_ptr, tau_ptr, params, grads, means, spreads, targets, rates,
+    limit, tau,
+    FIRST: tl.constexpr, SIZES: tl.constexpr, PLACES: tl.constexpr, NUMBERS: tl.constexpr, RATES: tl.constexpr,
+    BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
+    DECAY: tl.constexpr, DECOUPLED: tl.constexpr, SQUARES: tl.constexpr, PAD: tl.constexpr, TAIL: tl.constexpr,
+    CLIPS: tl.constexpr, FOLLOWS: tl.constexpr, TAU_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of the parameter that this program belongs to.
+
+    The squares of parameter p are those from PLACES[p] on; the last TAIL parameters have none, but are one number each.
+    """
+    COUNT: tl.constexpr = len(SIZES)
+    program = tl.program_id(0)
+    s = tl.arange(0, PAD)
+    squares = tl.load(squares_ptr + s, mask=s < SQUARES, other=0.0)
+    total = tl.sum(squares, 0)
+    for p in tl.static_range(COUNT - TAIL, COUNT):
+        alone = tl.load(grads[p])
+        total += alone * alone
+    norm = tl.sqrt(total)
+    loss = tl.load(loss_ptr)
+    applies = tl.maximum(tl.abs(norm), tl.abs(loss), propagate_nan=tl.PropagateNan.ALL) < _INFINITY
+    first = _number(FIRST, FIRST, COUNT, 0)
+    i = (program - first) * BLOCK + tl.arange(0, BLOCK)
+    size = _number(SIZES, FIRST, COUNT, 0)
+    mask = i < size
+    is_changed = i < tl.where(applies, size, 0)
+    g = tl.load(_chosen(grads, FIRST, COUNT) + i, mask=mask, other=0.0)
+    number = _number(NUMBERS, FIRST, COUNT, 0)
+    if program == first:
+        is_own = (s >= _number(PLACES, FIRST, COUNT, 0)) & (s < _number(PLACES, FIRST, COUNT, 1))
+        own = tl.sum(tl.where(is_own, squares, 0.0), 0)
+        if TAIL > 0:
+            own = tl.where(program >= FIRST[COUNT - TAIL], tl.sum(g * g, 0), own)
+        tl.store(norms_ptr + number, tl.sqrt(own))
+    if program == 0:
+        tl.store(told_ptr, norm)
+        tl.store(told_ptr + 1, applies.to(tl.float32))
+    if CLIPS:
+        g = g / tl.maximum(norm / limit, 1.0)
+    param_ptr = _chosen(params, FIRST, COUNT)
+    mean_ptr = _chosen(means, FIRST, COUNT)
+    spread_ptr = _chosen(spreads, FIRST, COUNT)
+    param = tl.load(param_ptr + i, mask=mask, other=0.0)
+    mean = tl.load(mean_ptr + i, mask=mask, other=0.0)
+    spread = tl.load(spread_ptr + i, mask=mask, other=0.0)
+    rate_ptr = rates[RATES[0]]
+    for p in tl.static_range(1, COUNT):
+        if RATES[p] != RATES[p - 1]:
+            rate_ptr = tl.where(program >= FIRST[p], rates[RATES[p]], rate_ptr)
+    rate = tl.load(rate_ptr).to(tl.float32)
+    decay = _setting(DECAY, FIRST, COUNT)
+    value = param
+    if DECOUPLED:
+        value = param * (1.0 - rate * decay)
+    else:
+        g = g + decay * param
+    # 1 - beta ** step would lose half of its digits in float32
+    step = (tl.load(steps_ptr + number) + 1.0).to(tl.float64)
+    of_mean = (1.0 - tl.exp(step * LOG1)).to(tl.float32) if BETA1 > 0 else 1.0
+    of_spread = tl.sqrt(1.0 - tl.exp(step * LOG2)).to(tl.float32) if BETA2 > 0 else 1.0
+    new_mean = mean + (1.0 - BETA1) * (g - mean)
+    new_spread = BETA2 * spread + (1.0 - BETA2) * g * g
+    value = value - rate * (new_mean / of_mean) / (tl.sqrt(new_spread) / of_spread + EPS)
+    tl.store(mean_ptr + i, new_mean, mask=is_changed)
+    tl.store(spread_ptr + i, new_spread, mask=is_changed)
+    tl.store(param_ptr + i, value, mask=is_changed)
+    if FOLLOWS:
+        target_ptr = _chosen(targets, FIRST, COUNT)
+        target = tl.load(target_ptr + i, mask=mask, other=0.0)
+        share = tau
+        if TAU_IS_TENSOR:
+            share = tl.load(tau_ptr).to(tl.float32)
+        target += share * (tl.where(is_changed, value, param) - target)
+        tl.store(target_ptr + i, target, mask=mask)
+
+
+class Columns(NamedTuple):
+    """Tensors of a step, one of each for every parameter: float32, dense and of equal strides."""
+
+    params: tuple[Tensor, ...]
+    means: tuple[Tensor, ...]
+    """Of the gradients."""
+    spreads: tuple[Tensor, ...]
+    """Means of their squares."""
+    targets: tuple[Tensor, ...]
+    """What follows; may be empty."""
+
+
+def launch_step(
+    columns: Columns,
+    grads: tuple[Tensor, ...],
+    squares: Tensor,
+    places: Sequence[int],
+    loss: Tensor,
+    steps: Tensor,
+    norms: Tensor,
+    rates: tuple[Tensor, ...],
+    groups: Sequence[int],
+    numbers: Sequence[int],
+    settings: Sequence[AdamSettings],
+    limit: float,
+    tau: float | Tensor,
+) -> Tensor:
+    """The step, or none where the norm or the loss is not finite; targets follow in any case.
+
+    Args:
+        columns: what is written.
+        grads: one for each parameter, with its strides.
+        squares: ``[S]`` float32, whose sum is the square of the norm of all gradients but the last ones.
+        places: the first square of each parameter and, behind them, S; those of the last parameters, of one number
+            each, may be missing.
+        loss: 0-d float32.
+        steps: taken before, ``[P]`` float32, not written.
+        norms: ``[P]`` float32, written: the norm of each gradient.
+        rates: step sizes of the groups, 0-d.
+        groups: which each parameter belongs to.
+        numbers: where each one is in ``steps`` and ``norms``.
+        settings: of the groups, which differ in the weight decay alone.
+        limit: largest norm; infinity for none.
+        tau: how far targets go.
+
+    Returns:
+        ``[2]``: the norm, and whether the step was taken.
+    """
+    params = columns.params
+    tail = len(params) + 1 - len(places)
+    blocks = [triton.cdiv(param.numel(), BLOCK) for param in params]
+    first = tuple(itertools.accumulate(blocks, initial=0))
+    told = squares.new_empty(2)
+    (beta1, beta2), eps, _, decoupled = settings[0]
+    is_tensor = isinstance(tau, Tensor)
+    constants: dict[str, Any] = {
+        "FIRST": first[:-1], "SIZES": tuple(param.numel() for param in params),
+        "PLACES": (*places, *[places[-1]] * tail), "NUMBERS": tuple(numbers), "RATES": tuple(groups),
+        "BETA1": beta1, "LOG1": math.log(beta1) if beta1 else 0.0, "BETA2": beta2,
+        "LOG2": math.log(beta2) if beta2 else 0.0, "EPS": eps,
+        "DECAY": tuple(settings[group].weight_decay for group in groups), "DECOUPLED": decoupled,
+        "SQUARES": places[-1], "PAD": triton.next_power_of_2(places[-1]), "TAIL": tail, "CLIPS": limit < math.inf,
+        "FOLLOWS": len(columns.targets) > 0, "TAU_IS_TENSOR": is_tensor, "BLOCK": BLOCK,
+    }  # fmt: skip
+    launch(
+        _step_kernel, (first[-1],),
+        (
+            squares, loss, steps, told, norms, tau if is_tensor else told, params, grads, columns.means,
+            columns.spreads, columns.targets or params, rates, min(limit, 3e38), 0.0 if is_tensor else float(tau),
+        ),
+        constants, num_warps=4,
+    )  # fmt: skip
+    return told

@@ -55,6 +55,26 @@ def _setting(VALUES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _moved(
+    param, g, mean, spread, rate, decay, step, BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr,
+    LOG2: tl.constexpr, EPS: tl.constexpr, DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """Parameter and moments after a step."""
+    value = param
+    if DECOUPLED:
+        value = param * (1.0 - rate * decay)
+    else:
+        g = g + decay * param
+    # 1 - beta ** step would lose half of its digits in float32
+    count = step.to(tl.float64)
+    of_mean = (1.0 - tl.exp(count * LOG1)).to(tl.float32) if BETA1 > 0 else 1.0
+    of_spread = tl.sqrt(1.0 - tl.exp(count * LOG2)).to(tl.float32) if BETA2 > 0 else 1.0
+    mean += (1.0 - BETA1) * (g - mean)
+    spread = BETA2 * spread + (1.0 - BETA2) * g * g
+    return value - rate * (mean / of_mean) / (tl.sqrt(spread) / of_spread + EPS), mean, spread
+
+
+@triton.jit
 def _step_kernel(
     squares_ptr, loss_ptr, steps_ptr, told_ptr, norms_ptr, tau_ptr, params, grads, means, spreads, targets, rates,
     limit, tau,
@@ -106,22 +126,12 @@ def _step_kernel(
     for p in tl.static_range(1, COUNT):
         if RATES[p] != RATES[p - 1]:
             rate_ptr = tl.where(program >= FIRST[p], rates[RATES[p]], rate_ptr)
-    rate = tl.load(rate_ptr).to(tl.float32)
-    decay = _setting(DECAY, FIRST, COUNT)
-    value = param
-    if DECOUPLED:
-        value = param * (1.0 - rate * decay)
-    else:
-        g = g + decay * param
-    # 1 - beta ** step would lose half of its digits in float32
-    step = (tl.load(steps_ptr + number) + 1.0).to(tl.float64)
-    of_mean = (1.0 - tl.exp(step * LOG1)).to(tl.float32) if BETA1 > 0 else 1.0
-    of_spread = tl.sqrt(1.0 - tl.exp(step * LOG2)).to(tl.float32) if BETA2 > 0 else 1.0
-    new_mean = mean + (1.0 - BETA1) * (g - mean)
-    new_spread = BETA2 * spread + (1.0 - BETA2) * g * g
-    value = value - rate * (new_mean / of_mean) / (tl.sqrt(new_spread) / of_spread + EPS)
-    tl.store(mean_ptr + i, new_mean, mask=is_changed)
-    tl.store(spread_ptr + i, new_spread, mask=is_changed)
+    value, mean, spread = _moved(
+        param, g, mean, spread, tl.load(rate_ptr).to(tl.float32), _setting(DECAY, FIRST, COUNT),
+        tl.load(steps_ptr + number) + 1.0, BETA1, LOG1, BETA2, LOG2, EPS, DECOUPLED,
+    )  # fmt: skip
+    tl.store(mean_ptr + i, mean, mask=is_changed)
+    tl.store(spread_ptr + i, spread, mask=is_changed)
     tl.store(param_ptr + i, value, mask=is_changed)
     if FOLLOWS:
         target_ptr = _chosen(targets, FIRST, COUNT)

@@ -55,6 +55,16 @@ def _setting(VALUES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _rate(rates, RATES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """The step size of this program's parameter."""
+    rate_ptr = rates[RATES[0]]
+    for p in tl.static_range(1, COUNT):
+        if RATES[p] != RATES[p - 1]:
+            rate_ptr = tl.where(tl.program_id(0) >= FIRST[p], rates[RATES[p]], rate_ptr)
+    return tl.load(rate_ptr).to(tl.float32)
+
+
+@triton.jit
 def _moved(
     param, g, mean, spread, rate, decay, step, BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr,
     LOG2: tl.constexpr, EPS: tl.constexpr, DECOUPLED: tl.constexpr,
@@ -122,12 +132,8 @@ def _step_kernel(
     param = tl.load(param_ptr + i, mask=mask, other=0.0)
     mean = tl.load(mean_ptr + i, mask=mask, other=0.0)
     spread = tl.load(spread_ptr + i, mask=mask, other=0.0)
-    rate_ptr = rates[RATES[0]]
-    for p in tl.static_range(1, COUNT):
-        if RATES[p] != RATES[p - 1]:
-            rate_ptr = tl.where(program >= FIRST[p], rates[RATES[p]], rate_ptr)
     value, mean, spread = _moved(
-        param, g, mean, spread, tl.load(rate_ptr).to(tl.float32), _setting(DECAY, FIRST, COUNT),
+        param, g, mean, spread, _rate(rates, RATES, FIRST, COUNT), _setting(DECAY, FIRST, COUNT),
         tl.load(steps_ptr + number) + 1.0, BETA1, LOG1, BETA2, LOG2, EPS, DECOUPLED,
     )  # fmt: skip
     tl.store(mean_ptr + i, mean, mask=is_changed)

@@ -96,9 +96,19 @@ class Members:
         """Of the input, the hidden layers and the output."""
         return self._net_args[0]
 
+    @property
+    def made_of(self) -> tuple[Any, ...]:
+        """Widths, activation, eps, precision, E, and how weights lie."""
+        return *self._net_args, self.size, self._inner
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Weights, biases, gains and shifts."""
+        return self._groups
+
     def is_like(self, other: "Members") -> bool:
         """Whether another is of the same shape in all respects, so that both can be one launch."""
-        return (self._net_args, self.size, self._inner) == (other._net_args, other.size, other._inner)
+        return self.made_of == other.made_of
 
     @property
     def _net(self) -> Any:
@@ -108,7 +118,7 @@ class Members:
 
     def _for_kernels(self, beside: "Members | None" = None) -> tuple[Group, ...]:
         groups = [mine + (() if beside is None else theirs) for mine, theirs in
-                  zip(self._groups, self._groups if beside is None else beside._groups, strict=True)]  # fmt: skip
+                  zip(self._groups, self._groups if beside is None else beside.groups, strict=True)]  # fmt: skip
         # without layer norm any tensors stand in their place
         return tuple(group or groups[1] for group in groups)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl_perf.functional.adam import AdamSettings
 from torchrl_perf.kernels.launch import launch
 
-__all__ = ["BLOCK", "Columns", "launch_step"]
+__all__ = ["BLOCK", "Columns", "Layout", "launch_step"]
 
 BLOCK = 1024
 """Numbers of a program."""
@@ -86,7 +86,7 @@ def _moved(
 
 @triton.jit
 def _step_kernel(
-    squares_ptr, loss_ptr, steps_ptr, told_ptr, norms_ptr, tau_ptr, params, grads, means, spreads, targets, rates,
+    squares_ptr, loss_ptr, steps_ptr, told_ptr, norms_ptr, tau_ptr, values, grads, means, spreads, targets, rates,
     limit, tau,
     FIRST: tl.constexpr, SIZES: tl.constexpr, PLACES: tl.constexpr, NUMBERS: tl.constexpr, RATES: tl.constexpr,
     BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
@@ -126,7 +126,7 @@ def _step_kernel(
         tl.store(told_ptr + 1, applies.to(tl.float32))
     if CLIPS:
         g = g / tl.maximum(norm / limit, 1.0)
-    param_ptr = _chosen(params, FIRST, COUNT)
+    param_ptr = _chosen(values, FIRST, COUNT)
     mean_ptr = _chosen(means, FIRST, COUNT)
     spread_ptr = _chosen(spreads, FIRST, COUNT)
     param = tl.load(param_ptr + i, mask=mask, other=0.0)
@@ -159,44 +159,52 @@ class Columns(NamedTuple):
     """Means of their squares."""
     targets: tuple[Tensor, ...]
     """What follows; may be empty."""
+    steps: Tensor
+    """Taken before, ``[P]`` float32, not written."""
+    norms: Tensor
+    """``[P]`` float32, written: the norm of each gradient."""
+
+
+class Layout(NamedTuple):
+    """What a launch needs to know beside its tensors."""
+
+    places: Sequence[int]
+    """The first square of each parameter and, behind them, how many there are; the last parameters, of one number each,
+    may be missing."""
+    groups: Sequence[int]
+    """Which each parameter belongs to."""
+    numbers: Sequence[int]
+    """Where each one is in ``steps`` and ``norms``."""
+    settings: Sequence[AdamSettings]
+    """Of the groups, which differ in the weight decay alone."""
+    limit: float
+    """Largest norm; infinity for none."""
 
 
 def launch_step(
     columns: Columns,
     grads: tuple[Tensor, ...],
     squares: Tensor,
-    places: Sequence[int],
     loss: Tensor,
-    steps: Tensor,
-    norms: Tensor,
     rates: tuple[Tensor, ...],
-    groups: Sequence[int],
-    numbers: Sequence[int],
-    settings: Sequence[AdamSettings],
-    limit: float,
     tau: float | Tensor,
+    layout: Layout,
 ) -> Tensor:
     """The step, or none where the norm or the loss is not finite; targets follow in any case.
 
     Args:
         columns: what is written.
         grads: one for each parameter, with its strides.
-        squares: ``[S]`` float32, whose sum is the square of the norm of all gradients but the last ones.
-        places: the first square of each parameter and, behind them, S; those of the last parameters, of one number
-            each, may be missing.
+        squares: float32, whose sum is the square of the norm of all gradients but those without a place.
         loss: 0-d float32.
-        steps: taken before, ``[P]`` float32, not written.
-        norms: ``[P]`` float32, written: the norm of each gradient.
         rates: step sizes of the groups, 0-d.
-        groups: which each parameter belongs to.
-        numbers: where each one is in ``steps`` and ``norms``.
-        settings: of the groups, which differ in the weight decay alone.
-        limit: largest norm; infinity for none.
         tau: how far targets go.
+        layout: of these.
 
     Returns:
         ``[2]``: the norm, and whether the step was taken.
     """
+    places, groups, numbers, settings, limit = layout
     params = columns.params
     tail = len(params) + 1 - len(places)
     blocks = [triton.cdiv(param.numel(), BLOCK) for param in params]
@@ -216,7 +224,7 @@ def launch_step(
     launch(
         _step_kernel, (first[-1],),
         (
-            squares, loss, steps, told, norms, tau if is_tensor else told, params, grads, columns.means,
+            squares, loss, columns.steps, told, columns.norms, tau if is_tensor else told, params, grads, columns.means,
             columns.spreads, columns.targets or params, rates, min(limit, 3e38), 0.0 if is_tensor else float(tau),
         ),
         constants, num_warps=4,

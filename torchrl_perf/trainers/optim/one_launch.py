@@ -1,13 +1,14 @@
 """A step of :class:`GuardedAdam` in one kernel: clipping, guard and targets, where squares of gradients are known."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.members import Gradients
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
+from torchrl_perf.trainers.optim.settings import AdamGroup
 
 __all__ = ["OneLaunchStep", "takes_one_launch"]
 
@@ -67,7 +68,7 @@ class OneLaunchStep:
         Returns:
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
         """
-        from torchrl_perf.kernels.adam import Columns, launch_step
+        from torchrl_perf.kernels.adam import Columns, Layout, launch_step
 
         optimizer = self.optimizer
         optimizer.take_over_settings()
@@ -77,21 +78,12 @@ class OneLaunchStep:
             tuple(state["exp_avg"] for state in states),
             tuple(state["exp_avg_sq"] for state in states),
             () if tau is None else tuple(self._targets),
-        )
-        told = launch_step(
-            columns,
-            (*gradients.values, *others),
-            gradients.squares,
-            self._places,
-            loss,
             optimizer.step_counts,
             optimizer.grad_norms,
-            tuple(optimizer.learning_rates),
-            self._groups,
-            self._numbers,
-            [group.settings for group in optimizer.param_groups],
-            optimizer.max_grad_norm,
-            0.0 if tau is None else tau,
         )
+        settings = [cast("AdamGroup", group).settings for group in optimizer.param_groups]
+        layout = Layout(self._places, self._groups, self._numbers, settings, optimizer.max_grad_norm)
+        grads, rates = (*gradients.values, *others), tuple(optimizer.learning_rates)
+        told = launch_step(columns, grads, gradients.squares, loss, rates, 0.0 if tau is None else tau, layout)
         optimizer.step_counts.add_(told[1])
         return told[1] > 0, told[0]

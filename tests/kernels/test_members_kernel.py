@@ -21,10 +21,12 @@ SHAPES = [
     (16, (2, 16, 17, 9, 5), EPS, 2),
 ]
 LARGE = [
-    (256, (23, 256, 256, 1), 0.0, 2),
-    (300, (17, 256, 256, 12), EPS, 1),
-    (2048, (60, 512, 256, 128, 1), 0.0, 2),
-    (512, (393, 1024, 1024, 1), EPS, 5),
+    ((256, (23, 256, 256, 1), 0.0, 2), "relu", "tf32"),
+    ((300, (17, 256, 256, 12), EPS, 1), "tanh", "tf32"),
+    ((512, (393, 1024, 1024, 1), EPS, 5), "silu", "bf16"),
+    ((9000, (60, 512, 256, 128, 1), 0.0, 2), "relu", "bf16"),
+    ((20_000, (23, 256, 130, 1), EPS, 2), "elu", "fp16"),
+    ((8192, (17, 512, 256, 128, 12), 0.0, 1), "mish", "bf16"),
 ]
 
 
@@ -80,7 +82,7 @@ def compare(rows, sizes, eps, size, activation, precision, *, inner, two, inputs
         assert error(found, want.mT if inner and want.shape[1] > 1 else want) <= jumps
     squares = sum(float(value.double().square().sum()) for value in gradients.values)
     assert float(gradients.squares.double().sum()) == pytest.approx(squares, rel=1e-4)
-    places = first.square_places()
+    places = gradients.places
     for number, value in enumerate(gradients.values):
         part = gradients.squares[places[number] : places[number + 1]].double().sum()
         assert float(part) == pytest.approx(float(value.double().square().sum()), rel=1e-4, abs=1e-12)
@@ -93,10 +95,9 @@ def error(found, expected):
 
 @tries_kernels
 class TestAnywhere:
-    @pytest.mark.parametrize("shape", SHAPES, ids=str)
-    @pytest.mark.parametrize("activation", ACTIVATIONS)
-    def test_values_and_gradients(self, shape, activation):
-        compare(*shape, activation, "ieee", inner=False, two=True, inputs=2)
+    @pytest.mark.parametrize(("number", "activation"), list(enumerate(ACTIVATIONS)))
+    def test_values_and_gradients(self, number, activation):
+        compare(*SHAPES[number % len(SHAPES)], activation, "ieee", inner=False, two=True, inputs=2)
 
     @pytest.mark.parametrize("seed", range(10))
     def test_random_shapes(self, seed):
@@ -109,13 +110,21 @@ class TestAnywhere:
                 draw.choice(["ieee", "fp16"]), inner=draw.random() < 0.5, two=two, inputs=inputs,
                 fewer=draw.choice([0, rows // 2]))  # fmt: skip
 
-    @pytest.mark.parametrize("tiles", [(16, 16, 16), (32, 64, 32), (16, 128, 16)])
+    @pytest.mark.parametrize("tiles", [(16, 16, 16), (32, 64, 32, 4, 2, 3), (16, 128, 16, 8, 3, 2)])
     def test_tiles_change_nothing(self, monkeypatch, tiles):
         from torchrl_perf.kernels import members_launch
 
         monkeypatch.setattr(members_launch, "tiles_of", lambda *_: members_launch.Tiles(*tiles))
         compare(40, (5, 48, 33, 3), 0.0, 2, "elu", "ieee", inner=False, two=True, inputs=2)
-        compare(40, (9, 20, 40, 16, 7), 0.0, 1, "silu", "ieee", inner=True, two=False, inputs=1)
+        compare(40, (9, 20, 40, 16, 7), EPS, 1, "silu", "ieee", inner=True, two=False, inputs=1)
+
+    @pytest.mark.parametrize("eps", [0.0, EPS])
+    def test_weights_that_are_converted_beforehand(self, monkeypatch, eps):
+        from torchrl_perf.kernels import members_launch
+
+        monkeypatch.setattr(members_launch, "MANY_ROWS", 32)
+        compare(40, (5, 48, 33, 3), eps, 2, "elu", "fp16", inner=False, two=True, inputs=2)
+        compare(70, (9, 20, 16, 7), eps, 1, "silu", "fp16", inner=True, two=True, inputs=2, fewer=45)
 
     def test_parameters_that_lie_as_in_linear_layers(self):
         nn = torch.nn
@@ -156,9 +165,7 @@ class TestAnywhere:
 
 @pytest.mark.gpu
 class TestOnCuda:
-    @pytest.mark.parametrize("shape", LARGE, ids=str)
-    @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-    @pytest.mark.parametrize("activation", ["relu", "tanh", "silu"])
-    def test_large(self, shape, precision, activation):
+    @pytest.mark.parametrize(("shape", "activation", "precision"), LARGE, ids=str)
+    def test_large(self, shape, activation, precision):
         compare(*shape, activation, precision, inner=False, two=True, inputs=2)
         compare(*shape, activation, precision, inner=True, two=False, inputs=1, fewer=100)

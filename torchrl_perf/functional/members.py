@@ -12,6 +12,7 @@ from torchrl_perf.functional.chain import ACTIVATIONS
 __all__ = ["Gradients", "Members", "members"]
 
 Group = tuple[Tensor, ...]
+_CONVERTED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def members(x: Tensor, params: Sequence[Sequence[Tensor]], activation: str = "relu", eps: float = 0.0) -> Tensor:
@@ -45,13 +46,15 @@ class Gradients(NamedTuple):
     """In the order of :attr:`Members.params`, with their shapes."""
     squares: Tensor
     """Sums of squares of parts of them, ``[S]``: the norm of all gradients is the root of its sum."""
+    places: tuple[int, ...]
+    """The first of the squares of each parameter, and S behind them."""
 
 
 class Members:
     """E perceptrons of one shape as kernels take them, with passes forward and backward that autograd is not asked for.
 
     Forward is one launch, of a second set of networks beside the first too; the gradient down the layers is one, and
-    that of all parameters one. For some hundred rows: products are made by programs of 16 rows.
+    that of all parameters one, or two from many rows.
 
     Args:
         weights: of the layers, ``[E, IN, OUT]``, or ``[E, OUT, IN]`` or ``[OUT, IN]`` where ``inner``; float32 and
@@ -116,11 +119,21 @@ class Members:
 
         return Network(*self._net_args)
 
-    def _for_kernels(self, beside: "Members | None" = None) -> tuple[Group, ...]:
-        groups = [mine + (() if beside is None else theirs) for mine, theirs in
-                  zip(self._groups, self._groups if beside is None else beside.groups, strict=True)]  # fmt: skip
+    def _for_kernels(self, rows: int, beside: "Members | None" = None) -> tuple[Group, ...]:
+        from torchrl_perf.kernels.members_launch import MANY_ROWS
+
+        sets = [self.groups] if beside is None else [self.groups, beside.groups]
+        weights, biases, gains, shifts = (sum(columns, ()) for columns in zip(*sets, strict=True))
+        dtype = _CONVERTED.get(self.precision)
+        if dtype is not None and rows >= MANY_ROWS:  # fewer rows are done before the weights are converted
+            layers = len(self.groups[0])
+            hidden = [n for n in range(len(weights)) if n % layers < layers - 1]
+            narrow = [torch.empty_like(weights[n], dtype=dtype) for n in hidden]
+            torch._foreach_copy_(narrow, [weights[n] for n in hidden])
+            given = dict(zip(hidden, narrow, strict=True))
+            weights = tuple(given.get(n, weight) for n, weight in enumerate(weights))
         # without layer norm any tensors stand in their place
-        return tuple(group or groups[1] for group in groups)
+        return weights, biases, gains or biases, shifts or biases
 
     def forward(self, x: Tensor, *, beside: "Members | None" = None, save: bool = True) -> tuple[Tensor, Any]:
         """Outputs ``[E, B, OUT]`` float32, or with others beside them ``[2 E, B, OUT]``, and what backward needs.
@@ -132,11 +145,14 @@ class Members:
         """
         from torchrl_perf.kernels import members_launch as kernel
 
-        net = self._net
-        return kernel.forward(
-            x, net, self._for_kernels(beside), self.size, 1 if beside is None else 2, self._inner, save,
-            kernel.tiles_of("forward", net),
-        )  # fmt: skip
+        net, rows = self._net, x.shape[1]
+        params = self._for_kernels(rows, beside)
+        tiles = kernel.tiles_of("forward", net, rows)
+        sets = 1 if beside is None else 2
+        y, kept = kernel.forward(x, net, params, self.size, sets, self._inner, save, tiles)
+        count = len(self.groups[0])
+        first = (params[0][:count], params[1][:count], *(group[: count - 1] for group in params[2:]))
+        return y, (kept, first if self._eps else (*first[:2], first[1], first[1]))
 
     def backward(
         self, g: Tensor, kept: Any, x: Tensor | None = None, *, needs_x: bool = False
@@ -151,19 +167,13 @@ class Members:
         """
         from torchrl_perf.kernels import members_launch as kernel
 
-        net, params = self._net, self._for_kernels()
-        d, e, dx = kernel.backward(g, net, params, kept, self._inner, needs_x, kernel.tiles_of("backward", net))
+        net, (kept, params), (size, rows) = self._net, kept, g.shape[:2]
+        tiles = kernel.tiles_of("backward", net, rows)
+        d, e, dx = kernel.backward(g, net, params, kept, self._inner, needs_x, tiles)
         if x is None:
             return None, dx
-        tiles = kernel.tiles_of("gradients", net)
-        found, squares = kernel.gradients(x, g, d, e, net, params, kept, self._inner, tiles)
-        groups = found if self._eps else found[:2]
-        values = [group[n] for n in range(len(found[0])) for group in groups if n < len(group)]
-        return Gradients(values, squares), dx
-
-    def square_places(self) -> tuple[int, ...]:
-        """The first of the squares of each parameter, in the order of :attr:`params`, and how many there are."""
-        from torchrl_perf.kernels import members_launch as kernel
-
-        net = self._net
-        return kernel.square_places(net, self.size, kernel.tiles_of("gradients", net))
+        tiles = kernel.tiles_of("gradients", net, rows, size)
+        shapes = (self.groups[0], *params[1:])  # of weights in their own dtype
+        found, squares, places = kernel.gradients(x, g, d, e, net, shapes, kept, self._inner, tiles)
+        values = [group[n] for n in range(len(found[0])) for group in found if n < len(group)]
+        return Gradients(values, squares, places), dx

@@ -247,10 +247,40 @@ def _squares(values):
 
 
 @triton.jit
+def _sums(
+    d_ptr, d_row, n, split, rows, N: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Sums of columns of d over the rows of this program."""
+    i = tl.arange(0, ROWS)
+    total = tl.zeros((COLS, ROWS), dtype=tl.float32)
+    for start in range(split * ROWS, rows, SPLITS * ROWS):
+        mask = (start + i < rows)[None, :] & (n < N)[:, None]
+        total += tl.load(d_ptr + ((start + i) * d_row)[None, :] + n[:, None], mask=mask, other=0.0).to(tl.float32)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _norm_sums(
+    e_ptr, z_ptr, n, split, rows, N: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Gradients of gains and shifts from the rows of this program."""
+    i = tl.arange(0, ROWS)
+    gains = tl.zeros((COLS, ROWS), dtype=tl.float32)
+    shifts = tl.zeros((COLS, ROWS), dtype=tl.float32)
+    for start in range(split * ROWS, rows, SPLITS * ROWS):
+        at = ((start + i) * N)[None, :] + n[:, None]
+        mask = (start + i < rows)[None, :] & (n < N)[:, None]
+        e = tl.load(e_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        gains += e * tl.load(z_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        shifts += e
+    return tl.sum(gains, 1), tl.sum(shifts, 1)
+
+
+@triton.jit
 def _tile(
-    tile, d_ptr, d_row, a_ptr, a_row, e_ptr, z_ptr, rows, w_ptr, b_ptr, gain_ptr, shift_ptr, of_w_ptr, of_b_ptr,
+    tile, split, d_ptr, d_row, a_ptr, a_row, e_ptr, z_ptr, rows, w_ptr, b_ptr, gain_ptr, shift_ptr, of_w_ptr, of_b_ptr,
     of_gain_ptr, of_shift_ptr, K: tl.constexpr, N: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, DEPTH: tl.constexpr, HAS_NORM: tl.constexpr, PRECISION: tl.constexpr,
+    COLS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, HAS_NORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of the gradient of one layer's weights, ``d.T @ a``; those of the first column make the vectors' too."""
     ACROSS: tl.constexpr = (K + DEPTH - 1) // DEPTH
@@ -258,8 +288,7 @@ def _tile(
     k = (tile % ACROSS) * DEPTH + tl.arange(0, DEPTH)
     i = tl.arange(0, ROWS)
     total = tl.zeros((COLS, DEPTH), dtype=tl.float32)
-    biases = tl.zeros((COLS, ROWS), dtype=tl.float32)  # a sum in the loop is one that Triton fails to compile
-    for start in range(0, rows, ROWS):
+    for start in range(split * ROWS, rows, SPLITS * ROWS):
         is_row = start + i < rows
         d = tl.load(
             d_ptr + ((start + i) * d_row)[None, :] + n[:, None], mask=is_row[None, :] & (n < N)[:, None], other=0.0
@@ -267,42 +296,36 @@ def _tile(
         a = tl.load(
             a_ptr + ((start + i) * a_row)[:, None] + k[None, :], mask=is_row[:, None] & (k < K)[None, :], other=0.0
         )
-        biases += d.to(tl.float32)
         if PRECISION != "bf16" and PRECISION != "fp16":  # noqa: PLR1714  Triton knows no sets
             d = d.to(tl.float32)
             a = a.to(tl.float32)
         total = add_dot(total, d, a, PRECISION)
     place = (n * K)[:, None] + k[None, :] if INNER else n[:, None] + (k * N)[None, :]
     tl.store(w_ptr + place, total, mask=(n < N)[:, None] & (k < K)[None, :])
-    tl.store(of_w_ptr + tile, _squares(total))
+    if SPLITS == 1:
+        tl.store(of_w_ptr + tile, _squares(total))
     if tile % ACROSS == 0:
-        bias = tl.sum(biases, 1)
+        down = tile // ACROSS
+        bias = _sums(d_ptr, d_row, n, split, rows, N, COLS, ROWS, SPLITS)
         tl.store(b_ptr + n, bias, mask=n < N)
-        tl.store(of_b_ptr + tile // ACROSS, tl.sum(bias * bias, 0))
+        if SPLITS == 1:
+            tl.store(of_b_ptr + down, tl.sum(bias * bias, 0))
         if HAS_NORM:
-            gains = tl.zeros((COLS, ROWS), dtype=tl.float32)
-            shifts = tl.zeros((COLS, ROWS), dtype=tl.float32)
-            for start in range(0, rows, ROWS):
-                at = ((start + i) * N)[None, :] + n[:, None]
-                mask = (start + i < rows)[None, :] & (n < N)[:, None]
-                e = tl.load(e_ptr + at, mask=mask, other=0.0).to(tl.float32)
-                gains += e * tl.load(z_ptr + at, mask=mask, other=0.0).to(tl.float32)
-                shifts += e
-            gain = tl.sum(gains, 1)
-            shift = tl.sum(shifts, 1)
+            gain, shift = _norm_sums(e_ptr, z_ptr, n, split, rows, N, COLS, ROWS, SPLITS)
             tl.store(gain_ptr + n, gain, mask=n < N)
             tl.store(shift_ptr + n, shift, mask=n < N)
-            tl.store(of_gain_ptr + tile // ACROSS, tl.sum(gain * gain, 0))
-            tl.store(of_shift_ptr + tile // ACROSS, tl.sum(shift * shift, 0))
+            if SPLITS == 1:
+                tl.store(of_gain_ptr + down, tl.sum(gain * gain, 0))
+                tl.store(of_shift_ptr + down, tl.sum(shift * shift, 0))
 
 
 @triton.jit
 def _layer_gradients(
-    member, tile, x_ptr, g_ptr, d_ptr, e_ptr, h_ptr, z_ptr, weights, biases, gains, shifts, squares_ptr, rows, height,
-    x_row, g_row,
+    member, tile, split, x_ptr, g_ptr, d_ptr, e_ptr, h_ptr, z_ptr, weights, biases, gains, shifts, squares_ptr, rows,
+    height, x_row, g_row,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
-    INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, NORM: tl.constexpr,
-    PRECISION: tl.constexpr, LAST: tl.constexpr,
+    INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, SPLITS: tl.constexpr,
+    NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """A tile of one layer."""
     LAYERS: tl.constexpr = len(SIZES) - 1
@@ -324,21 +347,22 @@ def _layer_gradients(
     if LAYER > 0:
         below_ptr = h_ptr + (member * HIDDEN + OFFSETS[LAYER - 1]).to(tl.int64) * height
         below_row = K
-    b_ptr = biases[LAYER] + member * N
+    out = split * tl.num_programs(1) + member  # parts of the sums over rows lie one behind the other
+    b_ptr = biases[LAYER] + out * N
     of_b_ptr = squares_ptr + PLACES[AT + 1] + member * COUNTS[AT + 1]
     gain_ptr = b_ptr
     shift_ptr = b_ptr
     of_gain_ptr = of_b_ptr
     of_shift_ptr = of_b_ptr
     if HAS_NORM:
-        gain_ptr = gains[LAYER] + member * N
-        shift_ptr = shifts[LAYER] + member * N
+        gain_ptr = gains[LAYER] + out * N
+        shift_ptr = shifts[LAYER] + out * N
         of_gain_ptr = squares_ptr + PLACES[AT + 2] + member * COUNTS[AT + 2]
         of_shift_ptr = squares_ptr + PLACES[AT + 3] + member * COUNTS[AT + 3]
-    _tile(tile, above_ptr, above_row, below_ptr, below_row, e_ptr + at, z_ptr + at, rows,
-          weights[LAYER] + member * (K * N), b_ptr, gain_ptr, shift_ptr,
+    _tile(tile, split, above_ptr, above_row, below_ptr, below_row, e_ptr + at, z_ptr + at, rows,
+          weights[LAYER] + out * (K * N), b_ptr, gain_ptr, shift_ptr,
           squares_ptr + PLACES[AT] + member * COUNTS[AT], of_b_ptr, of_gain_ptr, of_shift_ptr, K, N, INNER, ROWS,
-          COLS[LAYER], DEPTHS[LAYER], HAS_NORM, LAST if IS_LAST else PRECISION)  # fmt: skip
+          COLS[LAYER], DEPTHS[LAYER], SPLITS, HAS_NORM, LAST if IS_LAST else PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -347,9 +371,9 @@ def gradients_kernel(
     x_row, g_member, g_row,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
     SHARE: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
-    NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Gradients of one tile of the weights of one layer of one member.
+    """Gradients of one tile of the weights of one layer of one member, from every SPLITS-th block of rows.
 
     TILES are the first tiles of the layers, PLACES those of the squares of each parameter in the order of the layers
     (weight, bias, gain, shift), and COUNTS how many of them a member has.
@@ -360,6 +384,31 @@ def gradients_kernel(
     g_ptr += member * g_member
     for layer in tl.static_range(0, len(SIZES) - 1):
         if (program >= TILES[layer]) & (program < TILES[layer + 1]):
-            _layer_gradients(member, program - TILES[layer], x_ptr, g_ptr, d_ptr, e_ptr, h_ptr, z_ptr, weights, biases,
-                             gains, shifts, squares_ptr, rows, height, x_row, g_row, layer, SIZES, OFFSETS, PLACES,
-                             COUNTS, INNER, ROWS, COLS, DEPTHS, NORM, PRECISION, LAST)  # fmt: skip
+            _layer_gradients(member, program - TILES[layer], tl.program_id(2), x_ptr, g_ptr, d_ptr, e_ptr, h_ptr, z_ptr,
+                             weights, biases, gains, shifts, squares_ptr, rows, height, x_row, g_row, layer, SIZES,
+                             OFFSETS, PLACES, COUNTS, INNER, ROWS, COLS, DEPTHS, SPLITS, NORM, PRECISION,
+                             LAST)  # fmt: skip
+
+
+@triton.jit
+def total_kernel(
+    squares_ptr, parts, totals, FIRST: tl.constexpr, SIZES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Gradients of a block of one parameter from their parts, and the sum of their squares."""
+    COUNT: tl.constexpr = len(SIZES)
+    program = tl.program_id(0)
+    part_ptr = parts[0]
+    total_ptr = totals[0]
+    first = program * 0
+    size = program * 0 + SIZES[0]
+    for p in tl.static_range(1, COUNT):
+        part_ptr = tl.where(program >= FIRST[p], parts[p], part_ptr)
+        total_ptr = tl.where(program >= FIRST[p], totals[p], total_ptr)
+        first = tl.where(program >= FIRST[p], FIRST[p], first)
+        size = tl.where(program >= FIRST[p], SIZES[p], size)
+    i = (program - first) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(0, SPLITS):
+        total += tl.load(part_ptr + split * size + i, mask=i < size, other=0.0)
+    tl.store(total_ptr + i, total, mask=i < size)
+    tl.store(squares_ptr + program, tl.sum(total * total, 0))

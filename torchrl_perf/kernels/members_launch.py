@@ -13,10 +13,16 @@ from torch import Tensor
 from torchrl_perf.kernels.activations import ACTIVATIONS
 from torchrl_perf.kernels.chain_launch import Network, padded
 from torchrl_perf.kernels.launch import launch
-from torchrl_perf.kernels.members import backward_kernel, forward_kernel, gradients_kernel
+from torchrl_perf.kernels.members import backward_kernel, forward_kernel, gradients_kernel, total_kernel
 
-__all__ = ["WIDEST_NORM", "Kept", "Tiles", "backward", "forward", "gradients", "square_places", "tiles_of"]
+__all__ = ["MANY_ROWS", "Kept", "Tiles", "backward", "forward", "gradients", "tiles_of"]
 
+MANY_ROWS = 4096
+"""Rows from which products are made by programs of many rows, with weights that are converted beforehand."""
+PROGRAMS = 264
+"""Programs of gradients from many rows: two for each multiprocessor of an H100."""
+BLOCK = 1024
+"""Numbers of a program that adds parts of gradients."""
 WIDEST_NORM = 1024
 """Units of a layer that are normalised in the registers of a program."""
 
@@ -29,6 +35,8 @@ class Tiles(NamedTuple):
     depth: int = 32
     warps: int = 4
     stages: int = 3
+    splits: int = 1
+    """Parts of the sums over rows, each of a program of its own."""
 
 
 class Kept(NamedTuple):
@@ -44,16 +52,33 @@ class Kept(NamedTuple):
     """B."""
 
 
-def tiles_of(way: str, net: Network) -> Tiles:
-    """Tiles of the launches ``"forward"``, ``"backward"`` and ``"gradients"``, by a rule of the shape."""
+def tiles_of(way: str, net: Network, rows: int, members: int = 1) -> Tiles:
+    """Tiles of the launches ``"forward"``, ``"backward"`` and ``"gradients"``, by a rule of the shape.
+
+    Args:
+        way: which launch.
+        net: the perceptron.
+        rows: B.
+        members: E.
+    """
     deeper = 2 if net.dtype.itemsize == 2 else 1
     if way == "gradients":
-        return Tiles(32 * deeper, 64, 64, 4, 3)
+        return _tiles_of_gradients(net, rows, members, deeper)
     if net.precision == "ieee":
         return Tiles(16, 64, 32, 4, 2)
     if net.eps:
         return Tiles(16, 256, 16 * deeper, 8, 2)
+    if rows >= MANY_ROWS:
+        return Tiles(128, 128, 32 * deeper, 8, 3)
     return Tiles(16, 256 if way == "forward" else 128, 32 * deeper, 8 if way == "forward" else 4, 3)
+
+
+def _tiles_of_gradients(net: Network, rows: int, members: int, deeper: int) -> Tiles:
+    if rows < MANY_ROWS:
+        return Tiles(32 * deeper, 64, 64, 4, 3)
+    wide = Tiles(32 * deeper, 128, 128, 8, 3)
+    tiles = _places(net, members, wide).tiles[-1] * members
+    return wide._replace(splits=max(1, min(32, PROGRAMS // tiles, rows // (16 * wide.rows))))
 
 
 def _products(net: Network, widths: tuple[int, ...], depths: tuple[int, ...], tiles: Tiles) -> dict[str, Any]:
@@ -171,16 +196,11 @@ def _places(net: Network, members: int, tiles: Tiles) -> _Places:
     )
 
 
-def square_places(net: Network, members: int, tiles: Tiles) -> tuple[int, ...]:
-    """The first square of each parameter in :func:`gradients`, in the order of the layers, and how many there are."""
-    return _places(net, members, tiles).places
-
-
 def gradients(
     x: Tensor, g: Tensor, d: Tensor, e: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], kept: Kept,
     inner: bool, tiles: Tiles,
-) -> tuple[tuple[tuple[Tensor, ...], ...], Tensor]:  # fmt: skip
-    """Gradients of all parameters, in the form of ``params``, and sums of squares of parts of them.
+) -> tuple[tuple[tuple[Tensor, ...], ...], Tensor, tuple[int, ...]]:  # fmt: skip
+    """Gradients of all parameters, in the form of ``params``, sums of squares of parts of them, and whose those are.
 
     Args:
         x: as for :func:`forward`, of the first set.
@@ -192,25 +212,46 @@ def gradients(
         kept: of the forward pass.
         inner: as for :func:`forward`.
         tiles: of this launch.
+
+    Returns:
+        Beside gradients and squares the first square of each parameter, layer after layer, and how many there are.
     """
     members, rows = g.shape[:2]
     places = _places(net, members, tiles)
-    found = tuple(tuple(torch.empty_like(p) for p in group) for group in params) if net.eps else (
-        *(tuple(torch.empty_like(p) for p in group) for group in params[:2]), params[2], params[3]
-    )  # fmt: skip
+    learnt = params if net.eps else params[:2]
+    parts = tuple(tuple(p.new_empty(tiles.splits, *p.shape) for p in group) for group in learnt)
     squares = g.new_empty(places.places[-1])
     launch(
-        gradients_kernel, (places.tiles[-1], members),
+        gradients_kernel, (places.tiles[-1], members, tiles.splits),
         (
-            x, g, d, e, kept.hidden, kept.inputs, *found, squares, rows, kept.height, x.stride(0), x.stride(1),
-            g.stride(0), g.stride(1),
+            x, g, d, e, kept.hidden, kept.inputs, *parts, *params[len(learnt) :], squares, rows, kept.height,
+            x.stride(0), x.stride(1), g.stride(0), g.stride(1),
         ),
         {
             "SIZES": net.sizes, "OFFSETS": net.offsets, "TILES": places.tiles, "PLACES": places.places,
             "COUNTS": places.counts, "SHARE": members // x.shape[0], "INNER": inner, "ROWS": tiles.rows,
-            "COLS": places.cols, "DEPTHS": places.depths, "NORM": net.eps > 0, "PRECISION": net.precision,
-            "LAST": _last(net),
+            "COLS": places.cols, "DEPTHS": places.depths, "SPLITS": tiles.splits, "NORM": net.eps > 0,
+            "PRECISION": net.precision, "LAST": _last(net),
         },
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return found, squares
+    if tiles.splits > 1:
+        return _totals(parts, len(net.sizes) - 1)
+    return tuple(tuple(part[0] for part in group) for group in parts), squares, places.places
+
+
+def _totals(
+    parts: tuple[tuple[Tensor, ...], ...], layers: int
+) -> tuple[tuple[tuple[Tensor, ...], ...], Tensor, tuple[int, ...]]:
+    """What :func:`gradients` returns, from parts of the sums over rows."""
+    found = tuple(tuple(torch.empty_like(part[0]) for part in group) for group in parts)
+    pairs = [(group[n], out[n]) for n in range(layers) for group, out in zip(parts, found, strict=True)
+             if n < len(group)]  # fmt: skip
+    sizes = tuple(out.numel() for _, out in pairs)
+    first = tuple(itertools.accumulate([triton.cdiv(size, BLOCK) for size in sizes], initial=0))
+    squares = parts[0][0].new_empty(first[-1])
+    launch(
+        total_kernel, (first[-1],), (squares, tuple(part for part, _ in pairs), tuple(out for _, out in pairs)),
+        {"FIRST": first[:-1], "SIZES": sizes, "SPLITS": parts[0][0].shape[0], "BLOCK": BLOCK}, num_warps=4,
+    )  # fmt: skip
+    return found, squares, first

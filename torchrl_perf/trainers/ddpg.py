@@ -1,6 +1,5 @@
 """Deterministic policy gradients, DDPG and TD3, with every step of the loop on the device."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Outcome
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.chained_deterministic import chained_deterministic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -119,7 +118,7 @@ class DDPG(NoisyActor, ActorCritic):
         """The deterministic policy gradient, with the noise of TD3's targets."""
         return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer, noise=self._target_noise)
 
-    def make_chained(self) -> Callable[..., Outcome] | None:
+    def make_chained(self) -> Any:
         """The update in few launches, for perceptrons."""
         return chained_deterministic(self)
 

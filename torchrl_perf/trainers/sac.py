@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -25,7 +24,6 @@ from torchrl_perf.trainers.memory import actor_inputs, on_inputs
 from torchrl_perf.trainers.off_policy.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
-    Outcome,
     Pass,
     Passes,
     actor_layers,
@@ -235,7 +233,7 @@ class SAC(ActorCritic):
         """The equations of soft actor-critic."""
         return SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
 
-    def make_chained(self) -> Callable[..., Outcome] | None:
+    def make_chained(self) -> Any:
         """The update in few launches, for perceptrons."""
         return chained_sac(self)
 

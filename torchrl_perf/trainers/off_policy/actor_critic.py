@@ -36,8 +36,6 @@ from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import continuous_action, readable_observation, vector_observation
 
-MOST_CHAINED_ROWS = 2048
-"""Rows of a sample up to which programs of 16 rows are faster than a compiler's matrix products."""
 MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
 """Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
 
@@ -332,7 +330,7 @@ class ActorCritic(Algorithm):
             self.passes.critic(rows, context)
             self.passes.actor(rows, context)
 
-    def make_chained(self) -> Callable[..., Outcome] | None:
+    def make_chained(self) -> Any:
         """The update in few launches (:mod:`~torchrl_perf.trainers.off_policy.chained`); None where there is none."""
         return None
 
@@ -444,7 +442,7 @@ class ActorCritic(Algorithm):
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
         """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made."""
         args, update = () if due else (False,), self._update_fn
-        if self._chained is not None and len(sample) <= MOST_CHAINED_ROWS:
+        if self._chained is not None and self._chained.takes(len(sample)):
             update = self._chained
         return self._tries(lambda: update(sample, *args), len(sample), self._state)
 

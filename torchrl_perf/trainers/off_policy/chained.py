@@ -29,6 +29,9 @@ from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
 __all__ = ["ActorChain", "ChainedUpdate", "CriticChain", "actor_chain", "critic_chain"]
 
+MOST_ROWS = 2048
+"""Rows of a sample up to which a compiler's products of float32 are slower; those of 16 bits are at any number."""
+
 
 class CriticChain(NamedTuple):
     """Critics as one ensemble of perceptrons of observations and action."""
@@ -130,6 +133,10 @@ class ChainedUpdate(ABC):
         """Whether the optimisers of an algorithm are those that one launch steps."""
         return takes_one_launch(algorithm.critic_optimizer) and takes_one_launch(algorithm.actor_optimizer)
 
+    def takes(self, rows: int) -> bool:
+        """Whether this is the faster way for a sample of so many rows."""
+        return rows <= MOST_ROWS or self.critic.net.precision in ("bf16", "fp16")
+
     @abstractmethod
     def __call__(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
         """Losses, gradients and steps of a sample ``[B]``."""
@@ -156,7 +163,7 @@ def _step(
 ) -> OneLaunchStep:
     params = cast("list[nn.Parameter]", net.params)
     targets = None if target is None else dict(zip(params, target.params, strict=True))
-    return OneLaunchStep(optimizer, params, net.square_places(), others, targets)
+    return OneLaunchStep(optimizer, params, others, targets)
 
 
 def actor_step(

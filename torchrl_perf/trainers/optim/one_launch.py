@@ -33,7 +33,6 @@ class OneLaunchStep:
     Args:
         optimizer: one that :func:`takes_one_launch`; what it keeps is written in place.
         params: those of :class:`~torchrl_perf.functional.members.Members`, in their order.
-        places: its ``square_places()``.
         others: the optimiser's further parameters, of one number each.
         targets: what follows, by the parameter that it follows.
     """
@@ -42,11 +41,10 @@ class OneLaunchStep:
         self,
         optimizer: GuardedAdam,
         params: Sequence[nn.Parameter],
-        places: tuple[int, ...],
         others: Sequence[nn.Parameter] = (),
         targets: dict[nn.Parameter, Tensor] | None = None,
     ) -> None:
-        self.optimizer, self._params, self._places = optimizer, [*params, *others], places
+        self.optimizer, self._params = optimizer, [*params, *others]
         self._targets = [] if targets is None else [targets[param] for param in self._params]
         ids = [id(param) for param in optimizer.params]
         self._numbers = [ids.index(id(param)) for param in self._params]
@@ -82,7 +80,7 @@ class OneLaunchStep:
             optimizer.grad_norms,
         )
         settings = [cast("AdamGroup", group).settings for group in optimizer.param_groups]
-        layout = Layout(self._places, self._groups, self._numbers, settings, optimizer.max_grad_norm)
+        layout = Layout(gradients.places, self._groups, self._numbers, settings, optimizer.max_grad_norm)
         grads, rates = (*gradients.values, *others), tuple(optimizer.learning_rates)
         told = launch_step(columns, grads, gradients.squares, loss, rates, 0.0 if tau is None else tau, layout)
         optimizer.step_counts.add_(told[1])

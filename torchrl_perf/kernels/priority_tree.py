@@ -169,22 +169,13 @@ def _descend(running_ptr, node, mass, FAN: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def _draw_kernel(
-    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
-    generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
-    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _drawn(
+    sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second,
+    LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One slot a uniform number, its importance weight and its generation; without a ring the slot alone.
-
-    A tree whose weights are all 0 gives rows of the ring uniformly, with weight 1.
-    """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_draw = i < num_draws
-    uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
+    """One slot for each uniform number ``[BLOCK]``, in proportion to the weights."""
     column = tl.arange(0, TOP)
-    top_sums = tl.load(sums_ptr + top + column, mask=column < num_top, other=0.0)
-    running = tl.cumsum(top_sums, axis=0)
+    running = tl.cumsum(tl.load(sums_ptr + top + column, mask=column < num_top, other=0.0), axis=0)
     total = tl.max(running, axis=0)
     mass = tl.where(total > 0.0, tl.minimum(uniform * total, total * _BELOW_ONE), -1.0)
     child, before = _rank(tl.broadcast_to(running[None, :], (BLOCK, TOP)), mass)
@@ -194,19 +185,52 @@ def _draw_kernel(
     if LEVELS >= 2:
         node, mass = _descend(running_ptr, node, mass, FAN, 8)
     slot, mass = _descend(running_leaves_ptr, node, mass, FAN, 8)
+    return slot
+
+
+@triton.jit
+def drawn_row(
+    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform, beta_ptr, cursor_ptr, length_ptr, steps,
+    num_streams, num_top, top, second,
+    LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots of a ring, importance weights and generations for uniform numbers ``[BLOCK]``.
+
+    A tree whose weights are all 0 gives rows of the ring uniformly, with weight 1.
+    """
+    slot = _drawn(sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second, LEVELS, FAN, TOP, BLOCK)
+    column = tl.arange(0, TOP)
+    minimum = tl.min(tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf")), axis=0)
+    cursor = tl.load(cursor_ptr)
+    weight = weight_of(tl.load(words_ptr + slot))
+    is_empty = weight <= 0.0  # a leaf of weight 0 is drawn only where all are
+    slot = tl.where(is_empty, uniform_slot(uniform, cursor, tl.load(length_ptr), steps, num_streams), slot)
+    ratio = tl.where(is_empty, 1.0, tl.minimum(weight / minimum, _HUGE))
+    importance = tl.exp2(-tl.load(beta_ptr) * tl.log2(ratio))
+    _, generation = age_and_generation(slot, cursor, steps, num_streams)
+    return slot, importance, generation
+
+
+@triton.jit
+def _draw_kernel(
+    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
+    generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
+    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One slot a uniform number, its importance weight and its generation; without a ring the slot alone."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_draw = i < num_draws
+    uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
     if HAS_RING:
-        top_minima = tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf"))
-        cursor = tl.load(cursor_ptr)
-        length = tl.load(length_ptr)
-        weight = weight_of(tl.load(words_ptr + slot))
-        is_empty = weight <= 0.0  # a leaf of weight 0 is drawn only where all are
-        slot = tl.where(is_empty, uniform_slot(uniform, cursor, length, steps, num_streams), slot)
-        ratio = tl.minimum(weight / tl.min(top_minima, axis=0), _HUGE)
-        ratio = tl.where(is_empty, 1.0, ratio)
-        importance = tl.exp2(-tl.load(beta_ptr) * tl.log2(ratio))
-        _, generation = age_and_generation(slot, cursor, steps, num_streams)
+        slot, importance, generation = drawn_row(
+            words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform, beta_ptr, cursor_ptr, length_ptr,
+            steps, num_streams, num_top, top, second, LEVELS, FAN, TOP, BLOCK,
+        )  # fmt: skip
         tl.store(weight_ptr + i, importance, mask=is_draw)
         tl.store(generation_ptr + i, generation, mask=is_draw)
+    else:
+        slot = _drawn(sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second, LEVELS, FAN, TOP, BLOCK)
     tl.store(index_ptr + i, slot, mask=is_draw)
 
 
@@ -287,6 +311,11 @@ def launch_refresh(
         launch(_two_levels_kernel, (levels[1] // FAN_OUT,), args, {"FAN": FAN_OUT}, num_warps=8)
 
 
+def tree_constants(levels: tuple[int, ...]) -> dict[str, int]:
+    """Constants of kernels that draw from a tree."""
+    return {"LEVELS": len(levels), "FAN": FAN_OUT, "TOP": max(2, 1 << (levels[-1] - 1).bit_length())}
+
+
 def launch_draw(
     words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, Tensor], uniform: Tensor,
     levels: tuple[int, ...], beta: Tensor | None, ring: tuple[Tensor, Tensor, int, int] | None,
@@ -303,10 +332,7 @@ def launch_draw(
         cursor, length, num_draws, steps, num_streams, levels[-1], sum(levels[:-1]),
         levels[0] if len(levels) == 3 else 0,
     )  # fmt: skip
-    constants = {
-        "HAS_RING": ring is not None, "LEVELS": len(levels), "FAN": FAN_OUT,
-        "TOP": max(2, 1 << (levels[-1] - 1).bit_length()), "BLOCK": DRAW_BLOCK,
-    }  # fmt: skip
+    constants = {"HAS_RING": ring is not None, **tree_constants(levels), "BLOCK": DRAW_BLOCK}
     launch(_draw_kernel, (-(-num_draws // DRAW_BLOCK),), args, constants, num_warps=DRAW_WARPS)
     return index, weight, generation
 

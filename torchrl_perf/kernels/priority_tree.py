@@ -123,23 +123,28 @@ def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constex
 
 
 @triton.jit
-def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, level, top, FAN: tl.constexpr):
-    """One node of the third level and the FAN nodes below it, from their children: one kernel less than two.
+def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, arrived_ptr, level, top, FAN: tl.constexpr):
+    """One node of the second level, from its children, and of the third, by the last of its children to arrive.
 
     The second level begins at ``level``, where the first ends, and is padded with nodes that have no children.
     """
-    parent = tl.program_id(0)
-    node = parent * FAN + tl.arange(0, FAN)
-    child = node[:, None] * FAN + tl.arange(0, FAN)[None, :]
+    node = tl.program_id(0)
+    child = node * FAN + tl.arange(0, FAN)
     weights = tl.load(sums_ptr + child, mask=child < level, other=0.0)
-    tl.store(running_ptr + child, tl.cumsum(weights, axis=1), mask=child < level)
-    totals = tl.sum(weights, axis=1)
-    minima = tl.min(tl.load(minima_ptr + child, mask=child < level, other=float("inf")), axis=1)
-    tl.store(sums_ptr + level + node, totals)
-    tl.store(minima_ptr + level + node, minima)
-    tl.store(running_ptr + level + node, tl.cumsum(totals, axis=0))
-    tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
-    tl.store(minima_ptr + top + parent, tl.min(minima, axis=0))
+    tl.store(running_ptr + child, tl.cumsum(weights, axis=0), mask=child < level)
+    tl.store(sums_ptr + level + node, tl.sum(weights, axis=0))
+    minimum = tl.min(tl.load(minima_ptr + child, mask=child < level, other=float("inf")), axis=0)
+    tl.store(minima_ptr + level + node, minimum)
+    parent = node // FAN
+    tl.debug_barrier()  # every thread of this program has written
+    arrived = tl.atomic_add(arrived_ptr + parent, 1, sem="acq_rel")
+    if arrived == FAN - 1:
+        sibling = level + parent * FAN + tl.arange(0, FAN)
+        totals = tl.load(sums_ptr + sibling, volatile=True)
+        tl.store(running_ptr + sibling, tl.cumsum(totals, axis=0))
+        tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
+        tl.store(minima_ptr + top + parent, tl.min(tl.load(minima_ptr + sibling, volatile=True), axis=0))
+        tl.store(arrived_ptr + parent, 0)
 
 
 @triton.jit
@@ -289,12 +294,13 @@ def launch_write(
 
 
 def launch_refresh(
-    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, Tensor], index: Tensor | None,
+    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, ...], index: Tensor | None,
     levels: tuple[int, ...], num_slots: int,
 ) -> None:  # fmt: skip
     """Launch the sums of all levels above the slots ``index`` (of all slots for None).
 
-    ``running`` is ``(running_leaves, running)``, see the module.
+    ``running`` is ``(running_leaves, running)``, see the module, and behind them int32 zeros, one for each node of the
+    third level.
     """
     num_nodes = words.shape[0] // FAN_OUT
     is_all = index is None or index.shape[0] >= num_nodes
@@ -307,8 +313,8 @@ def launch_refresh(
         args, constants = (sums, minima, running[1], levels[0]), {"FAN": FAN_OUT}
         launch(_next_level_kernel, (levels[0] // FAN_OUT,), args, constants, num_warps=1)
     elif len(levels) == 3:
-        args = (sums, minima, running[1], levels[0], levels[0] + levels[1])
-        launch(_two_levels_kernel, (levels[1] // FAN_OUT,), args, {"FAN": FAN_OUT}, num_warps=8)
+        args = (sums, minima, running[1], running[2], levels[0], levels[0] + levels[1])
+        launch(_two_levels_kernel, (levels[1],), args, {"FAN": FAN_OUT}, num_warps=1)
 
 
 def tree_constants(levels: tuple[int, ...]) -> dict[str, int]:
@@ -317,7 +323,7 @@ def tree_constants(levels: tuple[int, ...]) -> dict[str, int]:
 
 
 def launch_draw(
-    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, Tensor], uniform: Tensor,
+    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, ...], uniform: Tensor,
     levels: tuple[int, ...], beta: Tensor | None, ring: tuple[Tensor, Tensor, int, int] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launch the draws of ``uniform [B]`` float64: slots, and with a ring importance weights and generations."""
@@ -328,7 +334,7 @@ def launch_draw(
         weight, generation = torch.empty_like(uniform, dtype=torch.float32), torch.empty_like(index)
     cursor, length, steps, num_streams = ring if ring is not None else (words, words, 0, 0)
     args = (
-        words, sums, minima, *running, uniform, index, weight, generation, words if beta is None else beta,
+        words, sums, minima, *running[:2], uniform, index, weight, generation, words if beta is None else beta,
         cursor, length, num_draws, steps, num_streams, levels[-1], sum(levels[:-1]),
         levels[0] if len(levels) == 3 else 0,
     )  # fmt: skip

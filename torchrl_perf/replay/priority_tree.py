@@ -105,7 +105,8 @@ class PriorityTree:
         self._top_sums, self._top_minima = self._sums[-self._levels[-1] :], self._minima[-self._levels[-1] :]
 
     def _make_running(self) -> tuple[Tensor, ...]:
-        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums)
+        arrived = torch.zeros(self._levels[-1], dtype=torch.int32, device=self._sums.device)
+        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums), arrived
 
     @property
     def words(self) -> Tensor:
@@ -282,7 +283,7 @@ class PriorityTree:
         if kernels is None:
             rows = self.draw_rows(uniform, beta, ring)
             return rows, gather_rows(memory, rows.index)
-        tree = (self._words, self._sums, self._minima, *self._running)
+        tree = (self._words, self._sums, self._minima, *self._running[:2])
         counters = (ring.cursor, ring.length, ring.steps, ring.num_streams)
         *found, out = kernels.launch_draw_by_weight_and_gather(memory, tree, self._levels, uniform, beta, counters)
         return Rows(*found), out

@@ -66,7 +66,7 @@ class OneLaunchStep:
         Returns:
             Whether the step was taken, bool 0-d, and the norm of the gradients before clipping, 0-d.
         """
-        from torchrl_perf.kernels.adam import Columns, Layout, launch_step
+        from torchrl_perf.kernels.guarded_adam import Columns, Layout, launch_step
 
         optimizer = self.optimizer
         optimizer.take_over_settings()

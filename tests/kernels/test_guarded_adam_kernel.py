@@ -25,7 +25,7 @@ class Case:
         self.groups = [0] * len(SHAPES) + [1] * tail
 
     def kernel(self, loss, settings, limit, tau):
-        from torchrl_perf.kernels.adam import Columns, Layout, launch_step
+        from torchrl_perf.kernels.guarded_adam import Columns, Layout, launch_step
 
         device = kernel_device()
         squares, places = [], [0]

@@ -43,11 +43,15 @@ LEARN = replace(DQN_PRESETS["CartPole"], capacity=300_032, logger="none")  # row
 """Settings of the time to a return of 475: more envs collect faster, but it is updates that take the time."""
 
 
+TASKS = ("sac", "dqn", "learn")
+"""What is measured by default."""
+
+
 @dataclass(frozen=True)
 class BenchOffPolicy:
     """Options of ``torchrl-perf bench offpolicy``."""
 
-    tasks: tuple[str, ...] = ("sac", "dqn", "learn")
+    tasks: tuple[str, ...] = TASKS
     """What to measure: sac, td3, ddpg (updates/s), dqn (env steps/s), learn (time to a return of 475 on CartPole)."""
     variants: tuple[str, ...] = ("torchrl", "eager", "compile", "graph")
     """Rows; TorchRL's of SAC alone."""
@@ -78,10 +82,11 @@ class BenchOffPolicy:
 
     @property
     def file(self) -> str:
-        """Name of the results: other sizes than the default ones are told by it."""
-        sizes = "-".join(map(str, self.hidden_sizes))
-        is_default = (self.batch, self.hidden_sizes, self.precision) == (256, (256, 256), "tf32")
-        return "offpolicy" if is_default else f"offpolicy_{self.batch}_{sizes}_{self.precision}"
+        """Name of the results: what was measured, where it is not all, and sizes other than the default ones."""
+        parts = ["offpolicy"] if self.tasks == TASKS else ["offpolicy", "-".join(self.tasks)]
+        if (self.batch, self.hidden_sizes, self.precision) != (256, (256, 256), "tf32"):
+            parts += [str(self.batch), "-".join(map(str, self.hidden_sizes)), self.precision]
+        return "_".join(parts)
 
 
 class Locomotion(DeviceEnv):

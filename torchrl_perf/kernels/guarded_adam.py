@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +22,7 @@ from torchrl_perf.kernels.launch import launch
 
 __all__ = ["BLOCK", "Columns", "Layout", "launch_step"]
 
-BLOCK = 1024
+BLOCK = 512
 """Numbers of a program."""
 _INFINITY = tl.constexpr(float("inf"))
 
@@ -86,8 +87,8 @@ def _moved(
 
 @triton.jit
 def _step_kernel(
-    squares_ptr, loss_ptr, steps_ptr, told_ptr, norms_ptr, tau_ptr, values, grads, means, spreads, targets, rates,
-    limit, tau,
+    squares_ptr, loss_ptr, steps_ptr, norm_ptr, taken_ptr, norms_ptr, tau_ptr, values, grads, means, spreads, targets,
+    rates, limit, tau,
     FIRST: tl.constexpr, SIZES: tl.constexpr, PLACES: tl.constexpr, NUMBERS: tl.constexpr, RATES: tl.constexpr,
     BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
     DECAY: tl.constexpr, DECOUPLED: tl.constexpr, SQUARES: tl.constexpr, PAD: tl.constexpr, TAIL: tl.constexpr,
@@ -122,8 +123,8 @@ def _step_kernel(
             own = tl.where(program >= FIRST[COUNT - TAIL], tl.sum(g * g, 0), own)
         tl.store(norms_ptr + number, tl.sqrt(own))
     if program == 0:
-        tl.store(told_ptr, norm)
-        tl.store(told_ptr + 1, applies.to(tl.float32))
+        tl.store(norm_ptr, norm)
+        tl.store(taken_ptr, applies)
     if CLIPS:
         g = g / tl.maximum(norm / limit, 1.0)
     param_ptr = _chosen(values, FIRST, COUNT)
@@ -189,7 +190,7 @@ def launch_step(
     rates: tuple[Tensor, ...],
     tau: float | Tensor,
     layout: Layout,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The step, or none where the norm or the loss is not finite; targets follow in any case.
 
     Args:
@@ -202,14 +203,14 @@ def launch_step(
         layout: of these.
 
     Returns:
-        ``[2]``: the norm, and whether the step was taken.
+        The norm, 0-d float32, and whether the step was taken, 0-d bool.
     """
     places, groups, numbers, settings, limit = layout
     params = columns.params
     tail = len(params) + 1 - len(places)
     blocks = [triton.cdiv(param.numel(), BLOCK) for param in params]
     first = tuple(itertools.accumulate(blocks, initial=0))
-    told = squares.new_empty(2)
+    norm, taken = squares.new_empty(()), squares.new_empty((), dtype=torch.bool)
     (beta1, beta2), eps, _, decoupled = settings[0]
     is_tensor = isinstance(tau, Tensor)
     constants: dict[str, Any] = {
@@ -224,9 +225,10 @@ def launch_step(
     launch(
         _step_kernel, (first[-1],),
         (
-            squares, loss, columns.steps, told, columns.norms, tau if is_tensor else told, params, grads, columns.means,
-            columns.spreads, columns.targets or params, rates, min(limit, 3e38), 0.0 if is_tensor else float(tau),
+            squares, loss, columns.steps, norm, taken, columns.norms, tau if is_tensor else norm, params, grads,
+            columns.means, columns.spreads, columns.targets or params, rates, min(limit, 3e38),
+            0.0 if is_tensor else float(tau),
         ),
         constants, num_warps=4,
     )  # fmt: skip
-    return told
+    return norm, taken

@@ -19,8 +19,8 @@ __all__ = ["MANY_ROWS", "Kept", "Tiles", "backward", "forward", "gradients", "ti
 
 MANY_ROWS = 4096
 """Rows from which products are made by programs of many rows, with weights that are converted beforehand."""
-PROGRAMS = 264
-"""Programs of gradients from many rows: two for each multiprocessor of an H100."""
+PROGRAMS = 528
+"""Programs of gradients from many rows: four for each multiprocessor of an H100."""
 BLOCK = 1024
 """Numbers of a program that adds parts of gradients."""
 WIDEST_NORM = 1024
@@ -69,13 +69,13 @@ def tiles_of(way: str, net: Network, rows: int, members: int = 1) -> Tiles:
     if net.eps:
         return Tiles(16, 256, 16 * deeper, 8, 2)
     if rows >= MANY_ROWS:
-        return Tiles(128, 128, 32 * deeper, 8, 3)
-    return Tiles(16, 256 if way == "forward" else 128, 32 * deeper, 8 if way == "forward" else 4, 3)
+        return Tiles(64, 128, 32 * deeper, 4, 4) if way == "forward" else Tiles(128, 256, 32 * deeper, 8, 3)
+    return Tiles(16, 256, 32 * deeper, 4, 3)
 
 
 def _tiles_of_gradients(net: Network, rows: int, members: int, deeper: int) -> Tiles:
     if rows < MANY_ROWS:
-        return Tiles(32 * deeper, 64, 64, 4, 3)
+        return Tiles(32 * deeper, 32, 64, 4, 3)
     wide = Tiles(32 * deeper, 128, 128, 8, 3)
     tiles = _places(net, members, wide).tiles[-1] * members
     return wide._replace(splits=max(1, min(32, PROGRAMS // tiles, rows // (16 * wide.rows))))

@@ -82,6 +82,6 @@ class OneLaunchStep:
         settings = [cast("AdamGroup", group).settings for group in optimizer.param_groups]
         layout = Layout(gradients.places, self._groups, self._numbers, settings, optimizer.max_grad_norm)
         grads, rates = (*gradients.values, *others), tuple(optimizer.learning_rates)
-        told = launch_step(columns, grads, gradients.squares, loss, rates, 0.0 if tau is None else tau, layout)
-        optimizer.step_counts.add_(told[1])
-        return told[1] > 0, told[0]
+        norm, taken = launch_step(columns, grads, gradients.squares, loss, rates, 0.0 if tau is None else tau, layout)
+        optimizer.step_counts.add_(taken)
+        return taken, norm

@@ -94,7 +94,7 @@ def test_overflows_are_counted_in_a_graph():
 def test_a_whole_iteration_of_ppo_is_one_graph():
     config = PPOConfig(env="HalfCheetah", num_envs=256, num_steps=8, total_steps=10**6, device="cuda", logger="none")
     trainer = PPOTrainer(config)
-    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    before = [parameter.detach().clone() for parameter in trainer.policy.parameters()]
     for _ in range(5):
         trainer.step()
     assert trainer.mode == "graph"

@@ -23,7 +23,8 @@ from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.member_networks import members_of_ensemble, members_of_layers
 from torchrl_perf.modules.normalization import EmpiricalNormalization, NormalizedCritic
 from torchrl_perf.runtime.upstream.modules import has_hooks
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Outcome, Pass
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.passes import Outcome, Pass
 from torchrl_perf.trainers.optim.one_launch import OneLaunchStep, takes_one_launch
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 

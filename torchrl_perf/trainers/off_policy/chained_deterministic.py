@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.modules.deterministic import DeterministicActor
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Outcome
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.chained import (
     ActorChain,
     ChainedUpdate,
@@ -20,6 +20,7 @@ from torchrl_perf.trainers.off_policy.chained import (
     of_first,
 )
 from torchrl_perf.trainers.off_policy.chained_sac import of_rows
+from torchrl_perf.trainers.off_policy.passes import Outcome
 
 __all__ = ["ChainedDeterministic", "chained_deterministic"]
 

@@ -11,7 +11,7 @@ from torchrl_perf.modules.actor import DeviceActor
 from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.objectives.sac import DeviceSACLoss
 from torchrl_perf.runtime.draws import normal
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Outcome
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.chained import (
     ActorChain,
     ChainedUpdate,
@@ -21,6 +21,7 @@ from torchrl_perf.trainers.off_policy.chained import (
     critic_chain,
     of_first,
 )
+from torchrl_perf.trainers.off_policy.passes import Outcome
 
 __all__ = ["ChainedSAC", "chained_sac"]
 

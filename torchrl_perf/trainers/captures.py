@@ -53,8 +53,8 @@ def capture_iteration(trainer: Any) -> Captures:
     """
     # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
     # parameters may have been copied by now, with their graph
-    modules = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]
-    parameters = list(dict.fromkeys(param for module in modules for param in module.parameters()))
+    networks = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]  # not every loss is a module
+    parameters = list(dict.fromkeys(param for network in networks for param in network.parameters()))
     captured = {"device": trainer.device, "audit": False, "parameters": parameters}
     if trainer.mode != "graph":
         return Captures(trainer.iteration, trainer.digest)

@@ -334,6 +334,7 @@ ELSEWHERE = {
     },
     "of parameters and moments, tested with the optimisers": {
         "adam.adam_step_", "adam.adam_steps_", "adam.bias_corrections", "adam.exact_copy_", "adam.widest_dtype",
+        "adam.fused_adam_steps_", "adam.gradient_norms",
     },
     "recurrences, rounded at each step to the dtype of their weights, in test_memory_functions.py": {
         "gru.gru_step", "gru.gru_cell", "gru.gru_sequence", "lstm.lstm_step", "lstm.lstm_cell", "lstm.lstm_sequence",

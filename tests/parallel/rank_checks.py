@@ -1,6 +1,7 @@
 """What each rank of a test does; the functions are named in ``rank_processes.run``."""
 
 import hashlib
+import importlib
 import os
 import random
 import signal
@@ -282,6 +283,45 @@ def sharded_draws() -> dict[str, Tensor]:
     return {"slot": torch.cat(slots), "weight": torch.cat(weights), "priority": priority}
 
 
+def sums_by_host() -> dict[str, Any]:
+    """Ranks of which two share a host: sums in two levels beside those in one, and what a loop learns with either."""
+    rank, found = int(os.environ["RANK"]), {}
+    ranks_of = importlib.import_module("torchrl_perf.parallel.ranks")
+    here = ranks_of.own_place
+    ranks_of.own_place = lambda: here()._replace(kernel=f"kernel{rank // 2}")
+    joined = join("cpu", by_host=True)
+    flat = Ranks(torch.device("cpu"), torch.distributed.group.WORLD)
+    for size in (1, 2, 7, 1_000):
+        own = joint_numbers(4, size, seed=size)[rank]
+        found[size] = joined.summed(own.clone()), flat.summed(own.clone())
+    found["gathered"] = joined.gathered(torch.tensor([float(rank)]))
+    for name, ranks in (("levels", joined), ("flat", flat)):
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+        shared = SharedGradients(model.parameters(), ranks=ranks)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(200):
+            optimizer.zero_grad()
+            model(part(ranks, joint_numbers(12, 5))).square().mean().backward()
+            shared.mean_()
+            optimizer.step()
+        found[name] = [*model.parameters()]
+    leave()
+    return found
+
+
+def uneven_hosts() -> None:
+    """Three ranks, of which two share a host, with --by-host."""
+    _on_hosts_of_their_own(int(os.environ["RANK"]) // 2)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--by-host"]))
+
+
+def run_by_host() -> None:
+    """A whole run of four ranks on two hosts."""
+    _on_hosts_of_their_own(int(os.environ["RANK"]) // 2)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--by-host"]))
+
+
 def uneven_envs() -> str:
     """A number of envs that ranks do not divide."""
     join("cpu")
@@ -297,6 +337,25 @@ def uneven_envs() -> str:
 def other_settings() -> None:
     """Ranks that were started with other options."""
     raise SystemExit(cli.main([*RUN, "--total-steps", str(960 + int(os.environ["RANK"]))]))
+
+
+def without_gpus() -> None:
+    """Ranks that are to have GPUs, on a host without."""
+    raise SystemExit(cli.main([*RUN[:2], "--device", "cuda", *RUN[4:], "--total-steps", "960"]))
+
+
+def without_nccl() -> None:
+    """The same where there are GPUs, and a PyTorch without NCCL."""
+    torch.cuda.device_count = lambda: 8
+    torch.distributed.is_nccl_available = lambda: False
+    without_gpus()
+
+
+def other_versions() -> None:
+    """A rank with another version of the package."""
+    if os.environ["RANK"] == "1":
+        importlib.import_module("torchrl_perf.parallel.join").__version__ = "0.0.1"
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 
 def bad_settings() -> None:
@@ -345,6 +404,38 @@ def killed_first() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "1"]))
 
 
+def killed_once() -> None:
+    """Under ``torchrun``: the last rank is killed within its seventh iteration, in the run's first life only."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        _kill_at(7, int(os.environ["WORLD_SIZE"]) - 1)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--resume", "auto"]))
+
+
+def two_hosts() -> None:
+    """A whole run of ranks that cannot look at each other's processes, as on hosts of their own."""
+    _on_hosts_of_their_own()
+    whole_run()
+
+
+def killed_on_two_hosts() -> None:
+    """The same with a rank that is killed, on the second host."""
+    _on_hosts_of_their_own()
+    killed_run()
+
+
+def killed_once_on_two_hosts() -> None:
+    """A rank of the second host that is killed in the run's first life."""
+    _on_hosts_of_their_own()
+    killed_once()
+
+
+def _on_hosts_of_their_own(number: int | None = None) -> None:
+    """Each agent of ``torchrun`` stands for a host, or this process is on that of a number."""
+    here, name = watch.own_place, os.environ["GROUP_RANK"] if number is None else str(number)
+    for module in (watch, importlib.import_module("torchrl_perf.parallel.ranks")):
+        module.own_place = lambda: here()._replace(host=f"host{name}", kernel=f"kernel{name}")
+
+
 def stopped_run() -> None:
     """The last rank is stopped, as by a debugger, and says nothing from then on."""
     watch.SILENT_BEATS = 10
@@ -356,6 +447,13 @@ def hanging_run() -> None:
     """The last rank does not come back from an iteration."""
     _at(7, int(os.environ["WORLD_SIZE"]) - 1, lambda _: time.sleep(1_000))
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "4", "--rank-timeout", "6"]))
+
+
+def stuck_run() -> None:
+    """No rank comes back from an iteration, as where each waits for its GPU in the same collective."""
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        _at(7, rank, lambda _: time.sleep(1_000))
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "8", "--rank-timeout", "6"]))
 
 
 def lost_while_made() -> None:

@@ -26,6 +26,7 @@ from torchrl_perf.runtime.upstream import (
     loggers,
     memory,
     modules,
+    optimizers,
     policies,
     target_updaters,
     tensordicts,
@@ -466,6 +467,27 @@ class TestTensors:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             assert tensors.current_stream(torch.device("cuda", 0)) == stream.cuda_stream
+
+
+def test_hooks_around_a_step():
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    assert not optimizers.has_step_hooks(optimizer)
+    calls = []
+    handles = [
+        torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: calls.append(0)),
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1)),
+        optimizer.register_step_post_hook(lambda *_: calls.append(2)),
+        torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: calls.append(3)),
+    ]
+    assert optimizers.has_step_hooks(optimizer)
+    optimizer.step()
+    for hooks in optimizers.step_hooks(optimizer):
+        for hook in hooks:
+            hook(optimizer, (), {})
+    assert calls == [0, 1, 2, 3] * 2, "in the order of torch"
+    for handle in handles:
+        handle.remove()
+    assert not optimizers.has_step_hooks(optimizer)
 
 
 def test_whether_a_transform_is_active():

@@ -3,18 +3,19 @@
 import contextlib
 import os
 import signal
-import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from torchrl_perf.parallel.join import RankLostError, world_size
 from torchrl_perf.parallel.launch import note_that_it_was_told
+from torchrl_perf.parallel.meeting import has_agent_store, met
+from torchrl_perf.parallel.place import Place, began, own_place
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
@@ -23,6 +24,8 @@ __all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell",
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 60
 """Beats without a word after which a rank counts as lost; one of this host also when its process is gone."""
+HURRIED_BEATS = 10
+"""The same once a collective of this rank has failed: one that is silent then is most likely why."""
 EXPLAIN_SECONDS = 10.0
 """How long a rank whose collective has failed looks for the one that is why."""
 GRACE_SECONDS = 20.0
@@ -34,23 +37,13 @@ _WATCHES: list["RankWatch"] = []
 """The one of this process, while there is one."""
 
 
-class Place(NamedTuple):
-    """Where a rank runs."""
-
-    host: str
-    pid: int
-    started: str
-    """When its process began, which another one of the same number did not; empty where the host does not tell."""
-    kernel: str
-    """Of which the number of the process is: host names may be alike."""
-
-
 class Lost(NamedTuple):
     """A rank that is no longer there."""
 
     rank: int
     state: str
-    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"`` or ``"still"``."""
+    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"``, ``"still"`` where the others wait
+    for it, or ``"stuck"`` where all are equally far, and the rank is only the first of them."""
 
 
 class RankWatch:
@@ -58,7 +51,8 @@ class RankWatch:
 
     A process of this host that is gone is noticed within a second, one that is silent after ``SILENT_BEATS`` beats, as
     one of another host is that is gone. A rank that is behind the others, where none has moved for ``ranks.seconds``,
-    counts as lost as well. A rank that hangs is killed by the others of its host and by itself, so that their
+    counts as lost as well. Where all are equally far and none has moved for as long, as where each waits for its GPU,
+    no rank is named, and all end. A rank that hangs is killed by the others of its host and by itself, so that their
     collectives fail. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's
     do; where it hangs in one, as on a GPU, the watch says what has happened and ends the process after
     ``GRACE_SECONDS``.
@@ -86,6 +80,8 @@ class RankWatch:
         self._still = 0  # beats for which it has been so
         self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
         self._lost: Lost | None = None
+        self._silent_beats = SILENT_BEATS
+        self._chosen: bool | None = None  # to say what has happened
         self._beat()
         ranks.values(None)  # everyone has left a word
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -111,6 +107,8 @@ class RankWatch:
         """
         # an error that does not come from a collective needs no search
         collective = isinstance(error, RuntimeError) and of_collective(error)
+        if collective:
+            self._silent_beats = min(HURRIED_BEATS, SILENT_BEATS)
         if not collective or not self._found.wait(EXPLAIN_SECONDS) or self._lost is None:
             self.mark("failed")
             return
@@ -150,9 +148,11 @@ class RankWatch:
                 self._lost = self._look()
         except RuntimeError:  # the store is gone, and with it the process that holds it
             self._store_is_gone = True
-            self._lost = self._lost or Lost(0, "ended")
+            self._lost = self._lost or self._of_store()
         if self._lost is None:
             return
+        if self._lost.state == "stuck":
+            self._tells()  # decided while all are there: they end at the same time, and the store with one of them
         self._found.set()
         if self._lost.state in HANGS:
             self._kill_hanging(self._lost)
@@ -185,13 +185,24 @@ class RankWatch:
             reached[rank] = int(iteration), int(begun)
             if self._is_gone(rank):
                 return Lost(rank, "ended")
-            if self._silent[rank] >= SILENT_BEATS:
+            if self._silent[rank] >= self._silent_beats:
                 return Lost(rank, "silent" if self._is_near(rank) else "ended")
         self._still = self._still + 1 if reached == self._reached else 0
         self._reached = reached
-        if self._still * BEAT_SECONDS < self._ranks.seconds or len(set(reached.values())) < 2:
+        if self._still * BEAT_SECONDS < self._ranks.seconds:
             return None
-        return Lost(min(reached, key=reached.__getitem__), "still")
+        if len(set(reached.values())) > 1:
+            return Lost(min(reached, key=reached.__getitem__), "still")
+        # one that writes its last files while others have left in good order may take its time
+        return Lost(0, "stuck") if len(reached) == self._ranks.size else None
+
+    def _of_store(self) -> Lost:
+        """Who is lost where the store is gone, which the host of the first rank holds."""
+        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+        gone = [rank for rank in others if self._is_gone(rank)]
+        if not gone and self._ranks.rank and not self._is_near(0):
+            gone = [0]
+        return Lost(gone[0] if gone else max(others, key=self._silent.__getitem__), "ended")
 
     def _is_near(self, rank: int) -> bool:
         """Whether the process of a rank can be looked at."""
@@ -211,18 +222,27 @@ class RankWatch:
 
     def _tells(self) -> bool:
         """Whether this rank says it: the first that asks, or the lowest where there is no one to ask."""
-        if not self._store_is_gone:
-            with contextlib.suppress(RuntimeError):
-                return self._store.add("told", 1) == 1
-        return self._ranks.rank == min({0, 1} - {0 if self._lost is None else self._lost.rank})
+        if self._chosen is None:
+            self._chosen = self._ranks.rank == min({0, 1} - {0 if self._lost is None else self._lost.rank})
+            if not self._store_is_gone:
+                with contextlib.suppress(RuntimeError):
+                    self._chosen = self._store.add("told", 1) == 1
+        return self._chosen
 
     def _words(self, lost: Lost, step: int | None) -> str:
         # ranks are never more than one collective apart
         at = f"iteration {self.iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        if lost.state == "stuck":
+            return (
+                f"ranks: expected an iteration or a collective to end within {self._ranks.seconds:g} s, received none "
+                f"on any of the {self._ranks.size} ranks in {at}: rank {self._ranks.rank} waits in {_main_thread()}. "
+                "All stop. Remedy: a larger --rank-timeout where an iteration or a compilation takes so long; else "
+                "the newest checkpoint, with --resume."
+            )
         place = self._places[lost.rank]
         why = {
             "ended": "has ended or cannot be reached",
-            "silent": f"has given no sign of life for {SILENT_BEATS * BEAT_SECONDS:g} s",
+            "silent": f"has given no sign of life for {self._silent_beats * BEAT_SECONDS:g} s",
             "still": f"has come no further for {self._ranks.seconds:g} s, while the others wait",
         }
         return (
@@ -265,9 +285,12 @@ def first_to_tell() -> bool:
     """Whether this process is the first of the run that asks, so that one rank alone says what all have come upon."""
     if world_size() == 1:
         return True
+    if os.environ.get("RANK") == "0" and not dist.is_initialized() and not has_agent_store():
+        return True  # the store would be here
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    life = met() or "/".join(os.environ.get(name, "") for name in names)
     try:
-        store = dist.PrefixStore("/".join(os.environ.get(name, "") for name in names), _own_connection())
+        store = dist.PrefixStore(life, _own_connection())
         return store.add("told", 1) == 1
     except (RuntimeError, ValueError, KeyError):
         return True  # the store is gone with the process that held it
@@ -285,18 +308,7 @@ def of_collective(error: RuntimeError) -> bool:
     return any(word in words for word in ("gloo", "nccl", "connection", "dist", "peer", "socket", "timed out", "rank"))
 
 
-def own_place() -> Place:
-    """Where this process runs."""
-    kernel = ""
-    with contextlib.suppress(OSError):
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    return Place(socket.gethostname(), os.getpid(), began(os.getpid()) if kernel else "", kernel)
-
-
-def began(pid: int) -> str:
-    """When a process of this host began, in the kernel's ticks; empty for one that is not there, and for a corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+def _main_thread() -> str:
+    """Where the main thread is: the innermost line of Python."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -22,8 +22,6 @@ CASES = [
     ("sac", {"activation": "elu", "layer_norm": True, "num_critics": 3, "normalize_observations": True}),
     ("sac", {"target_interval": 2, "weight_decay": 0.01, "max_grad_norm": 0.5, "loss_function": "smooth_l1"}),
     ("sac", {"learn_temperature": False, "activation": "tanh", "n_step": 3}),
-    ("sac", {"hidden_sizes": (64, 64)}),
-    ("td3", {"hidden_sizes": (64, 128), "activation": "gelu"}),
     ("td3", {}),
     ("td3", {"activation": "silu", "normalize_observations": True, "loss_function": "smooth_l1", "num_critics": 1}),
     ("ddpg", {"activation": "mish", "layer_norm": True, "max_grad_norm": 0.1}),

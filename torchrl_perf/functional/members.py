@@ -136,9 +136,7 @@ class Members:
         return weights, biases, gains or biases, shifts or biases
 
     def forward(self, x: Tensor, *, beside: "Members | None" = None, save: bool = True) -> tuple[Tensor, Any]:
-        """Outputs ``[P, E, B, OUT]`` float32, or with others beside them ``[P, 2 E, B, OUT]``, and what backward needs.
-
-        They are the sum over the first dim, which is left to what reads them.
+        """Outputs ``[E, B, OUT]`` float32, or with others beside them ``[2 E, B, OUT]``, and what backward needs.
 
         Args:
             x: ``[G, B, IN]`` float32 with dense rows; each G-th part of the members reads one of the inputs.
@@ -149,8 +147,8 @@ class Members:
 
         net, rows = self._net, x.shape[1]
         params = self._for_kernels(rows, beside)
+        tiles = kernel.tiles_of("forward", net, rows)
         sets = 1 if beside is None else 2
-        tiles = kernel.tiles_of("forward", net, rows, sets * self.size)
         y, kept = kernel.forward(x, net, params, self.size, sets, self._inner, save, tiles)
         count = len(self.groups[0])
         first = (params[0][:count], params[1][:count], *(group[: count - 1] for group in params[2:]))
@@ -159,7 +157,7 @@ class Members:
     def backward(
         self, g: Tensor, kept: Any, x: Tensor | None = None, *, needs_x: bool = False
     ) -> tuple[Gradients | None, Tensor]:
-        """Gradients of all parameters, and of each member's input ``[P, E, B, IN]``; the sums over P.
+        """Gradients of all parameters, and of each member's input ``[E, B, IN]``.
 
         Args:
             g: gradient of the first E outputs and first B rows, ``[E, B, OUT]`` float32 with dense rows.
@@ -170,7 +168,7 @@ class Members:
         from torchrl_perf.kernels import members_launch as kernel
 
         net, (kept, params), (size, rows) = self._net, kept, g.shape[:2]
-        tiles = kernel.tiles_of("backward", net, rows, size)
+        tiles = kernel.tiles_of("backward", net, rows)
         d, e, dx = kernel.backward(g, net, params, kept, self._inner, needs_x, tiles)
         if x is None:
             return None, dx

@@ -60,16 +60,13 @@ def _product(
 
 @triton.jit
 def _up(
-    z, first, j, is_row, part, b_ptr, gain_ptr, shift_ptr, h_ptr, z_ptr, scale_ptr, N: tl.constexpr, COLS: tl.constexpr,
+    z, first, j, is_row, b_ptr, gain_ptr, shift_ptr, h_ptr, z_ptr, scale_ptr, N: tl.constexpr, COLS: tl.constexpr,
     ACT: tl.constexpr, IS_LAST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr,
     SAVE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """COLS units of a layer, from the products; all of them where they are normalised."""
     n = first + tl.arange(0, COLS)
-    has_bias = n < N
-    if IS_LAST:
-        has_bias = n < tl.where(part == 0, N, 0)  # once of all parts
-    z += tl.load(b_ptr + n, mask=has_bias, other=0.0)[None, :]
+    z += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     place = (j * N)[:, None] + n[None, :]
     mask = is_row[:, None] & (n < N)[None, :]
     if IS_LAST:
@@ -92,19 +89,18 @@ def _up(
 
 @triton.jit
 def _layer_up(
-    member, part, j, is_row, r, x_ptr, weights, biases, gains, shifts, y_ptr, h_ptr, z_ptr, scale_ptr, rows, x_row,
+    member, j, is_row, r, x_ptr, weights, biases, gains, shifts, y_ptr, h_ptr, z_ptr, scale_ptr, rows, x_row,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, SPLIT: tl.constexpr, SETS: tl.constexpr,
-    PARTS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
-    ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr,
-    PRECISION: tl.constexpr, LAST: tl.constexpr, FAST: tl.constexpr,
+    INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    LAST: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """One layer of the rows of this program: its part of the last hidden layer's units, and what comes of these."""
+    """One layer of the rows of this program."""
     LAYERS: tl.constexpr = len(SIZES) - 1
     HIDDEN: tl.constexpr = OFFSETS[LAYERS - 1]
     K: tl.constexpr = SIZES[LAYER]
     N: tl.constexpr = SIZES[LAYER + 1]
     IS_LAST: tl.constexpr = LAYER == LAYERS - 1
-    DEEP: tl.constexpr = K // PARTS if IS_LAST else K
     WIDE: tl.constexpr = COLS[LAYER]
     a_ptr = x_ptr
     a_row = x_row
@@ -112,58 +108,50 @@ def _layer_up(
         a_ptr = h_ptr + (member * HIDDEN + OFFSETS[LAYER - 1]).to(tl.int64) * rows
         a_row = K
         tl.debug_barrier()
-    w_ptr = _of_member(weights, LAYER, LAYERS, member, SPLIT, SETS, K * N)
-    b_ptr = _of_member(biases, LAYER, LAYERS, member, SPLIT, SETS, N)
-    gain_ptr = b_ptr
-    shift_ptr = b_ptr
-    begin = 0
-    end = N
     if IS_LAST:
-        a_ptr += part * DEEP
-        w_ptr += part * DEEP * (1 if INNER else N)
-        out_ptr = y_ptr + (part * tl.num_programs(1) + member).to(tl.int64) * N * rows
+        out_ptr = y_ptr + member.to(tl.int64) * N * rows
         keep_ptr = z_ptr
     else:
         place = (member * HIDDEN + OFFSETS[LAYER]).to(tl.int64) * rows
         out_ptr = h_ptr + place
         keep_ptr = z_ptr + place
-        if NORM:
-            gain_ptr = _of_member(gains, LAYER, LAYERS - 1, member, SPLIT, SETS, N)
-            shift_ptr = _of_member(shifts, LAYER, LAYERS - 1, member, SPLIT, SETS, N)
-        if LAYER == LAYERS - 2 and PARTS > 1:
-            begin = part * (N // PARTS)
-            end = begin + N // PARTS
+    w_ptr = _of_member(weights, LAYER, LAYERS, member, SPLIT, SETS, K * N)
+    b_ptr = _of_member(biases, LAYER, LAYERS, member, SPLIT, SETS, N)
+    gain_ptr = b_ptr
+    shift_ptr = b_ptr
+    if NORM and not IS_LAST:
+        gain_ptr = _of_member(gains, LAYER, LAYERS - 1, member, SPLIT, SETS, N)
+        shift_ptr = _of_member(shifts, LAYER, LAYERS - 1, member, SPLIT, SETS, N)
     scale_ptr += (member * (LAYERS - 1) + LAYER) * rows
-    for first in tl.range(begin, end, WIDE, num_stages=1):  # loads ahead are for the product's own loop
+    for first in tl.range(0, N, WIDE, num_stages=1):  # loads ahead are for the product's own loop
         z = _product(
-            a_ptr, a_row, r, w_ptr, first, DEEP, N, 1 if INNER else N, K if INNER else 1, ROWS, WIDE, DEPTHS[LAYER],
+            a_ptr, a_row, r, w_ptr, first, K, N, 1 if INNER else N, K if INNER else 1, ROWS, WIDE, DEPTHS[LAYER],
             LAST if IS_LAST else PRECISION,
         )  # fmt: skip
-        _up(z, first, j, is_row, part, b_ptr, gain_ptr, shift_ptr, out_ptr, keep_ptr, scale_ptr, N, WIDE, ACT, IS_LAST,
-            NORM, EPS, KEEP_Z, SAVE, FAST)  # fmt: skip
+        _up(z, first, j, is_row, b_ptr, gain_ptr, shift_ptr, out_ptr, keep_ptr, scale_ptr, N, WIDE, ACT, IS_LAST, NORM,
+            EPS, KEEP_Z, SAVE, FAST)  # fmt: skip
 
 
 @triton.jit
 def forward_kernel(
     x_ptr, weights, biases, gains, shifts, y_ptr, h_ptr, z_ptr, scale_ptr, rows, x_member, x_row,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, SPLIT: tl.constexpr, SETS: tl.constexpr, SHARE: tl.constexpr,
-    PARTS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
-    ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr,
-    PRECISION: tl.constexpr, LAST: tl.constexpr, FAST: tl.constexpr,
+    INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    LAST: tl.constexpr, FAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The rows of this program through all layers of its member.
 
     INNER says that weights lie as ``[OUT, IN]`` and not ``[IN, OUT]``; SHARE members read one input; LAST is the
-    precision of the last layer. Each of PARTS programs has a part of the last hidden layer's units, for which it makes
-    the layers before by itself, and gives a part of the sums of the outputs.
+    precision of the last layer.
     """
     member = tl.program_id(1)
     j = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     r = tl.minimum(j, rows - 1)  # rows beyond the end repeat the last one
     for layer in tl.static_range(0, len(SIZES) - 1):
-        _layer_up(member, tl.program_id(2), j, j < rows, r, x_ptr + (member // SHARE) * x_member, weights, biases,
-                  gains, shifts, y_ptr, h_ptr, z_ptr, scale_ptr, rows, x_row, layer, SIZES, OFFSETS, SPLIT, SETS, PARTS,
-                  INNER, ROWS, COLS, DEPTHS, ACT, NORM, EPS, KEEP_Z, SAVE, PRECISION, LAST, FAST)  # fmt: skip
+        _layer_up(member, j, j < rows, r, x_ptr + (member // SHARE) * x_member, weights, biases, gains, shifts, y_ptr,
+                  h_ptr, z_ptr, scale_ptr, rows, x_row, layer, SIZES, OFFSETS, SPLIT, SETS, INNER, ROWS, COLS, DEPTHS,
+                  ACT, NORM, EPS, KEEP_Z, SAVE, PRECISION, LAST, FAST)  # fmt: skip
 
 
 @triton.jit
@@ -194,23 +182,19 @@ def _down(
 
 @triton.jit
 def _layer_down(
-    member, part, j, is_row, r, g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr, d_ptr, e_ptr, dx_ptr, rows,
-    height, g_member, g_row,
-    LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, PARTS: tl.constexpr, INNER: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr,
-    KEEP_Z: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    member, j, is_row, r, g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr, d_ptr, e_ptr, dx_ptr, rows, height,
+    g_member, g_row,
+    LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr,
+    PRECISION: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the rows of this program through the weights of one layer and the activation below.
-
-    Of the first hidden layer's units it makes its part.
-    """
+    """The gradient of the rows of this program through the weights of one layer and the activation below."""
     LAYERS: tl.constexpr = len(SIZES) - 1
     HIDDEN: tl.constexpr = OFFSETS[LAYERS - 1]
     IS_LAST: tl.constexpr = LAYER == LAYERS - 1
     K: tl.constexpr = SIZES[LAYER + 1]
     N: tl.constexpr = SIZES[LAYER]
     WIDE: tl.constexpr = COLS[LAYER]
-    DEEP: tl.constexpr = K // PARTS if LAYER == 0 else K
     a_ptr = g_ptr + member * g_member
     a_row = g_row
     if not IS_LAST:
@@ -226,23 +210,14 @@ def _layer_down(
         shift_ptr = _of_member(shifts, BELOW, LAYERS - 1, member, 1, 1, N)
     at = (member * HIDDEN + OFFSETS[BELOW]).to(tl.int64) * height
     scale_ptr += (member * (LAYERS - 1) + BELOW) * height
-    begin = 0
-    end = N
-    if LAYER == 0:
-        a_ptr += part * DEEP
-        w_ptr += part * DEEP * (N if INNER else 1)
-        dx_ptr += (part * tl.num_programs(1) + member).to(tl.int64) * rows * N
-    if LAYER == 1 and PARTS > 1:
-        begin = part * (N // PARTS)
-        end = begin + N // PARTS
-    for first in tl.range(begin, end, WIDE, num_stages=1):
+    for first in tl.range(0, N, WIDE, num_stages=1):
         d = _product(
-            a_ptr, a_row, r, w_ptr, first, DEEP, N, N if INNER else 1, 1 if INNER else K, ROWS, WIDE, DEPTHS[LAYER],
+            a_ptr, a_row, r, w_ptr, first, K, N, N if INNER else 1, 1 if INNER else K, ROWS, WIDE, DEPTHS[LAYER],
             LAST if IS_LAST else PRECISION,
         )  # fmt: skip
         if LAYER == 0:
             n = first + tl.arange(0, WIDE)
-            place = (j * N)[:, None] + n[None, :]
+            place = ((member.to(tl.int64) * rows + j) * N)[:, None] + n[None, :]
             tl.store(dx_ptr + place, d, mask=is_row[:, None] & (n < N)[None, :])
         else:
             _down(d, first, j, is_row, h_ptr + at, z_ptr + at, scale_ptr, gain_ptr, shift_ptr, d_ptr + at, e_ptr + at,
@@ -252,22 +227,18 @@ def _layer_down(
 @triton.jit
 def backward_kernel(
     g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr, d_ptr, e_ptr, dx_ptr, rows, height, g_member, g_row,
-    SIZES: tl.constexpr, OFFSETS: tl.constexpr, PARTS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr,
-    NEEDS_X: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    SIZES: tl.constexpr, OFFSETS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTHS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr,
+    PRECISION: tl.constexpr, LAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradient of this program's rows through all layers of its member, of which ``height`` rows are kept.
-
-    Each of PARTS programs has a part of the first hidden layer's units, for which it goes through the layers above by
-    itself, and gives a part of the sums of the inputs' gradients.
-    """
+    """The gradient of this program's rows through all layers of its member, of which ``height`` rows are kept."""
     member = tl.program_id(1)
     j = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     r = tl.minimum(j, rows - 1)
     for step in tl.static_range(0, len(SIZES) - 1 if NEEDS_X else len(SIZES) - 2):
-        _layer_down(member, tl.program_id(2), j, j < rows, r, g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr,
-                    d_ptr, e_ptr, dx_ptr, rows, height, g_member, g_row, len(SIZES) - 2 - step, SIZES, OFFSETS, PARTS,
-                    INNER, ROWS, COLS, DEPTHS, ACT, NORM, KEEP_Z, PRECISION, LAST)  # fmt: skip
+        _layer_down(member, j, j < rows, r, g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr, d_ptr, e_ptr,
+                    dx_ptr, rows, height, g_member, g_row, len(SIZES) - 2 - step, SIZES, OFFSETS, INNER, ROWS, COLS,
+                    DEPTHS, ACT, NORM, KEEP_Z, PRECISION, LAST)  # fmt: skip
 
 
 @triton.jit

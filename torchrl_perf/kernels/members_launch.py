@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
     warps: int = 4
     stages: int = 3
     splits: int = 1
-    """Programs that share the sums over rows, or the units of the last hidden layer (backward: of the first)."""
+    """Parts of the sums over rows, each of a program of its own."""
 
 
 class Kept(NamedTuple):
@@ -70,12 +70,7 @@ def tiles_of(way: str, net: Network, rows: int, members: int = 1) -> Tiles:
         return Tiles(16, 256, 16 * deeper, 8, 2)
     if rows >= MANY_ROWS:
         return Tiles(64, 128, 32 * deeper, 4, 4) if way == "forward" else Tiles(128, 256, 32 * deeper, 8, 3)
-    few = Tiles(16, 256, 32 * deeper, 4, 3)
-    programs = triton.cdiv(rows, few.rows) * members
-    # with two hidden layers what each of the programs makes by itself is little
-    shared = net.sizes[2] if way == "forward" else net.sizes[1]
-    fits = [n for n in (8, 4, 2) if programs * n <= 264 and shared % (32 * n) == 0]
-    return few._replace(splits=fits[0]) if len(net.sizes) == 4 and fits else few
+    return Tiles(16, 256, 32 * deeper, 4, 3)
 
 
 def _tiles_of_gradients(net: Network, rows: int, members: int, deeper: int) -> Tiles:
@@ -86,25 +81,13 @@ def _tiles_of_gradients(net: Network, rows: int, members: int, deeper: int) -> T
     return wide._replace(splits=max(1, min(32, PROGRAMS // tiles, rows // (16 * wide.rows))))
 
 
-def _products(
-    net: Network, widths: tuple[int, ...], depths: tuple[int, ...], tiles: Tiles, wide: int, deep: int
-) -> dict[str, Any]:
-    """Constants of the products of a launch; of a layer that is normalised all units are made at once.
-
-    Args:
-        net: the perceptron.
-        widths: of the layers' products.
-        depths: likewise.
-        tiles: of the launch.
-        wide: number of the layer whose units several programs share.
-        deep: number of that whose sums they share.
-    """
-    own = [width // tiles.splits if n == wide else width for n, width in enumerate(widths)]
-    sums = [depth // tiles.splits if n == deep else depth for n, depth in enumerate(depths)]
-    cols = tuple(padded(width) if net.eps > 0 else min(tiles.cols, padded(width)) for width in own)
+def _products(net: Network, widths: tuple[int, ...], depths: tuple[int, ...], tiles: Tiles) -> dict[str, Any]:
+    """Constants of the products of a launch; of a layer that is normalised all units are made at once."""
+    whole = net.eps > 0
+    cols = tuple(padded(width) if whole else min(tiles.cols, padded(width)) for width in widths)
     return {
-        "SIZES": net.sizes, "OFFSETS": net.offsets, "PARTS": tiles.splits, "ROWS": tiles.rows, "COLS": cols,
-        "DEPTHS": tuple(min(tiles.depth, padded(depth)) for depth in sums),
+        "SIZES": net.sizes, "OFFSETS": net.offsets, "ROWS": tiles.rows, "COLS": cols,
+        "DEPTHS": tuple(min(tiles.depth, padded(depth)) for depth in depths),
     }  # fmt: skip
 
 
@@ -117,7 +100,7 @@ def forward(
     x: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], members: int, sets: int, inner: bool, save: bool,
     tiles: Tiles,
 ) -> tuple[Tensor, Kept]:  # fmt: skip
-    """Outputs ``[P, E, B, OUT]`` of E members, the sum over the first dim, and what backward needs.
+    """Outputs ``[E, B, OUT]`` of E members, and what backward needs.
 
     Args:
         x: ``[G, B, IN]`` float32, dense rows; each G-th part of the members reads one of the inputs.
@@ -130,19 +113,19 @@ def forward(
         tiles: of this launch.
     """
     rows, every, hidden = x.shape[1], members * sets, net.offsets[-1]
-    y, layers = x.new_empty(tiles.splits, every, rows, net.sizes[-1]), len(net.sizes) - 1
+    y = x.new_empty(every, rows, net.sizes[-1])
     units = x.new_empty(every * hidden * rows, dtype=net.dtype)
     keeps = save and (net.keeps_input or net.eps > 0)
     inputs = torch.empty_like(units) if keeps else units
     scale = x.new_empty(every * (len(net.sizes) - 2) * rows) if save and net.eps else y
     launch(
-        forward_kernel, (triton.cdiv(rows, tiles.rows), every, tiles.splits),
+        forward_kernel, (triton.cdiv(rows, tiles.rows), every),
         (x, *params, y, units, inputs, scale, rows, x.stride(0), x.stride(1)),
         {
-            **_products(net, net.sizes[1:], net.sizes[:-1], tiles, layers - 2, layers - 1), "SPLIT": members,
-            "SETS": sets, "SHARE": every // x.shape[0], "INNER": inner, "ACT": ACTIVATIONS[net.activation],
-            "NORM": net.eps > 0, "EPS": net.eps, "KEEP_Z": net.keeps_input, "SAVE": save, "PRECISION": net.precision,
-            "LAST": _last(net), "FAST": net.precision != "ieee" and not triton.knobs.runtime.interpret,
+            **_products(net, net.sizes[1:], net.sizes[:-1], tiles), "SPLIT": members, "SETS": sets,
+            "SHARE": every // x.shape[0], "INNER": inner, "ACT": ACTIVATIONS[net.activation], "NORM": net.eps > 0,
+            "EPS": net.eps, "KEEP_Z": net.keeps_input, "SAVE": save, "PRECISION": net.precision, "LAST": _last(net),
+            "FAST": net.precision != "ieee" and not triton.knobs.runtime.interpret,
         },
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -153,7 +136,7 @@ def backward(
     g: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], kept: Kept, inner: bool, needs_x: bool,
     tiles: Tiles,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients before the activations, of normalised units, and of the inputs ``[P, E, B, IN]``, whose sum it is.
+    """Gradients before the activations, of normalised units, and of the inputs ``[E, B, IN]``.
 
     Args:
         g: of the outputs of the first E members and B rows, ``[E, B, OUT]`` float32 with dense rows.
@@ -168,15 +151,15 @@ def backward(
     weights, _, gains, shifts = params
     d = kept.hidden.new_empty(members * net.offsets[-1] * kept.height)
     e = torch.empty_like(d) if net.eps else d
-    dx = g.new_empty(tiles.splits, members if needs_x else 0, rows, net.sizes[0])
+    dx = g.new_empty(members if needs_x else 0, rows, net.sizes[0])
     launch(
-        backward_kernel, (triton.cdiv(rows, tiles.rows), members, tiles.splits),
+        backward_kernel, (triton.cdiv(rows, tiles.rows), members),
         (
             g, weights, gains, shifts, kept.hidden, kept.inputs, kept.scale, d, e, dx, rows, kept.height, g.stride(0),
             g.stride(1),
         ),
         {
-            **_products(net, net.sizes, net.sizes[1:], tiles, 1, 0), "INNER": inner, "ACT": ACTIVATIONS[net.activation],
+            **_products(net, net.sizes, net.sizes[1:], tiles), "INNER": inner, "ACT": ACTIVATIONS[net.activation],
             "NORM": net.eps > 0, "KEEP_Z": net.keeps_input, "NEEDS_X": needs_x, "PRECISION": net.precision,
             "LAST": _last(net),
         },

@@ -143,7 +143,7 @@ class ChainedUpdate(ABC):
         """Losses, gradients and steps of a sample ``[B]``."""
 
     def values(self, x: Tensor, *, beside: bool = False, save: bool = True) -> tuple[Tensor, Any]:
-        """Values ``[P, K, B, 1]`` of the critics, with ``beside`` of their targets behind them; the sums over P."""
+        """Values ``[K, B, 1]`` of the critics, and with ``beside`` of their targets behind them, ``[2 K, B, 1]``."""
         return self.critic.net.forward(x, beside=self.target_critic.net if beside else None, save=save)
 
     def outcome(

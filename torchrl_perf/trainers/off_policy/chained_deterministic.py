@@ -100,20 +100,20 @@ class ChainedDeterministic(ChainedUpdate):
     def _taken(self, sample: TensorDictBase, y: Tensor) -> Tensor:
         """What critics and targets read, of actions taken and the targets' own, ``[2, B, IN]``."""
         loss = cast("DeviceTD3Loss", self.loss)
-        following = loss.smoothed(loss.target_actor.bounded(y.sum(0)[-1]))
+        following = loss.smoothed(loss.target_actor.bounded(y[-1]))
         now = self.critic.observations(sample), sample.get(loss.action_key).float()
         later = self.target_critic.observations(sample, following=True), following
         return torch.stack([torch.cat(now, -1), torch.cat(later, -1)])
 
     def _fresh(self, sample: TensorDictBase, y: Tensor) -> Tensor:
         """What the critics read of the actor's actions, ``[1, B, IN]``."""
-        return torch.cat([self.critic.observations(sample), self.loss.actor.bounded(y.sum(0)[0])], -1)[None]
+        return torch.cat([self.critic.observations(sample), self.loss.actor.bounded(y[0])], -1)[None]
 
     def _critics(
         self, sample: TensorDictBase, values: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
         """Loss, means, priorities ``[B]`` and the gradient in the critics' values ``[K, B, 1]``."""
-        value, next_value = values.sum(0).chunk(2)
+        value, next_value = values.chunk(2)
         (loss,), (priority, mean, td_error), pull = self._critic_loss.pullback((sample, next_value), value)
         _, (g,) = pull([torch.ones_like(loss)])
         return {"loss_critic": loss}, {"value": mean, "td_error": td_error}, priority, g.contiguous()
@@ -126,7 +126,7 @@ class ChainedDeterministic(ChainedUpdate):
 
     def _actors(self, sample: TensorDictBase, values: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and its gradient in the critics' values ``[K, B, 1]``."""
-        (loss,), _, pull = self._actor_loss.pullback(sample, values.sum(0))
+        (loss,), _, pull = self._actor_loss.pullback(sample, values)
         _, (g,) = pull([torch.ones_like(loss)])
         return loss, g.contiguous()
 
@@ -134,7 +134,7 @@ class ChainedDeterministic(ChainedUpdate):
         return (-self.loss.reduced(of_rows(values)[..., 0], sample),), ()
 
     def _pushed(self, sample: TensorDictBase, y: Tensor, dx: Tensor) -> Tensor:
-        """The gradient in the actor's outputs ``[1, B, D]`` from that in what the critics read, ``[P, K, B, IN]``."""
-        _, _, pull = self._acted.pullback(self.loss.actor, y.sum(0)[0])
-        _, (g,) = pull([dx[..., -y.shape[-1] :].sum((0, 1))])
+        """The gradient in the actor's outputs ``[1, B, D]`` from that in what the critics read, ``[K, B, IN]``."""
+        _, _, pull = self._acted.pullback(self.loss.actor, y[0])
+        _, (g,) = pull([dx[..., -y.shape[-1] :].sum(0)])
         return g[None].contiguous()

@@ -66,7 +66,7 @@ class ChainedSAC(ChainedUpdate):
 
     def __call__(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:
         """Losses, gradients and steps of a sample ``[B]``."""
-        tau = self.algorithm.target_share()
+        tau, rows, size = self.algorithm.target_share(), len(sample), self.critic.net.size
         x = self._inputs_fn(sample)
         y, kept_actor = self.actor.net.forward(x)
         taken, fresh, log_prob, next_log_prob, noise = self._drawn_fn(sample, y)
@@ -80,6 +80,7 @@ class ChainedSAC(ChainedUpdate):
         g = self._pushed_fn(sample, y, noise, dx, g_log_prob)
         gradients, _ = self.actor.net.backward(g, kept_actor, x)
         step = self.actor_step(of_first(gradients), temperature, total, None)
+        assert values.shape == (size, rows, 1)
         return self.outcome((losses, means, priority), critic_step, (of_actor, of_mean), step)
 
     def _inputs(self, sample: TensorDictBase) -> Tensor:
@@ -94,7 +95,7 @@ class ChainedSAC(ChainedUpdate):
         rows = len(sample)
         like = sample.get(self.loss.action_key)
         noise = normal(torch.Size((2 * rows, *like.shape[1:])), dtype=torch.float32, device=y.device)
-        action, log_prob = self._action(noise, y.sum(0)[0])[0]
+        action, log_prob = self._action(noise, y[0])[0]
         now, later = (self.critic.observations(sample, following=following) for following in (False, True))
         if self.target_critic.normalization is not None:
             later = self.target_critic.observations(sample, following=True)
@@ -109,7 +110,7 @@ class ChainedSAC(ChainedUpdate):
         self, sample: TensorDictBase, values: Tensor, next_log_prob: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
         """Loss, means, priorities ``[B]`` and the gradient in the critics' values ``[K, B, 1]``."""
-        value, next_value = values.sum(0).chunk(2)
+        value, next_value = values.chunk(2)
         (loss,), (priority, mean, td_error), pull = self._critic_loss.pullback(
             (sample, next_value, next_log_prob), value
         )
@@ -127,7 +128,7 @@ class ChainedSAC(ChainedUpdate):
         self, sample: TensorDictBase, values: Tensor, log_prob: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
         """Losses, means, their sum, and its gradients in values, log-probabilities and temperature."""
-        (total,), (actor, alpha_loss, alpha, entropy), pull = self._actor_loss.pullback(sample, values.sum(0), log_prob)
+        (total,), (actor, alpha_loss, alpha, entropy), pull = self._actor_loss.pullback(sample, values, log_prob)
         temperature, (g, g_log_prob) = pull([torch.ones_like(total)])
         losses, means = {"loss_actor": actor, "loss_alpha": alpha_loss}, {"alpha": alpha, "entropy": entropy}
         return losses, means, total, g.contiguous(), g_log_prob, temperature
@@ -139,10 +140,10 @@ class ChainedSAC(ChainedUpdate):
         return (actor + temperature,), tuple(value.detach() for value in row)
 
     def _pushed(self, sample: TensorDictBase, y: Tensor, noise: Tensor, dx: Tensor, g_log_prob: Tensor) -> Tensor:
-        """The gradient in the actor's outputs ``[1, B, 2 D]`` from that in what the critics read, ``[P, K, B, IN]``."""
+        """The gradient in the actor's outputs ``[1, B, 2 D]`` from that in what the critics read, ``[K, B, IN]``."""
         rows, width = noise.shape
-        _, _, pull = self._squashed.pullback(noise, y.sum(0)[0, :rows])
-        _, (g,) = pull([dx[..., -width:].sum((0, 1)), g_log_prob])
+        _, _, pull = self._squashed.pullback(noise, y[0, :rows])
+        _, (g,) = pull([dx[..., -width:].sum(0), g_log_prob])
         return g[None].contiguous()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreted import kernel_device, tries_kernels
+from torchrl_perf.functional import chain as functional
 from torchrl_perf.functional.chain import ACTIVATIONS, chain, fused_chain
 
 EPS = 1e-5
@@ -122,6 +123,27 @@ class TestAnywhere:
         (dx,) = torch.autograd.grad(fused_chain(x, params, "silu", 0.0, "ieee"), x, grad)
         (wanted,) = torch.autograd.grad(chain(x, params, "silu"), x, grad)
         torch.testing.assert_close(dx, wanted, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("eps", [0.0, EPS])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_gradients_of_frozen_parameters_are_not_made(self, monkeypatch, seed, eps):
+        x, params, grad = make(30, (40, 20, 18, 2), eps, kernel_device())
+        draw = random.Random(seed)
+        needs = [draw.random() < 0.5 for _ in params]
+        needs[-1] = True
+        wide = [p.double().requires_grad_(need) for p, need in zip(params, needs, strict=True)]
+        params = [p.requires_grad_(need) for p, need in zip(params, needs, strict=True)]
+        made, product = [], functional._weight_gradient
+        monkeypatch.setattr(functional, "_weight_gradient", lambda *args: made.append(1) or product(*args))
+        fused_chain(x, params, "silu", eps, "ieee").backward(grad)
+        chain(x.double(), wide, "silu", eps).backward(grad.double())
+        for got, want in zip(params, wide, strict=True):
+            assert (got.grad is None) == (want.grad is None)
+            if got.grad is not None:
+                torch.testing.assert_close(got.grad.double(), want.grad, rtol=1e-4, atol=1e-4)
+        weights = needs[:: 4 if eps else 2]
+        # the last layer's are summed by the backward pass itself
+        assert len(made) == sum(weights if eps else weights[:-1])
 
     @pytest.mark.parametrize("eps", [0.0, EPS])
     def test_operator_passes_opcheck(self, eps):

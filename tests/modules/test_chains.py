@@ -9,7 +9,7 @@ from torch import nn
 from torchrl_perf.functional.chain import chain
 from torchrl_perf.modules import EmpiricalNormalization
 from torchrl_perf.modules import chains as module
-from torchrl_perf.modules.chains import Chain, chain_of, fuse_sequential, lacks_kernel
+from torchrl_perf.modules.chains import Chain, Found, chain_of, find, fuse_sequential, lacks_kernel
 
 
 def layers(*kinds):
@@ -116,6 +116,58 @@ def test_what_is_no_perceptron_is_left_alone():
 )
 def test_networks_without_a_kernel(network, lacks):
     assert lacks_kernel(network) is lacks
+
+
+def replace(net):
+    net[2] = nn.Linear(4, 4)
+
+
+def append(net):
+    net.append(nn.ELU())
+
+
+def hook(net):
+    net[3].register_forward_hook(lambda *_: None)
+
+
+def parametrize(net):
+    nn.utils.parametrize.register_parametrization(net[2], "weight", nn.Identity())
+
+
+def constant(net):
+    net[1].alpha = 0.5
+
+
+def remove_bias(net):
+    net[0].bias = None
+
+
+@pytest.mark.parametrize("change", [replace, append, hook, parametrize, constant, remove_bias])
+def test_a_chain_is_looked_for_again_where_the_layers_have_changed(change):
+    net = nn.Sequential(*layers("linear", nn.ELU(), "linear", nn.ELU(), "linear"))
+    before = find(net)
+    assert find(net) is before and before.chain == Chain(0, 5, "elu", 0.0)
+    change(net)
+    after = find(net)
+    assert after is not before and after.chain == chain_of(list(net)) and find(net) is after
+
+
+def test_a_chain_has_the_parameters_of_now():
+    net = nn.Sequential(*layers("linear", "norm", nn.ELU(), "linear"))
+    found = find(net)
+    net[0].weight = nn.Parameter(torch.zeros(4, 4))
+    net.to(torch.float64)
+    assert find(net) is found
+    assert all(got is want for got, want in zip(found.params(), net.parameters(), strict=True))
+
+
+def test_a_copy_of_a_network_has_a_chain_of_its_own():
+    net = nn.Sequential(*layers("linear", nn.Tanh(), "linear"))
+    found = find(net)
+    copied = copy.deepcopy(net)
+    assert isinstance(found, Found) and find(copied) is not found
+    assert all(got is want for got, want in zip(find(copied).params(), copied.parameters(), strict=True))
+    assert net.state_dict().keys() == copied.state_dict().keys()
 
 
 @pytest.mark.gpu

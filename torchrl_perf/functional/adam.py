@@ -7,7 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["AdamSettings", "adam_step_", "adam_steps_", "bias_corrections", "exact_copy_", "widest_dtype"]
+from torchrl_perf.functional.polyak import polyak_update_
+from torchrl_perf.kernels import adam_kernels
+
+__all__ = [
+    "AdamSettings",
+    "adam_step_",
+    "adam_steps_",
+    "bias_corrections",
+    "exact_copy_",
+    "fused_adam_steps_",
+    "gradient_norms",
+    "widest_dtype",
+]
 
 
 class AdamSettings(NamedTuple):
@@ -139,3 +151,75 @@ def adam_steps_(
     kept, made = [*params, *exp_avgs, *exp_avg_sqs], [*values, *means, *squares]
     for old, new in zip(kept, made, strict=True):
         old.copy_(torch.where(applies, new, old))
+
+
+@torch.no_grad()
+def fused_adam_steps_(  # noqa: PLR0913  what a step reads and writes
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Tensor,
+    *,
+    lr: Tensor,
+    settings: AdamSettings,
+    grad_scale: Tensor,
+    skip: Tensor,
+    targets: Sequence[Tensor] = (),
+    tau: Tensor | None = None,
+) -> None:
+    """:func:`adam_steps_` of float32 parameters, and the step of their targets, in one launch on CUDA.
+
+    There it is one for each 48 parameters, where Triton is and all is contiguous; elsewhere PyTorch's fused kernel.
+
+    Args:
+        params: float32, and so are all others.
+        grads: one for each, divided by ``grad_scale`` first.
+        exp_avgs: means of the gradients.
+        exp_avg_sqs: means of their squares.
+        steps: number of steps of each, this one counted unless it is skipped, ``[P]``.
+        lr: step size, 0-d.
+        settings: the others.
+        grad_scale: 0-d.
+        skip: 0-d, 1 to change nothing but the targets.
+        targets: one for each of ``params``, to be moved by ``tau`` towards the stepped ones, or none.
+        tau: 0-d; needed with targets.
+    """
+    kernels = adam_kernels(params, grads, exp_avgs, exp_avg_sqs, targets)
+    if kernels is not None:
+        lists = (params, grads, exp_avgs, exp_avg_sqs)
+        kernels.adam_(lists, steps, (lr, grad_scale, skip), settings, targets, tau)
+        return
+    (beta1, beta2), eps, weight_decay, decoupled = settings
+    (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+        list(params),
+        list(grads),
+        list(exp_avgs),
+        list(exp_avg_sqs),
+        [],
+        list(steps.unbind()),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=grad_scale,
+        found_inf=skip,
+    )
+    if targets:
+        polyak_update_(targets, params, 0.0 if tau is None else tau)
+
+
+def gradient_norms(grads: Sequence[Tensor], space: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Norm of each gradient, ``[P]``, in one launch on CUDA for each 48 of float32.
+
+    Args:
+        grads: of one dtype and device, at least one.
+        space: what :func:`torchrl_perf.kernels.flat_adam.workspace` made for these or more, to be used again.
+    """
+    kernels = adam_kernels(grads)
+    if kernels is not None:
+        return kernels.norms(grads, *(kernels.workspace(grads) if space is None else space))
+    return torch.stack(torch._foreach_norm(list(grads), 2))

@@ -152,17 +152,24 @@ def _(
     return x.new_empty(x.shape[0], weights[-1].shape[0]), x.new_empty(space if keep else 0, dtype=dtype)
 
 
-def _on_chip(weights: Sequence[Tensor], eps: float) -> tuple[bool, bool]:
+def _on_chip(weights: Sequence[Tensor], eps: float, wanted: Sequence[bool]) -> tuple[bool, bool]:
     """Whether the backward pass itself gives the gradients of the first layer's weights, and of the last one's."""
     if eps or len(weights) < 2:
         return False, False
     (first, inputs), (outputs, last) = weights[0].shape, weights[-1].shape
-    return bool(inputs <= SMALL and inputs * first <= ON_CHIP), bool(outputs <= SMALL and outputs * last <= ON_CHIP)
+    of_first = wanted[0] and inputs <= SMALL and inputs * first <= ON_CHIP
+    return bool(of_first), bool(wanted[-1] and outputs <= SMALL and outputs * last <= ON_CHIP)
 
 
-def _sums(weights: Sequence[Tensor], eps: float) -> list[int]:
+def _apart(weights: Sequence[Tensor], eps: float, wanted: Sequence[bool]) -> list[int]:
+    """Numbers of the layers whose weights' gradients are wanted, and not given by the backward pass itself."""
+    of_first, of_last = _on_chip(weights, eps, wanted)
+    return [number for number in range(of_first, len(weights) - of_last) if wanted[number]]
+
+
+def _sums(weights: Sequence[Tensor], eps: float, wanted: Sequence[bool]) -> list[int]:
     """Sizes of what is summed on chip: of biases, gains and shifts, and of the weights of the last and first layer."""
-    of_first, of_last = _on_chip(weights, eps)
+    of_first, of_last = _on_chip(weights, eps, wanted)
     widths = [w.shape[0] for w in weights]
     products = [weights[-1].numel()] * of_last + [weights[0].numel()] * of_first
     return [*widths, *(widths[:-1] * 2 if eps else []), *products]
@@ -171,23 +178,22 @@ def _sums(weights: Sequence[Tensor], eps: float) -> list[int]:
 @torch.library.custom_op("torchrl_perf::chain_backward", mutates_args=())
 def _chain_backward(
     grad: Tensor, x: Tensor, params: list[Tensor], kept: Tensor, activation: str, eps: float, precision: str,
-    needs_x: bool,
+    needs_x: bool, wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the weights that are not summed on chip, all that are in one vector, and that of the input."""
     from torchrl_perf.kernels import chain_blocks
     from torchrl_perf.kernels import chain_launch as kernel
 
     weights, _, norms = _parts(params, eps)
-    of_first, of_last = _on_chip(weights, eps)
-    left = range(1 if of_first else 0, len(weights) - (1 if of_last else 0))
+    left = _apart(weights, eps, wanted)
     rows = x.shape[0]
     if rows == 0:
         zeros = [torch.zeros_like(weights[number]) for number in left]
-        return [*zeros, grad.new_zeros(sum(_sums(weights, eps))), x.new_zeros(0, x.shape[1])]
+        return [*zeros, grad.new_zeros(sum(_sums(weights, eps, wanted))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
-    blocks = chain_blocks.blocks_for("backward", net, rows, _room(x.device))
-    d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, (of_first, of_last), blocks)
+    blocks, on_chip = chain_blocks.blocks_for("backward", net, rows, _room(x.device)), _on_chip(weights, eps, wanted)
+    d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, on_chip, blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]
     above = [*(d[at : at + rows * width].view(rows, width) for at, width in spans), grad]
@@ -212,12 +218,11 @@ def _weight_gradient(d: Tensor, a: Tensor, precision: str) -> Tensor:
 @_chain_backward.register_fake
 def _(
     grad: Tensor, x: Tensor, params: list[Tensor], kept: Tensor, activation: str, eps: float, precision: str,
-    needs_x: bool,
+    needs_x: bool, wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     weights, *_ = _parts(params, eps)
-    of_first, of_last = _on_chip(weights, eps)
-    products = [torch.empty_like(w) for w in weights[of_first : len(weights) - of_last]]
-    vector = grad.new_empty(sum(_sums(weights, eps)))
+    products = [torch.empty_like(weights[number]) for number in _apart(weights, eps, wanted)]
+    vector = grad.new_empty(sum(_sums(weights, eps, wanted)))
     return [*products, vector, x.new_empty(x.shape[0] if needs_x else 0, x.shape[1])]
 
 
@@ -228,25 +233,28 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.options = options
 
 
-def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor] | None, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor | None] | None, ...]:
     x, *params, kept = ctx.saved_tensors
     activation, eps, precision = ctx.options
     weights, *_ = _parts(params, eps)
-    needs_x = ctx.needs_input_grad[0]
+    needs_x, needs = ctx.needs_input_grad[:2]
+    wanted = list(needs[:: 4 if eps else 2])
     *products, vector, dx = torch.ops.torchrl_perf.chain_backward(
-        grad, x, params, kept, activation, eps, precision, needs_x
+        grad, x, params, kept, activation, eps, precision, needs_x, wanted
     )
-    parts = list(vector.split(_sums(weights, eps)))
-    of_first, of_last = _on_chip(weights, eps)
-    if of_first:
-        products.insert(0, parts.pop().view_as(weights[0]))
-    if of_last:
-        products.append(parts.pop().view_as(weights[-1]))
+    parts = list(vector.split(_sums(weights, eps, wanted)))
+    of_weights = dict(zip(_apart(weights, eps, wanted), products, strict=True))
+    of_first, of_last = _on_chip(weights, eps, wanted)
     count = len(weights)
-    grads: list[Tensor] = []
-    for number, product in enumerate(products):
-        grads += [product, parts[number]]
+    if of_first:
+        of_weights[0] = parts.pop().view_as(weights[0])
+    if of_last:
+        of_weights[count - 1] = parts.pop().view_as(weights[-1])
+    grads: list[Tensor | None] = []
+    for number in range(count):
+        grads += [of_weights.get(number), parts[number]]
         grads += [parts[count + number], parts[2 * count - 1 + number]] if eps and number < count - 1 else []
+    grads = [grad if need else None for grad, need in zip(grads, needs, strict=True)]
     return (dx if needs_x else None), grads, None, None, None, None
 
 

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "adam_kernels",
     "cell_kernels",
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
+    "has_triton",
     "processors",
     "recurrence_rows",
     "row_kernels",
@@ -44,6 +46,11 @@ def _has_triton() -> bool:
 
 
 _HAS_TRITON = _has_triton()
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return _HAS_TRITON
 
 
 def has_scan_kernels(*tensors: Tensor) -> bool:
@@ -174,6 +181,20 @@ def tree_kernels(words: Tensor) -> ModuleType | None:
     return _module_of_trees()
 
 
+def adam_kernels(*lists: Sequence[Tensor]) -> ModuleType | None:
+    """The kernels of an optimiser's step, :mod:`torchrl_perf.kernels.flat_adam`, or None where torch operations serve.
+
+    Args:
+        *lists: parameters, gradients and so on; the kernels need contiguous float32 on CUDA. Under ``torch.compile``
+            the answer is None.
+    """
+    if not (_HAS_TRITON and lists[0] and lists[0][0].is_cuda) or torch.compiler.is_compiling():
+        return None
+    if not all(each.dtype is torch.float32 and each.is_contiguous() for tensors in lists for each in tensors):
+        return None
+    return _module_of_adam()
+
+
 def slice_kernels(flags: Tensor) -> ModuleType | None:
     """The kernel of slices, :mod:`torchrl_perf.kernels.slices`, or None where torch operations serve.
 
@@ -262,6 +283,13 @@ def _module_of_trees() -> ModuleType:
     from torchrl_perf.kernels import priority_tree
 
     return priority_tree
+
+
+@functools.cache
+def _module_of_adam() -> ModuleType:
+    from torchrl_perf.kernels import flat_adam
+
+    return flat_adam
 
 
 @functools.cache

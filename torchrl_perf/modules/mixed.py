@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.modules.chains import chain_of, run_chain
+from torchrl_perf.modules.chains import find, run_chain
 from torchrl_perf.modules.noisy import NoisyLinear
 from torchrl_perf.runtime.precision import PRECISIONS, autocast, widened
 
@@ -50,13 +50,14 @@ class MixedSequential(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[*, IN]`` -> the output of the last layer, in the dtype of its parameters."""
-        layers = list(self)
-        chain = chain_of(layers) if self.fuses and input.is_cuda else None
-        if chain is not None:
+        found = find(self) if self.fuses and input.is_cuda else None
+        if found is not None and found.chain is not None:
+            layers, chain = found.layers, found.chain
             before = self._layers(layers, 0, chain.start, input)
-            y = run_chain(layers, chain, before, self.precision)
+            y = run_chain(found, before, self.precision)
             if y is not None:
                 return self._layers(layers, chain.stop, len(layers), y)
+        layers = list(self)
         return self._layers(layers, 0, len(layers), input)
 
     def _layers(self, layers: list[nn.Module], start: int, stop: int, value: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ ARTEFACTS = (
     Artefact("torchrl", "trainers/trainers.py", ("train",), ".item()"),  # the size of a batch
     Artefact("torchrl_perf", "metrics/", (), ".tolist()"),  # of the host's copy
     # the fused kernel, whose form for the CPU reads the numbers that its form for CUDA takes as tensors
-    Artefact("torchrl_perf", "trainers/optim/adam_step.py", (), "torch._fused_adam"),
+    Artefact("torchrl_perf", "functional/adam.py", (), "torch._fused_adam"),
 )
 # These read values that live where the parameters do.
 _OPTIM_READERS = frozenset(("lr_scheduler.py", "lbfgs.py", "swa_utils.py"))

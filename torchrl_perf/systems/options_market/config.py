@@ -11,8 +11,21 @@ from torchrl_perf.trainers.sac_options import SACOptionsConfig
 __all__ = ["OPTIONS_MARKET_PRESETS", "OptionsMarketConfig"]
 
 PRESET_NAMES = Literal[
-    "OptionMarket", "OptionMarketOriginal", "OptionMarketKelly", "OptionMarketZeroEdge", "OptionMarketSP500"
+    "OptionMarket",
+    "OptionMarketPlain",
+    "OptionMarketOriginal",
+    "OptionMarketKelly",
+    "OptionMarketZeroEdge",
+    "OptionMarketSP500",
 ]
+
+
+OF_OPTIONS = (
+    *("option_learning", "option_relabel", "option_learning_rate", "option_temperature", "option_entropy_coeff"),
+    *("option_clip", "option_capacity", "option_temperature_final", "option_temperature_frames"),
+    *("directed", "trend_unit", "max_option_share", "min_options_used"),
+)
+"""Settings that mean nothing without options."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,9 @@ class OptionsMarketConfig(SACOptionsConfig):
     )
 
     env: PRESET_NAMES = "OptionMarket"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which settings to start from: hourly bars of five regimes; of two that differ in volatility alone, with the
-    original's rules for purchases and sales; a market without costs whose best position is known; one where only not
-    trading is right; or the S&P 500. The task is that of the settings."""
+    """Which settings to start from: hourly bars of five regimes; the same without options; of two regimes that differ
+    in volatility alone, with the original's rules for purchases and sales; a market without costs whose best position
+    is known; one where only not trading is right; or the S&P 500. The task is that of the settings."""
     num_steps: int = 8
     """Steps of each env in one iteration (T)."""
     gamma: float = 0.992
@@ -67,9 +80,10 @@ class OptionsMarketConfig(SACOptionsConfig):
     """What a step is rewarded with: log growth of the equity, or what trades realised."""
     reward_scale: float = 100.0
     """What rewards are multiplied by before they are learnt from: 100 makes log growth per cent."""
-    options: Literal["trading", "positions", "exposure", "sides"] = "trading"
+    options: Literal["trading", "positions", "exposure", "sides", "none"] = "trading"
     """The six options of a trader with rules of their own, for purchases and sales or for positions; or ranges of the
-    position that last for a while: of various sizes, or the sides of the market, whose size is up to the actor."""
+    position that last for a while: of various sizes, or the sides of the market, whose size is up to the actor. Or
+    none: plain soft actor-critic."""
     trend_unit: Literal["volatility", "price"] = "volatility"
     """options="trading": what the distance of two averages that makes a trend is measured in; 1.5 or 3 times the
     present volatility, or 1.5 or 3 % of the price."""
@@ -112,7 +126,19 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("first_date", "last_date") and self.last_date and self.first_date > self.last_date:
             problem = f"expected a date from first_date = {self.first_date!r} on, received {self.last_date!r}."
             checks.add("last_date", f"last_date: {problem} Remedy: a later one.")
-        if checks.sound("options", "semantics") and self.options != "trading" and self.semantics != "target":
+        if checks.sound("options") and self.options == "none":
+            usual = type(self).without_task()
+            for name in OF_OPTIONS:
+                if checks.sound(name) and getattr(self, name) != getattr(usual, name):
+                    problem = (
+                        f"expected {getattr(usual, name)!r} with options='none', received {getattr(self, name)!r}."
+                    )
+                    checks.add(name, f"{name}: {problem} Remedy: leave it out, or --env OptionMarketPlain.")
+        if (
+            checks.sound("options", "semantics")
+            and self.options not in ("trading", "none")
+            and self.semantics != "target"
+        ):
             problem = (
                 f"expected 'target' with options={self.options!r}, ranges of a position, received {self.semantics!r}."
             )
@@ -123,6 +149,11 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("commission", "slippage", "max_weight") and self.cost * self.max_weight >= 1:
             problem = f"expected commission + slippage below 1 / max_weight, received {self.cost:.6g}."
             checks.add("commission", f"commission: {problem} Remedy: less of either.")
+
+    @property
+    def keeps_choices(self) -> bool:
+        """Whether choices of options are kept to learn from."""
+        return super().keeps_choices and self.options != "none"
 
     @property
     def cost(self) -> float:
@@ -158,18 +189,21 @@ _HOURLY = OptionsMarketConfig(
 )
 
 OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
-    # Holding no position costs nothing, and trading at random does: without the entropy of the choice, options that
-    # trade die out before anything is known of them. What matters of the past is in the columns of the last bar.
+    # Holding no position costs nothing, and trading at random does: learnt from returns, options that trade die out
+    # before anything is known of them. What matters of the past is in the columns of the last bar. Returns are noise
+    # for the most part, so that batches are large, and targets may follow fast.
     "OptionMarket": dataclasses.replace(
         _HOURLY,
         env="OptionMarket",
-        num_envs=128,
-        total_steps=2_000_000,
-        capacity=500_000,
+        num_envs=512,
+        num_steps=4,
+        total_steps=3_000_000,
+        capacity=1_000_000,
         updates_per_iteration=10,
-        minibatch_size=512,
+        minibatch_size=2_048,
         learning_starts=8_192,
         gamma=0.97,
+        tau=0.02,
         market="five_regimes",
         sentiment_correlation=0.98,
         semantics="target",
@@ -179,11 +213,13 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         max_episode_steps=336,
         actor_learning_rate=2e-3,
         critic_learning_rate=2e-3,
-        option_learning_rate=3e-3,
-        option_entropy_coeff=0.05,
-        option_capacity=20_000,
+        option_learning_rate=2e-3,
+        option_learning="critic",
+        option_relabel=0.5,
+        option_entropy_coeff=0.03,
+        option_capacity=2_000,
         option_temperature_final=None,
-        initial_temperature=1e-2,
+        initial_temperature=2e-3,
         hidden_size=64,
     ),
     # what trends are was a part of the price, which hourly bars never reach
@@ -261,4 +297,11 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         hidden_size=64,
     ),
 }
-"""Settings by env name. All are for two CPU cores."""
+"""Settings by env name: for two CPU cores, but for OptionMarket, which takes a GPU two minutes."""
+# the same without options, which they are to be compared with
+OPTIONS_MARKET_PRESETS["OptionMarketPlain"] = dataclasses.replace(
+    OPTIONS_MARKET_PRESETS["OptionMarket"],
+    env="OptionMarketPlain",
+    options="none",
+    **{field.name: field.default for field in dataclasses.fields(OptionsMarketConfig) if field.name in OF_OPTIONS},
+)

@@ -12,6 +12,7 @@ from torchrl_perf.functional.adam import (
     adam_steps_,
     bias_corrections,
     exact_copy_,
+    fused_adam_steps_,
     widest_dtype,
 )
 from torchrl_perf.functional.polyak import polyak_update_
@@ -80,22 +81,14 @@ class AdamStep:
     def _fused(
         self, numbers: list[int], grads: Sequence[Tensor | None], steps: Tensor, grad_scale: Tensor, skip: Tensor
     ) -> None:
-        """PyTorch's kernel, which reads ``lr`` and ``grad_scale`` as float32."""
-        betas, eps, weight_decay, decoupled = self.settings
-        counts = steps.unbind()
-        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+        """Kernels that read ``lr`` and ``grad_scale`` as float32."""
+        fused_adam_steps_(
             *self._columns(numbers, grads),
-            [],
-            [counts[n] for n in numbers],
+            steps if len(numbers) == len(self.params) else torch.stack([steps[n] for n in numbers]),
             lr=self.lr.to(torch.float32),
-            beta1=betas[0],
-            beta2=betas[1],
-            weight_decay=weight_decay,
-            eps=eps,
-            amsgrad=False,
-            maximize=False,
+            settings=self.settings,
             grad_scale=grad_scale.to(torch.float32),
-            found_inf=skip,
+            skip=skip,
         )
 
     def _listed(

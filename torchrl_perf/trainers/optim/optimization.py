@@ -7,13 +7,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.adam import widest_dtype
+from torchrl_perf.functional.adam import gradient_norms, widest_dtype
 from torchrl_perf.functional.parts import joined_in_parts
+from torchrl_perf.kernels import adam_kernels
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
+from torchrl_perf.trainers.optim.hooks import within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
     check_params,
@@ -33,6 +36,7 @@ _OWN = (
     "_kind",
     "_replays",
     "_norm_dtype",
+    "_norm_space",
     "_steps",
     "_group_steps",
     "_ends",
@@ -104,6 +108,7 @@ class GuardedAdam(torch.optim.Optimizer):
             ``"foreach"`` on a CPU, where PyTorch has none with a learning rate in a tensor.
     """
 
+    _in_hooks = False  # while those of apply_gradients are called
     _step_supports_amp_scaling = True  # tells torch.amp.GradScaler to set grad_scale and found_inf, and to call step
 
     def __init__(  # noqa: PLR0913  PyTorch's arguments of Adam, and what this one adds
@@ -187,6 +192,8 @@ class GuardedAdam(torch.optim.Optimizer):
         wide = max((widest_dtype(param.dtype) for param in self.params), key=lambda dtype: dtype.itemsize)
         self._norm_dtype = None if all(param.dtype == wide for param in self.params) else wide
         self.grad_norms = torch.zeros(len(self.params), dtype=wide, device=device)
+        kernels = adam_kernels(self.params) if self._norm_dtype is None else None
+        self._norm_space = None if kernels is None else kernels.workspace(self.params)
         self._ends = torch.tensor([param.numel() for param in self.params], device=device).cumsum(0)
 
     def _show_state(self) -> None:
@@ -204,6 +211,15 @@ class GuardedAdam(torch.optim.Optimizer):
             for param in emptied:
                 for name in MOMENTS:
                     self.state[param][name].zero_()
+
+    @property
+    def step_counts(self) -> Tensor:
+        """Steps taken of each parameter, ``[P]`` float32, to be counted in place by who takes them by other means."""
+        return self._steps
+
+    def take_over_settings(self) -> None:
+        """Heeds what was changed in ``param_groups`` and ``state``; for who takes steps by other means."""
+        self._read_groups()
 
     @property
     def adam(self) -> "GuardedAdam":
@@ -261,20 +277,23 @@ class GuardedAdam(torch.optim.Optimizer):
 
     def _norms_of(self, of_params: Sequence[Tensor | None]) -> Tensor:
         grads = [grad for grad in of_params if grad is not None]
+        if grads and self._norm_space is not None and adam_kernels(grads) is not None:
+            together = gradient_norms(grads, self._norm_space)
+            return together if len(grads) == len(self.params) else self._spread(together.unbind(), of_params)
         try:
             norms: Sequence[Tensor] = torch._foreach_norm(grads, 2, self._norm_dtype) if grads else ()
         except NotImplementedError:
             for param in self.params:
                 _check_dense(param)
             raise
-        return torch.stack(self._of_all_params(norms, of_params))
+        return self._spread(norms, of_params)
 
-    def _of_all_params(self, norms: Sequence[Tensor], of_params: Sequence[Tensor | None]) -> list[Tensor]:
+    def _spread(self, norms: Sequence[Tensor], of_params: Sequence[Tensor | None]) -> Tensor:
         """One norm for each parameter, 0 for those without a gradient."""
         if len(norms) == len(self.params):
-            return list(norms)
+            return torch.stack(list(norms))
         given, zero = iter(norms), torch.zeros((), dtype=self.grad_norms.dtype, device=self.grad_norms.device)
-        return [zero if grad is None else next(given) for grad in of_params]
+        return torch.stack([zero if grad is None else next(given) for grad in of_params])
 
     def is_fault(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """Whether loss or gradients (both 0-d) are bad themselves, and not just too large for the loss scale; 0-d."""
@@ -381,7 +400,8 @@ class GuardedAdam(torch.optim.Optimizer):
     ) -> tuple[Tensor, Tensor]:
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
-        Nothing is read by the host, and a compiler takes it whole.
+        Nothing is read by the host, and a compiler takes it whole. Hooks around the step are called, with the gradients
+        at the parameters, but not within a compiled function: callers that compile it ask ``has_step_hooks`` before.
 
         Args:
             grads: one for each of ``params``, of the loss times the loss scale where there is one.
@@ -395,9 +415,16 @@ class GuardedAdam(torch.optim.Optimizer):
         """
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
+        elif has_step_hooks(self) and not self._in_hooks:
+            self._in_hooks = True
+            try:
+                with within_hooks(self, grads) as changed:
+                    return self.apply_gradients(changed, loss, targets, tau, unless=unless)
+            finally:
+                self._in_hooks = False
         else:
             self._read_groups()
-            norms = torch.stack(torch._foreach_norm(list(grads), 2, self._norm_dtype))
+            norms = self._norms_of(grads)
             self.grad_norms.copy_(norms)
             norm = torch.linalg.vector_norm(norms)
         applies = norm.isfinite() & loss.detach().isfinite()

@@ -115,10 +115,10 @@ BEGINS = {
         ({"divergence": 0.0151, "sentiment": 0.7}, True),
     ],
     "scalp": [
-        ({"gap": 0.0101}, True),
-        ({"gap": -0.0101}, True),
-        ({"gap": 0.0099}, False),
-        ({"gap": 0.006, "divergence": 0.005}, True),
+        ({"gap": 0.0051}, True),
+        ({"gap": -0.0051}, True),
+        ({"gap": 0.0049}, False),
+        ({"gap": 0.003, "divergence": 0.0025}, True),
         ({"gap": 0.0101, "sentiment": 0.7}, False),
         ({"gap": 0.0101, "volatility": 0.0}, False),
     ],
@@ -129,7 +129,13 @@ ENDS = {
     "open_short": [({"sentiment": 0.66}, 1.0), ({"age": 20}, 1.0)],
     "close": [({}, 1.0), ({"size": 0.1, "age": 2}, 1.0), ({"size": 0.1}, None)],
     "trend": [({"divergence": 0.0074}, 0.85), ({"divergence": 0.0076}, None), ({"divergence": 0.02, "age": 50}, 1.0)],
-    "scalp": [({"gap": 0.0049}, 0.5), ({"gap": 0.0051}, None), ({"gap": 0.02, "age": 15}, 1.0)],
+    "scalp": [
+        ({"sentiment": 0.76}, 1.0),
+        ({"sentiment": 0.24}, 1.0),
+        ({"sentiment": 0.74}, None),
+        ({"gap": 0.0}, None),
+        ({"gap": 0.02, "age": 30}, 1.0),
+    ],
     "wait": [({"age": 30}, 1.0), ({"age": 3}, None)],
 }
 

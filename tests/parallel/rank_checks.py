@@ -379,12 +379,25 @@ def longer_run() -> None:
     raise SystemExit(cli.main([*RUN[:2], *words, "--ranks", os.environ["WORLD_SIZE"]]))
 
 
+def longer_auto() -> None:
+    """The same, found by --resume auto."""
+    words = ["--total-steps", "960", *NORMALIZED, "--resume", "auto"]
+    raise SystemExit(cli.main([*RUN, *words, "--ranks", os.environ["WORLD_SIZE"]]))
+
+
 def other_dqn() -> None:
     """A run of DQN, begun or gone on with."""
     words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "600", "--no-progress"]
     words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
     begun = ["--resume", "runs/dqn-CartPole-0", "--total-steps", "1200", "--no-progress"]
     raise SystemExit(cli.main(["train", "dqn", *begun] if os.path.isdir("runs/dqn-CartPole-0") else words))
+
+
+def other_dqn_auto() -> None:
+    """The run of ``other_dqn``, found by --resume auto."""
+    words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "1200", "--no-progress"]
+    words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
+    raise SystemExit(cli.main([*words, "--resume", "auto"]))
 
 
 def resumed_run() -> None:

@@ -43,3 +43,16 @@ def test_what_ranks_have_of_their_own_is_refused(tmp_path):
     told = "".join(said(tmp_path, "other_dqn", rank) for rank in range(3))
     assert told.count("torchrl-perf: ") == 1
     assert "expected the 2 ranks that the run was begun with, since each has a part of the state of dqn" in told
+    assert run(tmp_path, 3, "other_dqn_auto") == {"other_dqn_auto": [1, 1, 1]}
+    told = "".join(said(tmp_path, "other_dqn_auto", rank) for rank in range(3))
+    assert told.count("torchrl-perf: ") == 1
+    assert "expected the 2 ranks that the run was begun with" in told
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["dqn-CartPole-0"], "none was begun in its place"
+
+
+def test_auto_finds_a_run_of_other_ranks(tmp_path):
+    assert run(tmp_path, 2, "half_run") == {"half_run": [0, 0]}, said(tmp_path, "half_run", 0)
+    assert run(tmp_path, 3, "longer_auto") == {"longer_auto": [0] * 3}, said(tmp_path, "longer_auto", 0)
+    told = said(tmp_path, "longer_auto", 0)
+    assert "goes on from 000000006.pt, with 3 ranks; the envs begin anew, 576 of 960 steps" in told
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["ppo-CartPole-0"]

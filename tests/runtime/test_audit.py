@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
+from torchrl.modules import TanhNormal
 
-from torchrl_perf.runtime import HostSyncError, host_syncs, no_host_sync
+from torchrl_perf.runtime import HostSyncError, capture, host_syncs, no_host_sync
 
 
 def line_of(fn, fragment):
@@ -392,3 +393,13 @@ class TestOnCuda:
             x.sum().item()
         assert caught.value.source == "x.sum().item()"
         assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_a_refused_wait_of_a_library_names_what_replaces_it():
+    # asked of the host wherever it is made, but for recordings and compilers
+    with pytest.raises(HostSyncError, match="Remedy: use SquashedNormal, whose bounds are buffers") as caught:
+        capture(lambda: TanhNormal(torch.zeros(2, 1), torch.ones(2, 1)).rsample(), device="cpu")()
+    assert pickle.loads(pickle.dumps(caught.value)).remedy == caught.value.remedy
+    with pytest.raises(HostSyncError) as caught, no_host_sync("cpu"):
+        torch.ones(2).sum().item()
+    assert "SquashedNormal" not in caught.value.remedy

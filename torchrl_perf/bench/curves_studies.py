@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
@@ -165,6 +166,12 @@ STUDIES: dict[str, Study] = {
         },
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
+    ),
+    "fuel-breaks-one-shot": Study(
+        "All fuel breaks at once",
+        {"one-shot": Run("fuel-breaks-one-shot", "FuelBreaksVaried")},
+        {"fire/burned": "burned, exploration included"},
+        unseen_breaks,
     ),
     "lunar-lander": Study(
         "LunarLander-v3",

@@ -34,7 +34,7 @@ class LearningTask:
 
 
 TASKS: dict[str, LearningTask] = {
-    "stateless-cartpole": LearningTask("StatelessCartPole", 475.0),
+    "stateless-cartpole": LearningTask("StatelessCartPole", 475.0, {"total_steps": 1_000_000}),
     "tmaze-20": LearningTask(
         "TMaze",
         3.8,

@@ -21,6 +21,7 @@ __all__ = [
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
+    "has_triton",
     "processors",
     "recurrence_rows",
     "row_kernels",
@@ -45,6 +46,11 @@ def _has_triton() -> bool:
 
 
 _HAS_TRITON = _has_triton()
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return _HAS_TRITON
 
 
 def has_scan_kernels(*tensors: Tensor) -> bool:

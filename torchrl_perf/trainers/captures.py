@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from torch import nn
 from torchrl.envs import EnvBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
@@ -52,7 +53,9 @@ def capture_iteration(trainer: Any) -> Captures:
     """
     # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
     # parameters may have been copied by now, with their graph
-    captured = {"device": trainer.device, "audit": False, "parameters": list(trainer.algorithm.loss.parameters())}
+    networks = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]  # not every loss is a module
+    parameters = list(dict.fromkeys(param for network in networks for param in network.parameters()))
+    captured = {"device": trainer.device, "audit": False, "parameters": parameters}
     if trainer.mode != "graph":
         return Captures(trainer.iteration, trainer.digest)
     if collects_on_device(trainer.collector):

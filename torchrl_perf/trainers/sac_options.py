@@ -109,12 +109,18 @@ class SACOptionsConfig(SACConfig):
                 if getattr(self, name) != getattr(type(self).without_task(), name):
                     problem = "expected its default with option_learning='critic', which keeps no choices, received "
                     checks.add(name, f"{name}: {problem}{getattr(self, name)}. Remedy: leave it out.")
-        elif checks.sound("num_envs", "num_steps", "option_capacity") and self.option_capacity < self.batch_size:
+        sound = self.keeps_choices and checks.sound("num_envs", "num_steps", "option_capacity")
+        if sound and self.option_capacity < self.batch_size:
             checks.add(
                 "option_capacity",
                 f"option_capacity: expected at least num_envs * num_steps = {self.batch_size}, the choices that one "
                 f"iteration may make, received {self.option_capacity}. Remedy: a larger one.",
             )
+
+    @property
+    def keeps_choices(self) -> bool:
+        """Whether choices of options are kept to learn from."""
+        return self.option_learning == "returns"
 
 
 SAC_OPTIONS_PRESETS: dict[str, SACOptionsConfig] = {

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PositionRules", "position_option_set"]
 
-SHORTEST = (5, 5, 1, 10, 1, 5)
+SHORTEST = (2, 2, 1, 10, 1, 2)
 """Steps that each option lasts at least, in the order of ``OPTION_NAMES``."""
-LONGEST = (20.0, 20.0, 2.0, 50.0, 15.0, 30.0)
+LONGEST = (20.0, 20.0, 2.0, 50.0, 30.0, 30.0)
 """Steps after which each ends."""
 RANGES = ((0.0, 1.0), (-1.0, 0.0), (-0.05, 0.05), (-1.0, 1.0), (-1.0, 1.0), (-0.05, 0.05))
 """The positions that each may take, in units of the greatest one."""
@@ -48,14 +48,16 @@ class PositionRules:
     """Sentiment above which no short position begins or goes on."""
     trending: float = 1.5
     """|SMA10 / SMA20 - 1| above which ``trend`` may begin."""
-    stretched: float = 1.0
+    stretched: float = 0.5
     """|p / SMA20 - 1| above which ``scalp`` may begin."""
+    one_sided: float = 0.25
+    """Distance of the sentiment from one half above which ``scalp`` ends."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
         for field in fields(self):
             value = getattr(self, field.name)
-            most = 1.0 if field.name in ("bearish", "bullish") else math.inf
+            most = 1.0 if field.name in ("bearish", "bullish", "one_sided") else math.inf
             if not (0.0 <= value <= most and math.isfinite(value)):
                 raise ValueError(
                     f"{field.name}: expected a number from 0 to {most:g}, received {value!r}. Remedy: sentiments as "
@@ -101,9 +103,12 @@ class PositionTermination(nn.Module):
     """With what probability each option ends.
 
     ``open_long`` and ``open_short``: 1 with a sentiment that has turned bearish, or bullish. ``close``: 1 without a
-    position. ``trend``: .85 where SMA10 is nearer to SMA20 than half of what makes a trend. ``scalp``: .5 where the
-    price is near SMA20, within half of what lets it begin. Where none of these holds, by the time that the option has
-    run, see :class:`~torchrl_perf.modules.TimeHazard`.
+    position. ``trend``: .85 where SMA10 is nearer to SMA20 than half of what makes a trend. ``scalp``: 1 with a
+    sentiment that takes a side. Where none of these holds, by the time that the option has run, see
+    :class:`~torchrl_perf.modules.TimeHazard`.
+
+    ``scalp`` goes on over the average to the other side, as the price does: if it ended there, the position would be
+    closed in the middle of each swing and opened again, and both are paid for.
 
     Keys read: "option_age" int64 ``[*]`` and those of :func:`~torchrl_perf.envs.market.reading`.
 
@@ -125,7 +130,7 @@ class PositionTermination(nn.Module):
         ends["open_short"] = torch.where(now.sentiment > rules.bullish, 1.0, ends["open_short"])
         ends["close"] = torch.where(now.is_open, ends["close"], 1.0)
         ends["trend"] = torch.where(_spread(now).abs() < 0.5 * rules.trending, 0.85, ends["trend"])
-        ends["scalp"] = torch.where(_stretch(now).abs() < 0.5 * rules.stretched, 0.5, ends["scalp"])
+        ends["scalp"] = torch.where((now.sentiment - 0.5).abs() > rules.one_sided, 1.0, ends["scalp"])
         return torch.stack([ends[name] for name in OPTION_NAMES], -1)
 
 

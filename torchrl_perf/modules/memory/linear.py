@@ -42,6 +42,17 @@ class MinGRUCore(MemoryCore):
         return after, (after,)
 
 
+LASTING = (2.0, 10_000.0)
+"""Steps in which a unit's state decays by a factor e, at first: from the fastest to the slowest."""
+ANGLES = (0.003, 0.3)
+"""Radians by which a state turns in a step, at first."""
+
+
+def _between(low: float, high: float, size: int, **place: Any) -> Tensor:
+    """Logarithms of numbers that are as likely in one octave as in the next, ``[size]``."""
+    return torch.rand(size, **place) * math.log(high / low) + math.log(low)
+
+
 class _LRULayer(nn.Module):
     """Parameters of one block: ``y = x + GLU(C s + D norm(x))`` with ``s' = diag(lambda) s + gamma B norm(x)``."""
 
@@ -52,10 +63,9 @@ class _LRULayer(nn.Module):
         self.out = nn.Linear(2 * size, size, bias=False, **place)
         self.skip = nn.Parameter(torch.randn(size, **place))
         self.gate = nn.Linear(size, 2 * size, **place)
-        # the paper's ring: modulus in [.9, .999], angle in [0, pi / 10], in the parameters of its section 3.3
-        modulus = torch.rand(size, **place) * (0.999**2 - 0.9**2) + 0.9**2
-        self.log_decay = nn.Parameter(torch.log(-0.5 * torch.log(modulus)))
-        self.log_angle = nn.Parameter(torch.log(math.pi / 10 * torch.rand(size, **place).clamp(min=1e-3)))
+        # slow and fast units alike: a ring of moduli as in the paper leaves none that last a thousand steps
+        self.log_decay = nn.Parameter(-_between(*LASTING, size, **place))
+        self.log_angle = nn.Parameter(_between(*ANGLES, size, **place))
         for layer, fan in ((self.into, 2 * size), (self.out, size)):
             nn.init.normal_(layer.weight, std=fan**-0.5)
 
@@ -63,7 +73,9 @@ class _LRULayer(nn.Module):
         """The normed input, real and imaginary part of ``gamma B x``, decay and angle."""
         normed = self.norm(x)
         decay, angle = torch.exp(-torch.exp(self.log_decay)), torch.exp(self.log_angle)
-        real, imaginary = (self.into(normed).to(decay.dtype).unflatten(-1, (2, -1)) * (1 - decay**2).sqrt()).unbind(-2)
+        # |1 - lambda|: what does not change leads to states of its own size, however slow they are
+        gamma = ((1 - decay) ** 2 + 4 * decay * (angle / 2).sin() ** 2).sqrt()
+        real, imaginary = (self.into(normed).to(decay.dtype).unflatten(-1, (2, -1)) * gamma).unbind(-2)
         return normed, real, imaginary, decay, angle
 
     def read(self, x: Tensor, normed: Tensor, state: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ from torchrl_perf.runtime.waits.operators import (
     is_artefact,
     tensors_within,
 )
+from torchrl_perf.runtime.waits.replacements import replaced_by
 
 __all__ = ["HostSync", "HostSyncError", "HostSyncReport", "host_syncs", "no_host_sync"]
 
@@ -90,14 +91,14 @@ class HostSyncError(RuntimeError):
         remedy: what to write instead.
     """
 
-    def __init__(self, op: str, site: Site) -> None:
+    def __init__(self, op: str, site: Site, remedy: str = "") -> None:
         self.op, self.site = op, site
         self.file, self.line, self.source = site.file, site.line, site.source
-        self.remedy = REMEDIES.get(op, CUDA_REMEDY)
+        self.remedy = remedy or REMEDIES.get(op, CUDA_REMEDY)
         super().__init__(f"expected no host wait, received {op} at {site}. Remedy: {self.remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.op, self.site)
+        return type(self), (self.op, self.site, self.remedy)
 
 
 class HostSyncReport:
@@ -176,7 +177,7 @@ class _Audit:
         if self.report is not None:
             self.report.add(op, site)
             return
-        error = HostSyncError(op, site)
+        error = HostSyncError(op, site, replaced_by(chain))
         self.first = self.first or error
         raise error
 
@@ -420,7 +421,7 @@ def no_host_sync(device: torch.device | str | None = None, *, trace: bool = True
         raise
     except Exception as error:
         if audit.first is not None:
-            raise HostSyncError(audit.first.op, audit.first.site) from error
+            raise HostSyncError(audit.first.op, audit.first.site, audit.first.remedy) from error
         if SYNC_MESSAGE in str(error):
             raise HostSyncError("cuda_sync", locate(traceback_chain(error.__traceback__))) from error
         raise

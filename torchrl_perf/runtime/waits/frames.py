@@ -23,7 +23,7 @@ class Call(NamedTuple):
     Attributes:
         file: path of the source file.
         line: line number that is running.
-        function: name of the function.
+        function: qualified name of the function.
     """
 
     file: str
@@ -109,7 +109,7 @@ def call_chain(frame: FrameType | None, thread: int | None = None) -> list[Call]
     for start in frames:
         current = start
         while current is not None:
-            chain.append(Call(current.f_code.co_filename, current.f_lineno, current.f_code.co_name))
+            chain.append(Call(current.f_code.co_filename, current.f_lineno, current.f_code.co_qualname))
             current = current.f_back
     return chain
 
@@ -119,7 +119,7 @@ def traceback_chain(traceback: TracebackType | None) -> list[Call]:
     chain = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        chain.append(Call(code.co_filename, traceback.tb_lineno, code.co_name))
+        chain.append(Call(code.co_filename, traceback.tb_lineno, code.co_qualname))
         traceback = traceback.tb_next
     return chain[::-1]
 

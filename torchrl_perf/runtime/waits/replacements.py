@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torchrl_perf.runtime.waits.frames import Call, package_root
 from torchrl_perf.runtime.waits.operators import CUDA_REMEDY, REMEDIES
 
-__all__ = ["REPLACEMENTS", "Replacement", "remedy_for"]
+__all__ = ["REPLACEMENTS", "Replacement", "remedy_for", "replaced_by"]
 
 
 class Replacement(NamedTuple):
@@ -297,6 +297,19 @@ def remedy_for(op: str, libraries: Sequence[Call], source: str, *, on_host: bool
     if op in _READS and not libraries:
         return f"{general}: DeviceMetrics does that", _PERF + "metrics.DeviceMetrics"
     return general, ""
+
+
+def replaced_by(chain: Sequence[Call]) -> str:
+    """What to use instead of the innermost library code of a chain that has a replacement; empty where none has.
+
+    Args:
+        chain: frames, from the innermost outwards.
+    """
+    for call in chain:
+        for entry in (*EXPLORATION, *REPLACEMENTS):
+            if entry.name and _is_at(call, entry):
+                return entry.remedy
+    return ""
 
 
 def _is_at(call: Call, entry: Replacement) -> bool:

@@ -151,6 +151,11 @@ class OptionsMarketConfig(SACOptionsConfig):
             checks.add("commission", f"commission: {problem} Remedy: less of either.")
 
     @property
+    def keeps_choices(self) -> bool:
+        """Whether choices of options are kept to learn from."""
+        return super().keeps_choices and self.options != "none"
+
+    @property
     def cost(self) -> float:
         """Cost of a unit of traded notional."""
         return self.commission + self.slippage
@@ -184,18 +189,21 @@ _HOURLY = OptionsMarketConfig(
 )
 
 OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
-    # Holding no position costs nothing, and trading at random does: without the entropy of the choice, options that
-    # trade die out before anything is known of them. What matters of the past is in the columns of the last bar.
+    # Holding no position costs nothing, and trading at random does: learnt from returns, options that trade die out
+    # before anything is known of them. What matters of the past is in the columns of the last bar. Returns are noise
+    # for the most part, so that batches are large, and targets may follow fast.
     "OptionMarket": dataclasses.replace(
         _HOURLY,
         env="OptionMarket",
-        num_envs=128,
-        total_steps=2_000_000,
-        capacity=500_000,
+        num_envs=512,
+        num_steps=4,
+        total_steps=3_000_000,
+        capacity=1_000_000,
         updates_per_iteration=10,
-        minibatch_size=512,
+        minibatch_size=2_048,
         learning_starts=8_192,
         gamma=0.97,
+        tau=0.02,
         market="five_regimes",
         sentiment_correlation=0.98,
         semantics="target",
@@ -205,11 +213,13 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         max_episode_steps=336,
         actor_learning_rate=2e-3,
         critic_learning_rate=2e-3,
-        option_learning_rate=3e-3,
-        option_entropy_coeff=0.05,
-        option_capacity=20_000,
+        option_learning_rate=2e-3,
+        option_learning="critic",
+        option_relabel=0.5,
+        option_entropy_coeff=0.03,
+        option_capacity=2_000,
         option_temperature_final=None,
-        initial_temperature=1e-2,
+        initial_temperature=2e-3,
         hidden_size=64,
     ),
     # what trends are was a part of the price, which hourly bars never reach
@@ -287,7 +297,7 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         hidden_size=64,
     ),
 }
-"""Settings by env name. All are for two CPU cores."""
+"""Settings by env name: for two CPU cores, but for OptionMarket, which takes a GPU two minutes."""
 # the same without options, which they are to be compared with
 OPTIONS_MARKET_PRESETS["OptionMarketPlain"] = dataclasses.replace(
     OPTIONS_MARKET_PRESETS["OptionMarket"],

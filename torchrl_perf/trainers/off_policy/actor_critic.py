@@ -7,31 +7,26 @@ from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchrl.data import TensorSpec
 
+from torchrl_perf.kernels import has_triton
 from torchrl_perf.modules.aligned import AlignedLinear
-from torchrl_perf.modules.encoders.observations import EncodedCritic, ObservationEncoder
-from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.mlp import hidden_layers
-from torchrl_perf.modules.normalization import NormalizedCritic
-from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import Part, WholeUpdates, parts_of
 from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.memory import make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
-from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.passes import Outcome, Pass, Passes, share_of
 from torchrl_perf.trainers.off_policy.shard_weights import weight_of
 from torchrl_perf.trainers.off_policy.slice_memory import (
-    CRITIC_FEATURES,
     SLICE_MEMORY_SETTINGS,
     SliceMemory,
     SliceMemorySettings,
@@ -41,13 +36,7 @@ from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import (
-    Inputs,
-    continuous_action,
-    inputs_of,
-    readable_observation,
-    vector_observation,
-)
+from torchrl_perf.trainers.spaces import continuous_action, readable_observation, vector_observation
 
 MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
 """Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
@@ -221,6 +210,8 @@ class ActorCritic(Algorithm):
             self._critic_micro_fn, self._actor_micro_fn = self._critic_micro, self._actor_micro
             self._prepared_fn = setup.compiled(self.slices.prepared)
             self.passes.compile_alone(setup.compiled)
+        plain = self.slices is None and not setup.ranks.several and setup.device.type == "cuda" and has_triton()
+        self._chained = self.make_chained() if plain and setup.mode != "eager" else None
         self._tries = WholeUpdates(setup.micro, trials=3 * self.actor_interval)
         self._critic_share_fn, self._actor_share_fn = map(setup.compiled, (self._critic_share, self._actor_share))
         # a collector's that does not act with this actor is refused where the collector is checked
@@ -261,6 +252,10 @@ class ActorCritic(Algorithm):
             context = self.passes.context(rows, None)
             self.passes.critic(rows, context)
             self.passes.actor(rows, context)
+
+    def make_chained(self) -> Any:
+        """The update in few launches (:mod:`~torchrl_perf.trainers.off_policy.chained`); None where there is none."""
+        return None
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -349,12 +344,12 @@ class ActorCritic(Algorithm):
         critic = self.passes.critic(sample, context)
         critic_step = self._critic_step(critic.gradients, critic.loss, tau)
         if not actor_due:
-            return self._outcome(critic, critic_step)
+            return self.outcome_of(critic, critic_step)
         actor = self.passes.actor(sample, context)
         # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return self._outcome(critic, critic_step, actor, self._actor_step(actor.gradients, actor.loss, tau))
+        return self.outcome_of(critic, critic_step, actor, self._actor_step(actor.gradients, actor.loss, tau))
 
-    def _outcome(
+    def outcome_of(
         self,
         critic: Pass,
         critic_step: tuple[Tensor, Tensor],
@@ -374,8 +369,10 @@ class ActorCritic(Algorithm):
 
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
         """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made."""
-        args = () if due else (False,)
-        return self._tries(lambda: self._update_fn(sample, *args), len(sample), self._state)
+        args, update = () if due else (False,), self._update_fn
+        if self._chained is not None and self._chained.takes(len(sample)):
+            update = self._chained
+        return self._tries(lambda: update(sample, *args), len(sample), self._state)
 
     def _state(self) -> list[Tensor]:
         """What an update writes."""
@@ -413,9 +410,9 @@ class ActorCritic(Algorithm):
         steps = (self._critic_step, self._actor_step) if self._hooked else (self._critic_step_fn, self._actor_step_fn)
         critic_step = steps[0](critic.gradients, critic.loss, tau)
         if not due:
-            return self._outcome(critic, critic_step)
+            return self.outcome_of(critic, critic_step)
         actor = self._agreed(micro.run(actors, rows), self._shared_actor, weight)
-        return self._outcome(critic, critic_step, actor, steps[1](actor.gradients, actor.loss, tau))
+        return self.outcome_of(critic, critic_step, actor, steps[1](actor.gradients, actor.loss, tau))
 
     def _agreed(self, found: Pass, shared: SharedGradients, weight: Tensor | None) -> Pass:
         """The pass of the rows of all ranks, of each one's share; the priorities are those of this rank's rows."""
@@ -486,31 +483,3 @@ def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig)
     sizes = [in_features, *config.widths]
     hidden = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm, linear=AlignedLinear)
     return [*hidden, AlignedLinear(sizes[-1], out_features)]
-
-
-def make_ensemble_critic(
-    observation: TensorSpec, action: TensorSpec, config: ActorCriticConfig, num_critics: int
-) -> TensorDictModule:
-    """K action values in one batched network: reads observations and ``action``, writes ``[*, K]``.
-
-    Args:
-        observation: spec ``[*, O]`` of ``"observation"``, or a Composite of all observations.
-        action: spec ``[*, D]``.
-        config: gives widths, activation and precision.
-        num_critics: K.
-    """
-    inputs = Inputs([CRITIC_FEATURES], config.memory_size) if remembers(config) else inputs_of(observation, config)
-    net: nn.Module = EnsembleQ(
-        num_critics,
-        inputs.size + action.shape[-1],
-        activation=config.activation,
-        precision=config.precision,
-        device=action.device,
-        **config.critic_layers,
-    )
-    if inputs.parts:
-        encoder = ObservationEncoder(inputs.parts, precision=config.precision, device=action.device)
-        net = EncodedCritic(encoder, net)
-    elif not remembers(config) and (layer := make_normalization(inputs, config, action.device)) is not None:
-        net = NormalizedCritic(layer, net)
-    return TensorDictModule(net, in_keys=[*inputs.keys, "action"], out_keys=[VALUE_KEY])

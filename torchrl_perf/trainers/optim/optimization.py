@@ -213,6 +213,15 @@ class GuardedAdam(torch.optim.Optimizer):
                     self.state[param][name].zero_()
 
     @property
+    def step_counts(self) -> Tensor:
+        """Steps taken of each parameter, ``[P]`` float32, to be counted in place by who takes them by other means."""
+        return self._steps
+
+    def take_over_settings(self) -> None:
+        """Heeds what was changed in ``param_groups`` and ``state``; for who takes steps by other means."""
+        self._read_groups()
+
+    @property
     def adam(self) -> "GuardedAdam":
         """The optimiser that holds the moments: this one."""
         return self

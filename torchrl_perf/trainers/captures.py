@@ -12,7 +12,7 @@ from torchrl_perf.collectors.env_state import chain
 from torchrl_perf.collectors.stepping import in_graphs
 from torchrl_perf.runtime import Captured, capture
 
-__all__ = ["Captures", "capture_iteration", "collector_mode", "collects_on_device", "steps_on_host"]
+__all__ = ["Captures", "capture_iteration", "capture_whole", "collector_mode", "collects_on_device", "steps_on_host"]
 
 
 class Captures(NamedTuple):
@@ -51,13 +51,19 @@ def capture_iteration(trainer: Any) -> Captures:
 
     A graph holds the whole iteration where the envs are tensors, and all but the collection where they are not.
     """
-    # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-    # parameters may have been copied by now, with their graph
+    if trainer.mode != "graph" or collects_on_device(trainer.collector):
+        return Captures(capture_whole(trainer), trainer.digest)
+    return Captures(trainer.iteration, _captured(trainer, trainer.digest))
+
+
+def capture_whole(trainer: Any) -> Callable[..., Any]:
+    """``trainer.iteration``, captured in mode ``"graph"``."""
+    return _captured(trainer, trainer.iteration) if trainer.mode == "graph" else trainer.iteration
+
+
+def _captured(trainer: Any, function: Callable[..., Any]) -> Captured:
     networks = [part for part in trainer.parts().values() if isinstance(part, nn.Module)]  # not every loss is a module
+    # they may have been copied by now, with their graph
     parameters = list(dict.fromkeys(param for network in networks for param in network.parameters()))
-    captured = {"device": trainer.device, "audit": False, "parameters": parameters}
-    if trainer.mode != "graph":
-        return Captures(trainer.iteration, trainer.digest)
-    if collects_on_device(trainer.collector):
-        return Captures(capture(trainer.iteration, **captured), trainer.digest)
-    return Captures(trainer.iteration, capture(trainer.digest, **captured))
+    # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
+    return capture(function, device=trainer.device, audit=False, parameters=parameters)

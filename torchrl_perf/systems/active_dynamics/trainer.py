@@ -15,7 +15,7 @@ from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.parallel.join import joined
 from torchrl_perf.replay import RecentWindow
-from torchrl_perf.runtime import Captured, capture
+from torchrl_perf.runtime import Captured
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.active_dynamics.blueprint import make_filtered_policy, make_reward
@@ -33,6 +33,7 @@ from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_s
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
 from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
+from torchrl_perf.trainers.captures import capture_whole
 from torchrl_perf.trainers.device import (
     accelerated,
     acceleration_of,
@@ -42,8 +43,7 @@ from torchrl_perf.trainers.device import (
     resolve_device,
     resolve_mode,
 )
-from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.optim.optimization import adam_of
 from torchrl_perf.trainers.run.joint_rows import window_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
@@ -130,13 +130,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         if self.reward is not None and self.reward.kind == "rnd":
             self._named |= {f"predictor.{name}": p for name, p in self.reward.predictor.named_parameters()}
         self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
-        self.optimizer = GuardedAdam(
-            self._named.values(),
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=self.acceleration,
-            **adam_options(config),
-        )
+        self.optimizer = adam_of(config, self._named.values(), self.acceleration)
         self._keys = (*WINDOW_KEYS, *self.policy.filter.state_shapes)
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)
         self.window = RecentWindow(config.history, example, device=self.device)
@@ -151,8 +145,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             **self.parts(),
             **self.experience(),
         )
-        graph = self.mode == "graph"
-        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
+        self._iterate = capture_whole(self)
 
     # -- construction -------------------------------------------------------------------------------------------------
 

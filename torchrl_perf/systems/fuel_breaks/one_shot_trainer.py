@@ -13,18 +13,19 @@ from tensordict.nn import InteractionType, TensorDictModuleBase
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
-from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, first_cells
+from torchrl_perf.envs.fuel_breaks import FuelBreaks, first_cells
 from torchrl_perf.metrics import DeviceMetrics, PhaseTimer
 from torchrl_perf.modules.values.conv_q import ConvQMap
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.parallel.join import joined
-from torchrl_perf.runtime import Captured, capture
+from torchrl_perf.runtime import Captured
 from torchrl_perf.runtime.oom import MicroBatches, parts_of
+from torchrl_perf.systems.fuel_breaks.ground import make_ground
 from torchrl_perf.systems.fuel_breaks.one_shot import LEAST, LOWEST, draw_orders, order_log_prob
 from torchrl_perf.systems.fuel_breaks.one_shot_config import FuelBreaksOneShotConfig
+from torchrl_perf.trainers.captures import capture_whole
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, resolve_device, resolve_mode
-from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.optim.optimization import adam_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -78,20 +79,15 @@ def make_one_shot_env(config: FuelBreaksOneShotConfig, device: torch.device | st
 
     Args:
         config: landscapes, budget and fires.
-        device: of everything.
-        **options: replace arguments of :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks`, or ``num_envs``.
+        device: where all of it stands.
+        **options: of :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks`, in place of the settings'.
 
     Raises:
         ValueError: for a budget above the burnable cells.
     """
-    if config.landscape == "uniform":
-        ground = Landscape.uniform(config.base, config.size)
-    else:
-        make = Landscape.varied if config.landscape == "varied" else Landscape.fractal
-        ground = make(config.landscape_seed, config.size, count=config.landscapes, base=config.base)
     arguments: dict[str, Any] = {
         "num_envs": config.num_envs,
-        "landscape": ground,
+        "landscape": make_ground(config),
         "budget": config.cells,
         "mode": "one_shot",
         "fires": config.fires,
@@ -164,13 +160,7 @@ class FuelBreaksOneShotTrainer(Checkpointed):
         self.acceleration.policy(self.policy)
         self._named = dict(self.policy.named_parameters())
         self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
-        self.optimizer = GuardedAdam(
-            self._named.values(),
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=self.acceleration,
-            **adam_options(config),
-        )
+        self.optimizer = adam_of(config, self._named.values(), self.acceleration)
         self._make_state()
         counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
         self.train_state = TrainState(
@@ -182,8 +172,7 @@ class FuelBreaksOneShotTrainer(Checkpointed):
             **self.parts(),
             **self.experience(),
         )
-        graph = self.mode == "graph"
-        self._iterate = capture(self.iteration, device=self.device, audit=False) if graph else self.iteration
+        self._iterate = capture_whole(self)
 
     def _make_state(self) -> None:
         device = self.device

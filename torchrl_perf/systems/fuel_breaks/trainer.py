@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape
+from torchrl_perf.envs.fuel_breaks import FuelBreaks
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
+from torchrl_perf.systems.fuel_breaks.ground import make_ground
 from torchrl_perf.systems.fuel_breaks.networks import BREAK_KEYS, make_break_policy
 from torchrl_perf.trainers.dqn import QLoss
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
@@ -36,14 +37,9 @@ def make_fuel_breaks_env(config: FuelBreaksConfig, device: torch.device | str, *
     Raises:
         ValueError: for a budget above the burnable cells.
     """
-    if config.landscape == "uniform":
-        ground = Landscape.uniform(config.base, config.size)
-    else:
-        make = Landscape.varied if config.landscape == "varied" else Landscape.fractal
-        ground = make(config.landscape_seed, config.size, count=config.landscapes, base=config.base)
     arguments: dict[str, Any] = {
         "num_envs": config.num_envs,
-        "landscape": ground,
+        "landscape": make_ground(config),
         "budget": config.cells,
         "reward": config.reward,
         "fires": config.fires,

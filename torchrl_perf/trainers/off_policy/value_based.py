@@ -32,8 +32,7 @@ from torchrl_perf.trainers.off_policy.slice_memory import (
     SliceMemorySettings,
     slice_memory_of,
 )
-from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.optim.optimization import adam_of
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
 from torchrl_perf.trainers.spaces import Inputs, single_choice
@@ -182,13 +181,7 @@ class ValueAlgorithm(Algorithm):
             self._target += self.slices.delayed.parameters()
             self.excluded_keys = self.slices.written
         self._online = list(named.values())
-        self.optimizer = GuardedAdam(
-            self._online,
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=setup.acceleration,
-            **adam_options(config),
-        )
+        self.optimizer = adam_of(config, self._online, setup.acceleration)
         self._shared = SharedGradients(self._online, ranks=setup.ranks, broadcast=False, compile=setup.compiled)
         self.parameter_names = list(named)
         self._losses_fn = setup.compiled(self.sample_losses)

@@ -33,8 +33,7 @@ from torchrl_perf.trainers.normalization import RunNormalization
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, check_networks
 from torchrl_perf.trainers.on_policy.minibatches import minibatch_indices
 from torchrl_perf.trainers.on_policy.whole_step import WholeStep
-from torchrl_perf.trainers.optim.optimization import GuardedAdam
-from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.optim.optimization import adam_of
 from torchrl_perf.trainers.run.joint_rows import window_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
@@ -142,13 +141,7 @@ class OnPolicyTrainer(Checkpointed):
         self.shared = SharedGradients(
             self.loss.parameters(), ranks=self.ranks, broadcast=False, compile=self.kernels.function
         )
-        self.optimizer = GuardedAdam(
-            self.loss.parameters(),
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=self.acceleration,
-            **adam_options(config),
-        )
+        self.optimizer = adam_of(config, self.loss.parameters(), self.acceleration)
         self.metrics = DeviceMetrics(self.device)
         self.episodes = EpisodeStatistics(specs.batch_size[0], self.device, window=window_of(self.ranks.size))
         self.phases = PhaseTimer(self.device)

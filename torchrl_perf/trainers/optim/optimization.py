@@ -19,6 +19,7 @@ from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
 from torchrl_perf.trainers.optim.hooks import within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
+    adam_options,
     check_params,
     check_setting,
     checked_betas,
@@ -535,3 +536,14 @@ def _check_dense(param: Tensor) -> None:
             f"grad: expected a dense one, received {param.grad.layout} of shape {tuple(param.grad.shape)}. Remedy: "
             "an Embedding with sparse=False, or torch.optim.SparseAdam."
         )
+
+
+def adam_of(config: Any, params: Iterable[nn.Parameter], acceleration: Acceleration) -> GuardedAdam:
+    """The optimiser of parameters that learn at one rate, with a config's settings."""
+    return GuardedAdam(
+        params,
+        learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        acceleration=acceleration,
+        **adam_options(config),
+    )

@@ -245,6 +245,10 @@ class TestOperators:
         states = [numbers(N, H).detach(), numbers(N, H, seed=1).detach()]
         torch.library.opcheck(torch.ops.torchrl_perf.lstm_cell, [numbers(N, 2).detach(), *states, *parameters])
 
+    def test_min_gru(self):
+        inputs = [numbers(N, T, 2 * H), numbers(N, H), self.begins]
+        torch.library.opcheck(torch.ops.torchrl_perf.min_gru_sequence, inputs)
+
     def test_scan(self):
         inputs = [torch.rand(N, T, H, dtype=FLOAT64).requires_grad_(), numbers(N, T, H), numbers(N, H)]
         torch.library.opcheck(torch.ops.torchrl_perf.linear_scan, inputs)

@@ -10,6 +10,7 @@ from interpreted import gluon_kernels, kernel_device, tries_kernels
 from torch import nn
 
 from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence
+from torchrl_perf.functional.memory.linear import min_gru_step
 from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence
 from torchrl_perf.kernels import cell_kernels
 from torchrl_perf.runtime import capture
@@ -288,3 +289,27 @@ def test_what_runs_step_by_step_is_told_once(caplog: pytest.LogCaptureFixture):
     for _ in range(2):
         gru_steps.forward(inputs, inputs[:, 0, :20].contiguous(), inputs[..., 0] > 0, weight, None, False)
     assert [record.getMessage()[:22] for record in caplog.records] == ["GRU of 20 hidden units"]
+
+
+@tries_kernels
+@pytest.mark.parametrize("shape", [(5, 7, 20), (3, 40, 33), (2, 1, 64), (1, 16, 16), (4, 33, 70)])
+def test_min_gru_kernels_are_its_steps(shape: tuple[int, int, int]):
+    from torchrl_perf.kernels import min_gru
+
+    (num_envs, steps, hidden), device = shape, kernel_device()
+    inputs = torch.randn(num_envs, steps, 2 * hidden, dtype=torch.float64, generator=seeded()).requires_grad_()
+    initial = torch.randn(num_envs, hidden, dtype=torch.float64, generator=seeded(1)).requires_grad_()
+    begins = torch.rand(num_envs, steps, generator=seeded(2)) < 0.2
+    grad = torch.randn(num_envs, steps, hidden, dtype=torch.float64, generator=seeded(3))
+    state, states = initial, []
+    for k in range(steps):
+        state = min_gru_step(inputs[:, k], state.masked_fill(begins[:, k : k + 1], 0))
+        states.append(state)
+    out = torch.stack(states, 1)
+    right = torch.autograd.grad(out, [inputs, initial], grad)
+    args = [inputs.detach().float().to(device), initial.detach().float().to(device), begins.to(device)]
+    found = min_gru.forward(*args)
+    torch.testing.assert_close(found.cpu().double(), out.detach(), rtol=1e-5, atol=1e-5)
+    of_both = min_gru.backward(grad.float().to(device), found, *args)
+    for mine, other in zip(of_both, right, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), other, rtol=1e-4, atol=1e-5)

@@ -125,6 +125,8 @@ class TestAnywhere:
         monkeypatch.setattr(members_launch, "MANY_ROWS", 32)
         compare(40, (5, 48, 33, 3), eps, 2, "elu", "fp16", inner=False, two=True, inputs=2)
         compare(70, (9, 20, 16, 7), eps, 1, "silu", "fp16", inner=True, two=True, inputs=2, fewer=45)
+        compare(40, (5, 128, 130, 1), eps, 2, "elu", "fp16", inner=False, two=False, inputs=1)
+        compare(40, (5, 128, 130, 1), eps, 1, "elu", "fp16", inner=True, two=False, inputs=1)
 
     def test_parameters_that_lie_as_in_linear_layers(self):
         nn = torch.nn

@@ -357,3 +357,17 @@ def test_dropout_lies_between_layers_and_in_training_alone():
     assert torch.equal(module(td.clone())["y"], module(td.clone())["y"])
     single = make("gru", 1, dropout=0.5)
     assert torch.equal(single(td.clone())["y"], single(td.clone())["y"])
+
+
+def test_an_lru_holds_what_came_before_a_thousand_equal_steps():
+    """Slow states there are, and what does not change is not added up in them until nothing else is seen."""
+    torch.manual_seed(0)
+    memory = LRU(8, 64, in_key="x", out_key="y")
+    x = torch.randn(8).expand(2, 1001, 8).clone()
+    x[:, 0] = torch.randn(2, 8)
+    begins = torch.zeros(2, 1001, dtype=torch.bool)
+    with torch.no_grad():
+        _, (states,) = memory.core.sequence(x, (torch.zeros(2, 1, 128),), begins)
+    size = states[:, 1:].norm(dim=-1)
+    assert size.max() < 15
+    assert (states[0, -1] - states[1, -1]).norm() > 5e-3 * size[:, -1].mean()

@@ -22,6 +22,7 @@ __all__ = [
     "gather_rows",
     "has_scan_kernels",
     "has_triton",
+    "linear_kernels",
     "processors",
     "recurrence_rows",
     "row_kernels",
@@ -228,6 +229,17 @@ def cell_kernels(name: str, inputs: Tensor, weight: Tensor) -> ModuleType | None
     if _cudnn_takes_tf32() and _fits_on_chip(rows // hidden, hidden, inputs.device.index):
         on_chip = _module_of_cells(name)
     return on_chip or _module_of_cells(f"{name}_steps")
+
+
+def linear_kernels(inputs: Tensor) -> ModuleType | None:
+    """The kernels of minGRU's sequences, :mod:`torchrl_perf.kernels.min_gru`, or None where operations and a scan do.
+
+    Args:
+        inputs: of a sequence; the kernels take float32 on CUDA.
+    """
+    if not (_HAS_TRITON and inputs.is_cuda and inputs.numel() and inputs.dtype == torch.float32):
+        return None
+    return _module_of_cells("min_gru")
 
 
 def step_kernels(x: Tensor) -> ModuleType | None:

@@ -30,6 +30,8 @@ def blocks_for(direction: str, net: Network, rows: int, room: int) -> Blocks:
 
 
 def _few(direction: str, net: Network, rows: int) -> Blocks:
+    if rows > 2048 and direction == "forward" and max(net.sizes[1:-1], default=0) > 256:
+        return Blocks(32, 256, 32, 8, 3)
     if rows > 2048:
         return Blocks(32, 128, 32, 4, 3)
     if direction == "forward" and max(net.sizes[1:-1], default=0) <= 256:

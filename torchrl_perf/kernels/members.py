@@ -280,30 +280,35 @@ def _norm_sums(
 def _tile(
     tile, split, d_ptr, d_row, a_ptr, a_row, e_ptr, z_ptr, rows, w_ptr, b_ptr, gain_ptr, shift_ptr, of_w_ptr, of_b_ptr,
     of_gain_ptr, of_shift_ptr, K: tl.constexpr, N: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, HAS_NORM: tl.constexpr, PRECISION: tl.constexpr,
+    COLS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, HAS_NORM: tl.constexpr, APART: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of one layer's weights, ``d.T @ a``; those of the first column make the vectors' too."""
-    ACROSS: tl.constexpr = (K + DEPTH - 1) // DEPTH
+    """A tile of the gradient of one layer's weights, ``d.T @ a``; those of the first column make the vectors' too.
+
+    With APART the weights are left out.
+    """
+    ACROSS: tl.constexpr = 1 if APART else (K + DEPTH - 1) // DEPTH
     n = (tile // ACROSS) * COLS + tl.arange(0, COLS)
-    k = (tile % ACROSS) * DEPTH + tl.arange(0, DEPTH)
-    i = tl.arange(0, ROWS)
-    total = tl.zeros((COLS, DEPTH), dtype=tl.float32)
-    for start in range(split * ROWS, rows, SPLITS * ROWS):
-        is_row = start + i < rows
-        d = tl.load(
-            d_ptr + ((start + i) * d_row)[None, :] + n[:, None], mask=is_row[None, :] & (n < N)[:, None], other=0.0
-        )
-        a = tl.load(
-            a_ptr + ((start + i) * a_row)[:, None] + k[None, :], mask=is_row[:, None] & (k < K)[None, :], other=0.0
-        )
-        if PRECISION != "bf16" and PRECISION != "fp16":  # noqa: PLR1714  Triton knows no sets
-            d = d.to(tl.float32)
-            a = a.to(tl.float32)
-        total = add_dot(total, d, a, PRECISION)
-    place = (n * K)[:, None] + k[None, :] if INNER else n[:, None] + (k * N)[None, :]
-    tl.store(w_ptr + place, total, mask=(n < N)[:, None] & (k < K)[None, :])
-    if SPLITS == 1:
-        tl.store(of_w_ptr + tile, _squares(total))
+    if not APART:
+        k = (tile % ACROSS) * DEPTH + tl.arange(0, DEPTH)
+        i = tl.arange(0, ROWS)
+        total = tl.zeros((COLS, DEPTH), dtype=tl.float32)
+        for start in range(split * ROWS, rows, SPLITS * ROWS):
+            is_row = start + i < rows
+            d = tl.load(
+                d_ptr + ((start + i) * d_row)[None, :] + n[:, None], mask=is_row[None, :] & (n < N)[:, None], other=0.0
+            )
+            a = tl.load(
+                a_ptr + ((start + i) * a_row)[:, None] + k[None, :], mask=is_row[:, None] & (k < K)[None, :], other=0.0
+            )
+            if PRECISION != "bf16" and PRECISION != "fp16":  # noqa: PLR1714  Triton knows no sets
+                d = d.to(tl.float32)
+                a = a.to(tl.float32)
+            total = add_dot(total, d, a, PRECISION)
+        place = (n * K)[:, None] + k[None, :] if INNER else n[:, None] + (k * N)[None, :]
+        tl.store(w_ptr + place, total, mask=(n < N)[:, None] & (k < K)[None, :])
+        if SPLITS == 1:
+            tl.store(of_w_ptr + tile, _squares(total))
     if tile % ACROSS == 0:
         down = tile // ACROSS
         bias = _sums(d_ptr, d_row, n, split, rows, N, COLS, ROWS, SPLITS)
@@ -325,7 +330,7 @@ def _layer_gradients(
     height, x_row, g_row,
     LAYER: tl.constexpr, SIZES: tl.constexpr, OFFSETS: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
     INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    APART: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """A tile of one layer."""
     LAYERS: tl.constexpr = len(SIZES) - 1
@@ -362,7 +367,7 @@ def _layer_gradients(
     _tile(tile, split, above_ptr, above_row, below_ptr, below_row, e_ptr + at, z_ptr + at, rows,
           weights[LAYER] + out * (K * N), b_ptr, gain_ptr, shift_ptr,
           squares_ptr + PLACES[AT] + member * COUNTS[AT], of_b_ptr, of_gain_ptr, of_shift_ptr, K, N, INNER, ROWS,
-          COLS[LAYER], DEPTHS[LAYER], SPLITS, HAS_NORM, LAST if IS_LAST else PRECISION)  # fmt: skip
+          COLS[LAYER], DEPTHS[LAYER], SPLITS, HAS_NORM, APART[LAYER], LAST if IS_LAST else PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -371,7 +376,7 @@ def gradients_kernel(
     x_row, g_member, g_row,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
     SHARE: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    SPLITS: tl.constexpr, APART: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gradients of one tile of the weights of one layer of one member, from every SPLITS-th block of rows.
 
@@ -386,8 +391,8 @@ def gradients_kernel(
         if (program >= TILES[layer]) & (program < TILES[layer + 1]):
             _layer_gradients(member, program - TILES[layer], tl.program_id(2), x_ptr, g_ptr, d_ptr, e_ptr, h_ptr, z_ptr,
                              weights, biases, gains, shifts, squares_ptr, rows, height, x_row, g_row, layer, SIZES,
-                             OFFSETS, PLACES, COUNTS, INNER, ROWS, COLS, DEPTHS, SPLITS, NORM, PRECISION,
-                             LAST)  # fmt: skip
+                             OFFSETS, PLACES, COUNTS, INNER, ROWS, COLS, DEPTHS, SPLITS, APART, NORM,
+                             PRECISION, LAST)  # fmt: skip
 
 
 @triton.jit
@@ -401,14 +406,16 @@ def total_kernel(
     total_ptr = totals[0]
     first = program * 0
     size = program * 0 + SIZES[0]
+    splits = program * 0 + SPLITS[0]
     for p in tl.static_range(1, COUNT):
         part_ptr = tl.where(program >= FIRST[p], parts[p], part_ptr)
         total_ptr = tl.where(program >= FIRST[p], totals[p], total_ptr)
         first = tl.where(program >= FIRST[p], FIRST[p], first)
         size = tl.where(program >= FIRST[p], SIZES[p], size)
+        splits = tl.where(program >= FIRST[p], SPLITS[p], splits)
     i = (program - first) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for split in tl.static_range(0, SPLITS):
+    for split in range(0, splits):
         total += tl.load(part_ptr + split * size + i, mask=i < size, other=0.0)
     tl.store(total_ptr + i, total, mask=i < size)
     tl.store(squares_ptr + program, tl.sum(total * total, 0))

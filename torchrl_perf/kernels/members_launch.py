@@ -77,7 +77,7 @@ def _tiles_of_gradients(net: Network, rows: int, members: int, deeper: int) -> T
     if rows < MANY_ROWS:
         return Tiles(32 * deeper, 32, 64, 4, 3)
     wide = Tiles(32 * deeper, 128, 128, 8, 3)
-    tiles = _places(net, members, wide).tiles[-1] * members
+    tiles = _places(net, members, wide, _apart(net, rows)).tiles[-1] * members
     return wide._replace(splits=max(1, min(32, PROGRAMS // tiles, rows // (16 * wide.rows))))
 
 
@@ -181,13 +181,20 @@ class _Places(NamedTuple):
     """The first square of each parameter of all members, and how many there are."""
 
 
-def _places(net: Network, members: int, tiles: Tiles) -> _Places:
+def _apart(net: Network, rows: int) -> tuple[bool, ...]:
+    """Layers the gradients of whose weights are cuBLAS's: wide ones from many rows."""
+    is_many, last = rows >= MANY_ROWS and net.dtype.itemsize == 2, len(net.sizes) - 2
+    # between hidden layers, both in 16 bits
+    return tuple(is_many and 0 < n < last and min(p) >= 128 for n, p in enumerate(itertools.pairwise(net.sizes)))
+
+
+def _places(net: Network, members: int, tiles: Tiles, apart: tuple[bool, ...]) -> _Places:
     cols = tuple(min(tiles.cols, padded(width)) for width in net.sizes[1:])
     depths = tuple(min(tiles.depth, padded(width)) for width in net.sizes[:-1])
     counts, of_layers = [], []
     for layer, (inputs, outputs) in enumerate(itertools.pairwise(net.sizes)):
         down, across = triton.cdiv(outputs, cols[layer]), triton.cdiv(inputs, depths[layer])
-        of_layers.append(down * across)
+        of_layers.append(down if apart[layer] else down * across)
         vectors = 3 if net.eps and layer < len(net.sizes) - 2 else 1
         counts += [down * across, *[down] * vectors]
     firsts = tuple(itertools.accumulate(of_layers, initial=0))
@@ -217,9 +224,19 @@ def gradients(
         Beside gradients and squares the first square of each parameter, layer after layer, and how many there are.
     """
     members, rows = g.shape[:2]
-    places = _places(net, members, tiles)
+    apart = _apart(net, rows)
+    places = _places(net, members, tiles, apart)
     learnt = params if net.eps else params[:2]
-    parts = tuple(tuple(p.new_empty(tiles.splits, *p.shape) for p in group) for group in learnt)
+    parts = tuple(
+        tuple(
+            p.new_empty(1 if group is params[0] and apart[n] else tiles.splits, *p.shape) for n, p in enumerate(group)
+        )
+        for group in learnt
+    )
+    for layer in [n for n, is_apart in enumerate(apart) if is_apart]:
+        _products_of_rows(
+            layer, d, kept, net, inner, parts[0][layer][0].view(members, *params[0][layer].shape[-2:]), rows
+        )
     squares = g.new_empty(places.places[-1])
     launch(
         gradients_kernel, (places.tiles[-1], members, tiles.splits),
@@ -230,14 +247,31 @@ def gradients(
         {
             "SIZES": net.sizes, "OFFSETS": net.offsets, "TILES": places.tiles, "PLACES": places.places,
             "COUNTS": places.counts, "SHARE": members // x.shape[0], "INNER": inner, "ROWS": tiles.rows,
-            "COLS": places.cols, "DEPTHS": places.depths, "SPLITS": tiles.splits, "NORM": net.eps > 0,
-            "PRECISION": net.precision, "LAST": _last(net),
+            "COLS": places.cols, "DEPTHS": places.depths, "SPLITS": tiles.splits, "APART": apart,
+            "NORM": net.eps > 0, "PRECISION": net.precision, "LAST": _last(net),
         },
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if tiles.splits > 1:
+    if tiles.splits > 1 or any(apart):
         return _totals(parts, len(net.sizes) - 1)
     return tuple(tuple(part[0] for part in group) for group in parts), squares, places.places
+
+
+def _products_of_rows(
+    layer: int, d: Tensor, kept: Kept, net: Network, inner: bool, out: Tensor, rows: int
+) -> None:  # fmt: skip
+    """Gradients of the weights of a hidden layer with a hidden layer below, ``[E, OUT, IN]`` or ``[E, IN, OUT]``."""
+    inputs, outputs = net.sizes[layer], net.sizes[layer + 1]
+    for member in range(out.shape[0]):
+        above, below = (
+            units.narrow(0, (member * net.offsets[-1] + net.offsets[n]) * kept.height, rows * width).view(rows, width)
+            for units, n, width in ((d, layer, outputs), (kept.hidden, layer - 1, inputs))
+        )
+        left, right = (above, below) if inner else (below, above)
+        if out.is_cuda:
+            out[member].copy_(torch.mm(left.t(), right, out_dtype=torch.float32))
+        else:
+            torch.mm(left.float().t(), right.float(), out=out[member])
 
 
 def _totals(
@@ -252,6 +286,9 @@ def _totals(
     squares = parts[0][0].new_empty(first[-1])
     launch(
         total_kernel, (first[-1],), (squares, tuple(part for part, _ in pairs), tuple(out for _, out in pairs)),
-        {"FIRST": first[:-1], "SIZES": sizes, "SPLITS": parts[0][0].shape[0], "BLOCK": BLOCK}, num_warps=4,
+        {
+            "FIRST": first[:-1], "SIZES": sizes, "SPLITS": tuple(part.shape[0] for part, _ in pairs), "BLOCK": BLOCK,
+        },
+        num_warps=4,
     )  # fmt: skip
     return found, squares, first

@@ -30,7 +30,7 @@ def _combine(decay_far, value_far, decay, value):
 
 
 @triton.jit
-def _scan_tile(decay, value, carry, FROM_END: tl.constexpr, BLOCK_T: tl.constexpr):
+def scan_tile(decay, value, carry, FROM_END: tl.constexpr, BLOCK_T: tl.constexpr):
     """Solve a [BLOCK_N, BLOCK_T] tile that continues from ``carry`` [BLOCK_N]; returns solution and new carry."""
     t = tl.arange(0, BLOCK_T)[None, :]
     first = BLOCK_T - 1 if FROM_END else 0
@@ -114,7 +114,7 @@ def _gae_kernel(
         bootstrap = tl.where(term != 0, 0.0, gamma * next_value.to(tl.float32))
         delta = reward.to(tl.float32) + bootstrap - state_value
         decay = tl.where(done != 0, 0.0, gamma * lmbda)
-        advantage, carry = _scan_tile(decay, delta, carry, TIME_CONTIGUOUS, BLOCK_T)
+        advantage, carry = scan_tile(decay, delta, carry, TIME_CONTIGUOUS, BLOCK_T)
 
         t, is_step = _steps(start, num_steps, TIME_CONTIGUOUS, True, BLOCK_T)
         offsets = t * out_t + n * out_n
@@ -151,7 +151,7 @@ def _recurrence_kernel(
         # The steps that fill up the last tile pass the carry on unchanged (REVERSE starts with them).
         decay = tl.load(decay_ptr + t * decay_t + n * decay_n, mask=mask, other=1.0).to(tl.float32)
         value = tl.load(value_ptr + t * value_t + n * value_n, mask=mask, other=0.0).to(tl.float32)
-        solved, carry = _scan_tile(decay, value, carry, REVERSE and TIME_CONTIGUOUS, BLOCK_T)
+        solved, carry = scan_tile(decay, value, carry, REVERSE and TIME_CONTIGUOUS, BLOCK_T)
         tl.store(out_ptr + t * out_t + n * out_n, solved, mask=mask)
 
 

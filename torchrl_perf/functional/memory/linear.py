@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
+from torchrl_perf.kernels import linear_kernels
 
 __all__ = ["lru_sequence", "lru_step", "min_gru_candidate", "min_gru_sequence", "min_gru_step", "rotations", "scan"]
 
@@ -104,9 +105,66 @@ def min_gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
     Returns:
         h of each step, ``[N, T, H]``.
     """
-    gate, candidate = inputs.to(initial.dtype).chunk(2, -1)
+    return torch.ops.torchrl_perf.min_gru_sequence(inputs.to(initial.dtype), initial.contiguous(), begins)
+
+
+def _solved(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
+    """The same of PyTorch's operations."""
+    gate, candidate = inputs.chunk(2, -1)
     decay = torch.sigmoid(-gate).masked_fill(begins.unsqueeze(-1), 0)
-    return scan(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
+    solved = linear_recurrence(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
+    return solved.to(inputs.dtype).contiguous()
+
+
+def _slopes(grad: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of inputs and first state, of PyTorch's operations."""
+    gate, raw = inputs.chunk(2, -1)
+    first, update, low = begins.unsqueeze(-1), torch.sigmoid(gate), torch.sigmoid(raw)
+    decay = torch.sigmoid(-gate).masked_fill(first, 0)
+    following = torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
+    of_state = reverse_linear_recurrence(following, grad.to(inputs.dtype)).to(inputs.dtype)
+    before = torch.cat((initial.unsqueeze(1), states[:, :-1]), 1).masked_fill(first, 0)
+    of_gate = of_state * (min_gru_candidate(raw) - before) * update * (1 - update)
+    of_raw = of_state * update * torch.where(raw >= 0, 1.0, low * (1 - low))
+    return torch.cat((of_gate, of_raw), -1), (decay[:, 0] * of_state[:, 0]).contiguous()
+
+
+@torch.library.custom_op("torchrl_perf::min_gru_sequence", mutates_args=())
+def _min_gru(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
+    if kernels := linear_kernels(inputs):
+        return kernels.forward(inputs, initial, begins)
+    return _solved(inputs, initial, begins)
+
+
+@torch.library.custom_op("torchrl_perf::min_gru_sequence_backward", mutates_args=())
+def _min_gru_backward(
+    grad: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, begins: Tensor
+) -> tuple[Tensor, Tensor]:
+    if kernels := linear_kernels(inputs):
+        return kernels.backward(grad, states, inputs, initial, begins)
+    return _slopes(grad, states, inputs, initial, begins)
+
+
+@_min_gru.register_fake
+def _(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
+    num_envs, steps, width = inputs.shape
+    return inputs.new_empty(num_envs, steps, width // 2)
+
+
+@_min_gru_backward.register_fake
+def _(grad: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+    return inputs.new_empty(inputs.shape), initial.new_empty(initial.shape)
+
+
+def _min_gru_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output, *inputs)
+
+
+def _min_gru_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *torch.ops.torchrl_perf.min_gru_sequence_backward(grad, *ctx.saved_tensors), None
+
+
+_min_gru.register_autograd(_min_gru_gradients, setup_context=_min_gru_context)
 
 
 # -- linear recurrent unit -------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ class BenchCurves:
 
     study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
     """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks,
-    fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), ranks (one, two and three processes that
-    learn CartPole with the same envs in all); and lunar-lander and half-cheetah, which need Gymnasium's extras box2d
-    and mujoco."""
+    fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
+    actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
+    in all); and lunar-lander and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = (0, 1, 2)

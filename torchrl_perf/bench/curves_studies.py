@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_market import unseen_prices
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
@@ -172,6 +173,12 @@ STUDIES: dict[str, Study] = {
         {"one-shot": Run("fuel-breaks-one-shot", "FuelBreaksVaried")},
         {"fire/burned": "burned, exploration included"},
         unseen_breaks,
+    ),
+    "options-market": Study(
+        "Five regimes of a market",
+        {"options": Run("options-market", "OptionMarket"), "plain": Run("options-market", "OptionMarketPlain")},
+        {"episode/mean_return": "log growth of an episode"},
+        unseen_prices,
     ),
     "lunar-lander": Study(
         "LunarLander-v3",

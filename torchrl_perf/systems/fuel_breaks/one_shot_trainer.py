@@ -20,7 +20,7 @@ from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.parallel.join import joined
 from torchrl_perf.runtime import Captured
 from torchrl_perf.runtime.oom import MicroBatches, parts_of
-from torchrl_perf.systems.fuel_breaks.ground import make_ground
+from torchrl_perf.systems.fuel_breaks.ground import make_breaks
 from torchrl_perf.systems.fuel_breaks.one_shot import LEAST, LOWEST, draw_orders, order_log_prob
 from torchrl_perf.systems.fuel_breaks.one_shot_config import FuelBreaksOneShotConfig
 from torchrl_perf.trainers.captures import capture_whole
@@ -85,16 +85,7 @@ def make_one_shot_env(config: FuelBreaksOneShotConfig, device: torch.device | st
     Raises:
         ValueError: for a budget above the burnable cells.
     """
-    arguments: dict[str, Any] = {
-        "num_envs": config.num_envs,
-        "landscape": make_ground(config),
-        "budget": config.cells,
-        "mode": "one_shot",
-        "fires": config.fires,
-        "neighbours": config.neighbours,
-        "device": device,
-    }
-    return FuelBreaks(**{**arguments, **options})
+    return make_breaks(config, device, **{"mode": "one_shot", **options})
 
 
 def make_placement_policy(env: Any, config: FuelBreaksOneShotConfig) -> PlacementPolicy:

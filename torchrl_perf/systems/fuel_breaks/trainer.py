@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from torchrl_perf.envs.fuel_breaks import FuelBreaks
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
-from torchrl_perf.systems.fuel_breaks.ground import make_ground
+from torchrl_perf.systems.fuel_breaks.ground import make_breaks
 from torchrl_perf.systems.fuel_breaks.networks import BREAK_KEYS, make_break_policy
 from torchrl_perf.trainers.dqn import QLoss
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
@@ -37,18 +37,12 @@ def make_fuel_breaks_env(config: FuelBreaksConfig, device: torch.device | str, *
     Raises:
         ValueError: for a budget above the burnable cells.
     """
-    arguments: dict[str, Any] = {
-        "num_envs": config.num_envs,
-        "landscape": make_ground(config),
-        "budget": config.cells,
+    own: dict[str, Any] = {
         "reward": config.reward,
-        "fires": config.fires,
-        "neighbours": config.neighbours,
         "common_random_numbers": config.common_random_numbers,
         "observation": "compact",
-        "device": device,
     }
-    return FuelBreaks(**{**arguments, **options})
+    return make_breaks(config, device, **{**own, **options})
 
 
 class FuelBreaksTask(Task):

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
@@ -474,10 +475,10 @@ def test_hooks_around_a_step():
     assert not optimizers.has_step_hooks(optimizer)
     calls = []
     handles = [
-        torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: calls.append(0)),
+        register_optimizer_step_pre_hook(lambda *_: calls.append(0)),
         optimizer.register_step_pre_hook(lambda *_: calls.append(1)),
         optimizer.register_step_post_hook(lambda *_: calls.append(2)),
-        torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: calls.append(3)),
+        register_optimizer_step_post_hook(lambda *_: calls.append(3)),
     ]
     assert optimizers.has_step_hooks(optimizer)
     optimizer.step()

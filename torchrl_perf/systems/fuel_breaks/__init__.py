@@ -3,7 +3,6 @@
 from torchrl_perf.systems.fuel_breaks.config import FUEL_BREAKS_PRESETS, FuelBreaksConfig
 from torchrl_perf.systems.fuel_breaks.evaluation import PlacementFigures
 from torchrl_perf.systems.fuel_breaks.networks import BreakPolicy, make_break_policy
-from torchrl_perf.systems.fuel_breaks.one_shot import OneShotConfig, OneShotTrainer
 from torchrl_perf.systems.fuel_breaks.one_shot_config import ONE_SHOT_PRESETS, FuelBreaksOneShotConfig
 from torchrl_perf.systems.fuel_breaks.one_shot_trainer import (
     FuelBreaksOneShotTrainer,
@@ -22,8 +21,6 @@ __all__ = [
     "FuelBreaksOneShotConfig",
     "FuelBreaksOneShotTrainer",
     "FuelBreaksTrainer",
-    "OneShotConfig",
-    "OneShotTrainer",
     "PlacementFigures",
     "PlacementPolicy",
     "draw_fire_maps",

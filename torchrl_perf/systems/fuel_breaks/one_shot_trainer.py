@@ -21,8 +21,8 @@ from torchrl_perf.parallel.join import joined
 from torchrl_perf.runtime import Captured
 from torchrl_perf.runtime.oom import MicroBatches, parts_of
 from torchrl_perf.systems.fuel_breaks.ground import make_breaks
-from torchrl_perf.systems.fuel_breaks.one_shot import LEAST, LOWEST, draw_orders, order_log_prob
 from torchrl_perf.systems.fuel_breaks.one_shot_config import FuelBreaksOneShotConfig
+from torchrl_perf.systems.fuel_breaks.orders import LEAST, draw_orders, order_log_prob
 from torchrl_perf.trainers.captures import capture_whole
 from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, resolve_device, resolve_mode
 from torchrl_perf.trainers.optim.optimization import adam_of
@@ -34,6 +34,8 @@ from torchrl_perf.trainers.shards import config_of_rank
 
 __all__ = ["FuelBreaksOneShotTrainer", "PlacementPolicy", "make_one_shot_env", "make_placement_policy"]
 
+LOWEST = -1e9
+"""Score of a cell that may not become a break."""
 LOSSES = ("loss",)
 STATISTICS = ("loss", "entropy", "grad_norm")
 
@@ -108,7 +110,6 @@ class FuelBreaksOneShotTrainer(Checkpointed):
     In an iteration T placements are drawn for each of N landscapes, and burn under the same fires. A placement is
     reinforced by how much less burned than in the mean of those of its landscape, in units of the root mean square of
     that over all. Nothing is learnt of values, and an iteration is one CUDA graph.
-    :class:`~torchrl_perf.systems.fuel_breaks.OneShotTrainer` is the same without a run around it.
 
     Metrics: ``fire/burned``, mean burned fraction of the placements, ``episode/mean_return``, minus that,
     ``train/loss``, ``train/entropy`` of the first cell, ``train/grad_norm``, ``train/learning_rate``.
@@ -329,5 +330,9 @@ def _checked(env: FuelBreaks) -> FuelBreaks:
         raise ValueError(
             f"env: expected a FuelBreaks in mode 'one_shot' with its planes, received {kind}{more}. Remedy: "
             "make_one_shot_env(config, device)."
+        )
+    if env.budget >= env.height * env.width:
+        raise ValueError(
+            f"env: expected fewer breaks than cells, received {env.budget} breaks. Remedy: a smaller budget."
         )
     return env

@@ -147,7 +147,10 @@ class TestUsage:
     def test_a_row_says_how_options_are_used_in_the_file_too(self, tmp_path):
         arguments = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items() if key != "logger"]
         found = main(
-            ["train", "options-market", *arguments, "--log-interval=1", "--no-progress", f"--run-dir={tmp_path}"]
+            [
+                *("train", "options-market", *arguments, "--option-learning=returns", "--log-interval=1"),
+                *("--no-progress", f"--run-dir={tmp_path}"),
+            ]
         )
         assert found == 0
         (run_dir,) = tmp_path.iterdir()
@@ -283,6 +286,7 @@ class TestRefusals:
 def test_a_run_from_the_command_line_resumes(tmp_path, capsys):
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items() if key != "total_steps"]
     arguments += ["--log-interval=1", "--no-progress", f"--run-dir={tmp_path}", "--options=exposure"]
+    arguments.append("--option-learning=returns")  # the preset learns from the critics, and keeps no choices
     assert main(["train", "options-market", *arguments, "--semantics=target", "--total-steps=80"]) == 0
     (run_dir,) = tmp_path.iterdir()
     assert json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["options"] == "exposure"

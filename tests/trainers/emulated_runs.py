@@ -23,15 +23,14 @@ def emulate(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for module in (captures, active_dynamics):
-        monkeypatch.setattr(module, "capture", _capture)
+    monkeypatch.setattr(captures, "capture", _capture)
     for module in (on_policy, off_policy, active_dynamics):
         monkeypatch.setattr(module, "resolve_mode", lambda mode, device: "graph" if mode == "auto" else mode)
     _write_at_the_devices_cursor(monkeypatch)
 
 
-def _capture(fn, *, device, audit):
-    captured = capturing.capture(fn, device=device, audit=audit)
+def _capture(fn, *, device, audit, parameters):
+    captured = capturing.capture(fn, device=device, audit=audit, parameters=parameters)
     captured.device, captured.mode = torch.device("cuda", 0), "graph"
     return captured
 

@@ -38,7 +38,7 @@ def test_it_trains_and_draws(example, tmp_path, capsys, task):
 
 def test_it_compares_with_the_best_growth(example, tmp_path, capsys):
     picture = tmp_path / "equity.png"
-    example.main(example.Config(task="OptionMarket", total_steps=2048, log_interval=9, picture=picture, device="cpu"))
+    example.main(example.Config(task="OptionMarket", total_steps=8192, log_interval=9, picture=picture, device="cpu"))
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("% of the growth of the best trader, who sees the regimes") for line in lines)
     assert picture.stat().st_size > 10_000

@@ -55,6 +55,14 @@ def test_the_choice_goes_where_the_value_is():
     assert (found.exp() - expected.exp()).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("how", [{}, {"option_learning": "returns", "option_capacity": 16}])
+def test_a_decay_finds_that_the_losses_depend_on_all_networks(how):
+    """The passes of actor and critics lie within those of the options."""
+    plain, decayed = (run(make(weight_decay=decay, **how), 4) for decay in (0.0, 0.5))
+    pairs = zip(plain.algorithm.loss.parameters(), decayed.algorithm.loss.parameters(), strict=True)
+    assert any(not torch.equal(one, other) for one, other in pairs)
+
+
 def test_no_choices_are_kept():
     trainer = run(make(), 3)
     assert not hasattr(trainer.algorithm, "choices")

@@ -1,7 +1,7 @@
 """What the two steps of an actor-critic minimise, and what they found."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -58,9 +58,16 @@ class Passes(ABC):
 
     def compile_alone(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Has each differentiated function compiled by itself, see :meth:`Differentiable.compile_alone`."""
+        for part in self.differentiated():
+            part.compile_alone(compile)
+
+    def differentiated(self) -> Iterator[Differentiable]:
+        """The functions that are differentiated, those of passes within these among them."""
         for part in vars(self).values():
             if isinstance(part, Differentiable):
-                part.compile_alone(compile)
+                yield part
+            elif isinstance(part, Passes):
+                yield from part.differentiated()
 
     def rows(self, sample: TensorDictBase) -> TensorDictBase:
         """What actor and targets read of a sample: its rows ``[B]``, or with a memory ``[S, T]`` with its features."""

@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.trainers.off_policy.passes import Passes
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
@@ -40,7 +39,7 @@ def refuse_unused(
         context = passes.context(rows, None)
         passes.critic(rows, context)
         passes.actor(rows, context)
-    used = {param for part in vars(passes).values() if isinstance(part, Differentiable) for param in part.depended_on}
+    used = {param for part in passes.differentiated() for param in part.depended_on}
     groups = [group for one in optimizers for group in one.param_groups if group["weight_decay"]]
     name_of = dict(zip(learnt, names, strict=True))
     if unused := [name_of[param] for group in groups for param in group["params"] if param not in used]:

@@ -4,6 +4,7 @@ Run it with ``python examples/recurrent_ppo.py``; it takes about three minutes o
 
     mean return of the last 100 episodes: 471.5
 
+and 279.9 on a processor that rounds otherwise: 250 iterations end on the way up, and its step size does not fall.
 ``torchrl-perf train ppo --env StatelessCartPole --memory gru`` is the same by settings, and docs/memory.md says more.
 With ``--memory none`` that run ends at 47.1.
 """

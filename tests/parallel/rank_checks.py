@@ -35,14 +35,7 @@ SMALL: dict[str, Any] = {
 }
 SYSTEM: dict[str, Any] = {
     **{"num_envs": 6, "num_steps": 4, "total_steps": 960, "device": "cpu", "mode": "eager", "hidden_size": 32},
-    **{
-        "epochs": 1,
-        "minibatches": 2,
-        "capacity": 480,
-        "option_capacity": 96,
-        "minibatch_size": 12,
-        "learning_starts": 24,
-    },
+    **{"epochs": 1, "minibatches": 2, "capacity": 480, "minibatch_size": 12, "learning_starts": 24},
     **{"updates_per_iteration": 2, "num_quantiles": 8, "num_cosines": 8, "num_atoms": 11, "demonstrations": 0},
     **{"critical_nodes": 20, "size": 8, "max_robots": 3, "max_obstacles": 1, "stage_frames": "0", "stage_robots": "3"},
     **{"stage_obstacles": "1", "stage_distance": "30", "self_size": 16, "object_size": 16, "updates": 2, "window": 4},
@@ -187,8 +180,11 @@ def equal_systems() -> dict[str, str]:
         entry = entry_of(name)
         kind, trainer_of = entry.load("config"), entry.load("trainer")
         known = {field.name for field in fields(kind)}
-        trainer = trainer_of(kind(**{key: value for key, value in SYSTEM.items() if key in known}))
-        found[name] = fingerprint_after(trainer, 4)
+        small = {key: value for key, value in SYSTEM.items() if key in known}
+        # Options learn from the critics in some presets and from kept choices in others: ranks run both ways.
+        ways = ({"option_learning": "returns", "option_capacity": 96}, {"option_learning": "critic"})
+        for way in ways if "option_learning" in known else ({},):
+            found[" ".join([name, *map(str, way.values())])] = fingerprint_after(trainer_of(kind(**small, **way)), 4)
     leave()
     return found
 

@@ -160,5 +160,6 @@ def test_ranks_of_every_system_stay_equal(tmp_path):
     codes = run(tmp_path, 2, "equal_systems", timeout=900)
     assert codes == {"equal_systems": [0, 0]}, said(tmp_path, "equal_systems", 0) + said(tmp_path, "equal_systems", 1)
     one, other = results(tmp_path, "equal_systems", 2)
-    assert set(one) == {"ac-iqn", "sac-options", *SYSTEMS}
+    assert {name.split()[0] for name in one} == {"ac-iqn", "sac-options", *SYSTEMS}
+    assert {"options-market critic", "options-market returns 96"} <= set(one)
     assert one == other

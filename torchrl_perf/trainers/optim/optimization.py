@@ -13,10 +13,9 @@ from torchrl_perf.kernels import adam_kernels
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
-from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
-from torchrl_perf.trainers.optim.hooks import within_hooks
+from torchrl_perf.trainers.optim.hooks import is_hooked, within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
     adam_options,
@@ -402,7 +401,7 @@ class GuardedAdam(torch.optim.Optimizer):
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
         Nothing is read by the host, and a compiler takes it whole. Hooks around the step are called, with the gradients
-        at the parameters, but not within a compiled function: callers that compile it ask ``has_step_hooks`` before.
+        at the parameters, but not within a compiled function: callers that compile it ask ``is_hooked`` before.
 
         Args:
             grads: one for each of ``params``, of the loss times the loss scale where there is one.
@@ -416,7 +415,7 @@ class GuardedAdam(torch.optim.Optimizer):
         """
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
-        elif has_step_hooks(self) and not self._in_hooks:
+        elif not self._in_hooks and is_hooked(self):
             self._in_hooks = True
             try:
                 with within_hooks(self, grads) as changed:

@@ -18,6 +18,9 @@ __all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_explorati
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
+NOT_RECORDED = "not recorded, 0 to 2 perhaps"
+LATER_SEEDS = (30, 31, 32)
+"""Of the studies for which that is not known: a run of any of them is a new one."""
 
 
 class Run(NamedTuple):
@@ -53,12 +56,20 @@ class Study:
         columns: metrics of ``progress.csv``, a panel each, with the words beside it.
         evaluate: of the trainer after its run and the run's name, figures by what they are of: ``trained``, and others
             to compare it with.
+        chosen_on: seeds on which settings were chosen, in words; what is shown of one of them is no evidence.
+        seeds: those that are shown, on which nothing was chosen.
+        figures: of ``trained``, those that the study is about.
+        beside: others of the evaluation, which are ways to do the same.
     """
 
     title: str
     runs: Mapping[str, Run]
     columns: Mapping[str, str]
     evaluate: Evaluation
+    chosen_on: str
+    seeds: tuple[int, ...] = (0, 1, 2)
+    figures: tuple[str, ...] = ("mean_return",)
+    beside: tuple[str, ...] = ()
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -146,18 +157,29 @@ STUDIES: dict[str, Study] = {
         {agent: Run(f"marine-{agent}", "MarineNavigation", _CHANGES[agent]) for agent in MARINE_AGENTS},
         {**_ARRIVED, "navigation/collision": "share that collided"},
         _navigation(3, count=500, distance=30.0),
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success", "collision"),
+        beside=("scripted",),
     ),
     "marine-empty": Study(
         "Navigation: one vessel, 40 m from its goal",
         {agent: Run(f"marine-{agent}", "MarineEmpty") for agent in MARINE_AGENTS},
         _ARRIVED,
         _navigation(1, count=500, exact=True, max_episode_steps=200),
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success", "mean_return"),
+        beside=("scripted",),
     ),
     "durotaxis": Study(
         "A colony on a stiffness gradient",
         {"ppo": Run("durotaxis", "Durotaxis")},
         {"episode/success": "share that reached the goal", "episode/mean_return": "mean return"},
         _colony,
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success",),
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -167,30 +189,43 @@ STUDIES: dict[str, Study] = {
         },
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("burned",),
+        beside=("column", "domirank", "random", "none"),
     ),
     "fuel-breaks-one-shot": Study(
         "All fuel breaks at once",
         {"one-shot": Run("fuel-breaks-one-shot", "FuelBreaksVaried")},
         {"fire/burned": "burned, exploration included"},
         unseen_breaks,
+        "other seeds and landscapes",
+        figures=("burned", "gain"),
+        beside=("column", "betweenness, anew", "search"),
     ),
     "options-market": Study(
         "Five regimes of a market",
         {"options": Run("options-market", "OptionMarket"), "plain": Run("options-market", "OptionMarketPlain")},
         {"episode/mean_return": "log growth of an episode"},
         unseen_prices,
+        "seed 10 and other prices",
+        figures=("of_best",),
+        beside=("hold",),
     ),
     "lunar-lander": Study(
         "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
         _RETURNS,
         episodes_without_exploration,
+        "seed 10",
     ),
     "half-cheetah": Study(
         "HalfCheetah-v5",
         {name: Run(name, "HalfCheetah-v5") for name in ("ppo", "sac")},
         _RETURNS,
         episodes_without_exploration,
+        NOT_RECORDED,
+        LATER_SEEDS,
     ),
     "ranks": Study(
         "CartPole, 48 envs in all",
@@ -201,6 +236,8 @@ STUDIES: dict[str, Study] = {
         },
         _RETURNS,
         cart_poles,
+        NOT_RECORDED,
+        LATER_SEEDS,
     ),
 }
 """Studies by name."""

@@ -3,6 +3,7 @@
 Figures are interquartile means over the seeds with 95% bootstrap intervals (arXiv:2108.13264).
 """
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -34,7 +35,8 @@ class BenchCurves:
     """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); and lunar-lander and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
+    in all); and lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras
+    box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()
@@ -70,6 +72,10 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         settings = {"device": options.device, "logger": "csv", "run_dir": folder, "checkpoint_interval": 0, **changes}
         config = run.config(seed, **settings)
         watch = Stopwatch("cpu").start()
+        if study.whole is not None:
+            found = study.whole(dataclasses.replace(config, logger="none"))
+            watch.stop()
+            return {"run": name, "seed": seed, "steps": found.pop("steps"), "seconds": watch.seconds, **found}
         if run.ranks > 1:
             trainer, run_dir, steps = _by_ranks(run, config, Path(folder))
         else:
@@ -87,6 +93,7 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
             data = read_progress(run_dir / PROGRESS, column)
             curves[column] = {"step": thinned(data["step"]), "value": thinned(data[column])}
         row = {"run": name, "seed": seed, "steps": steps, "seconds": watch.seconds, "curves": curves}
+        assert study.evaluate is not None
         row["evaluation"] = study.evaluate(trainer, name)
     trainer.close()
     return row
@@ -150,7 +157,10 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
             band = band_of([Curve(one["step"], one["value"]) for one in own], MOST_POINTS)
             line = axes.plot(band.steps, band.middle, label=name, linewidth=1.2)[0]
             axes.fill_between(band.steps, band.low, band.high, alpha=0.15, color=line.get_color(), linewidth=0)
-        axes.set_xlabel("env steps")
+        if column in study.dashed:
+            other = rows[0]["curves"][study.dashed[column]]
+            axes.plot(other["step"], other["value"], color="0.3", linewidth=1.0, ls="--", label=study.dashed[column])
+        axes.set_xlabel(study.axis)
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 
 from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
@@ -60,16 +61,23 @@ class Study:
         seeds: those that are shown, on which nothing was chosen.
         figures: of ``trained``, those that the study is about.
         beside: others of the evaluation, which are ways to do the same.
+        whole: trains and evaluates by the settings of a run, in place of a trainer and ``evaluate``: a row with
+            ``steps``, ``curves`` and ``evaluation``.
+        axis: what is counted along the curves.
+        dashed: of a column, another curve to draw with it, one for all runs.
     """
 
     title: str
     runs: Mapping[str, Run]
     columns: Mapping[str, str]
-    evaluate: Evaluation
+    evaluate: Evaluation | None
     chosen_on: str
     seeds: tuple[int, ...] = (0, 1, 2)
     figures: tuple[str, ...] = ("mean_return",)
     beside: tuple[str, ...] = ()
+    whole: Callable[[Any], dict[str, Any]] | None = None
+    axis: str = "env steps"
+    dashed: Mapping[str, str] = field(default_factory=dict)
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -148,6 +156,9 @@ _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE,
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
+# fewer steps than the preset's, in fewer and larger updates: five windows and five seeds take minutes on a core
+_WALK: dict[str, Any] = {"num_envs": 64, "total_steps": 24_576, "updates_per_iteration": 4, "minibatch_size": 512}
+_WALK |= {"learning_starts": 4_096, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
 
@@ -212,6 +223,19 @@ STUDIES: dict[str, Study] = {
         figures=("of_best",),
         beside=("hold",),
     ),
+    "sp500": Study(
+        "S&P 500: ten years learnt from, the next four traded, five times",
+        {"options": Run("options-market", "OptionMarketSP500", _WALK)},
+        {"growth": "log growth, costs paid"},
+        None,
+        "seed 0 and three of the tests, perhaps",
+        seeds=(30, 31, 32, 33, 34),
+        figures=("growth", "costs", "won"),
+        beside=("hold",),
+        whole=walked,
+        axis="days traded",
+        dashed={"growth": "hold"},
+    ),
     "lunar-lander": Study(
         "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
@@ -241,5 +265,5 @@ STUDIES: dict[str, Study] = {
     ),
 }
 """Studies by name."""
-WITH_EXTRAS = ("lunar-lander", "half-cheetah")
-"""Studies of envs that need more than the package: Gymnasium's extras box2d and mujoco."""
+WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
+"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""

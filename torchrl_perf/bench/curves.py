@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Run, Study
+from torchrl_perf.bench.curves_studies import PREPARED, STUDIES, WITH_EXTRAS, Run, Study
 from torchrl_perf.bench.learning import MOST_POINTS, thinned
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.metrics.figure import new_figure, save_figure
@@ -25,11 +25,13 @@ PICTURES = RESULTS.parents[2] / "docs" / "pictures"
 class BenchCurves:
     """Options of ``torchrl-perf bench curves``."""
 
-    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
-    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks,
+    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in (*WITH_EXTRAS, *PREPARED))
+    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
+    risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); and lunar-lander and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
+    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, for a GPU), and lunar-lander
+    and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -185,9 +187,8 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         lines = summary(rows)
         print(format_table(lines, list(dict.fromkeys(key for line in lines for key in line))))
-        print(
-            draw(study, rows, (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png")
-        )
+        path = (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png"
+        print(draw(study, rows, path) if study.picture is None else study.picture(study.title, rows, path))
     return 0
 
 

@@ -1,21 +1,25 @@
 """The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
-__all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
+__all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
+Picture = Callable[[str, Sequence[Mapping[str, Any]], Path], Path]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
 
@@ -53,12 +57,14 @@ class Study:
         columns: metrics of ``progress.csv``, a panel each, with the words beside it.
         evaluate: of the trainer after its run and the run's name, figures by what they are of: ``trained``, and others
             to compare it with.
+        picture: draws title and rows to a path, in place of a panel for each column.
     """
 
     title: str
     runs: Mapping[str, Run]
     columns: Mapping[str, str]
     evaluate: Evaluation
+    picture: Picture | None = None
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -153,11 +159,31 @@ STUDIES: dict[str, Study] = {
         _ARRIVED,
         _navigation(1, count=500, exact=True, max_episode_steps=200),
     ),
+    "marine-curriculum": Study(
+        "Navigation: three to six vessels, obstacles, vortices",
+        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS},
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        navigated,
+    ),
+    "marine-risk": Study(
+        "Three vessels that act on the worst of what they expect",
+        {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
+        _ARRIVED,
+        on_risks,
+        picture=draw_risk,
+    ),
     "durotaxis": Study(
         "A colony on a stiffness gradient",
         {"ppo": Run("durotaxis", "Durotaxis")},
         {"episode/success": "share that reached the goal", "episode/mean_return": "mean return"},
         _colony,
+    ),
+    "durotaxis-stages": Study(
+        "A colony whose task comes in stages",
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        picture=draw_stages,
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -206,3 +232,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah")
 """Studies of envs that need more than the package: Gymnasium's extras box2d and mujoco."""
+PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+"""Studies without committed runs, which are made by name alone."""

@@ -124,6 +124,8 @@ def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Pa
     import numpy as np
     from matplotlib.ticker import EngFormatter
 
+    from torchrl_perf.bench.learning import MOST_POINTS
+    from torchrl_perf.metrics.comparison import Curve, band_of
     from torchrl_perf.metrics.figure import new_figure, save_figure
 
     figure = new_figure(14.5, 4.4)
@@ -133,9 +135,9 @@ def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Pa
     for number, name in enumerate(names):
         own = [row for row in rows if row["run"] == name]
         curves = [row["curves"]["eval/mean_return"] for row in own]
-        values = np.stack([curve["value"] for curve in curves])
-        line = learning.plot(curves[0]["step"], values.mean(0), label=name, linewidth=1.4)[0]
-        learning.fill_between(curves[0]["step"], values.min(0), values.max(0), alpha=0.15, color=line.get_color())
+        band = band_of([Curve(curve["step"], curve["value"]) for curve in curves], MOST_POINTS)
+        line = learning.plot(band.steps, band.middle, label=name, linewidth=1.4)[0]
+        learning.fill_between(band.steps, band.low, band.high, alpha=0.15, color=line.get_color(), linewidth=0)
         trained = [row["evaluation"]["trained"] for row in own]
         table[number] = [np.mean([figures[task] for figures in trained]) for task in TASKS]
         places = [[figures[key] for figures in trained] for key in ("deleted", "stride")]
@@ -157,5 +159,7 @@ def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Pa
     for axes in (learning, acting):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.suptitle(f"{title}: mean and range of the seeds {', '.join(map(str, sorted({r['seed'] for r in rows})))}")
+    figure.suptitle(
+        f"{title}: interquartile mean and 95% interval, seeds {', '.join(map(str, sorted({r['seed'] for r in rows})))}"
+    )
     return save_figure(figure, path, dpi=110)

@@ -1,11 +1,10 @@
 """Vessels learn to navigate with one policy for all: train, evaluate on fixed scenarios, draw their paths.
 
 Run it with ``python examples/marine_navigation.py``; ``--help`` lists the settings. It trains five vessels among four
-vortices for some minutes on two CPU cores and compares them with a scripted controller. Expected last lines, give or
-take:
+vortices for some minutes on two CPU cores and compares them with a scripted controller. The last lines are like
 
-    scripted: 500 vessels: @@@
-    sac: 500 vessels: @@@
+    scripted: 500 vessels: ...
+    sac: 500 vessels: ...
     marine/trajectories.png marine/trajectories.gif
 
 ``--env MarineEmpty`` is one vessel in an empty world, which learns in half of the time. On a GPU the whole iteration

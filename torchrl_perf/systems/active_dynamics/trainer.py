@@ -20,6 +20,7 @@ from torchrl_perf.systems.active_dynamics.blueprint import make_filtered_policy,
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.evaluation import (
+    Alignment,
     PredictionFigures,
     evaluate,
     fit_alignment,
@@ -30,6 +31,7 @@ from torchrl_perf.systems.active_dynamics.information_reward import InformationR
 from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
+from torchrl_perf.systems.active_dynamics.region import region_error, region_points
 from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
 from torchrl_perf.trainers.device import accelerated, as_in_mode, fuse_when_compiled, kernels_of
 from torchrl_perf.trainers.optim.optimization import adam_of
@@ -105,7 +107,7 @@ class ActiveDynamicsTrainer(WholeLoop):
             samples=config.samples,
             mask_rate=config.mask_rate,
         )
-        self._named = dict(self.loss.named_parameters())
+        self._named = {name: value for name, value in self.loss.named_parameters() if value.requires_grad}
         if self.reward is not None and self.reward.kind == "rnd":
             self._named |= {f"predictor.{name}": p for name, p in self.reward.predictor.named_parameters()}
         self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
@@ -306,6 +308,20 @@ class ActiveDynamicsTrainer(WholeLoop):
         env = self._fresh_env(envs)
         return evaluate(self.model, env, horizon=horizon, steps=EVALUATION_STEPS + horizon, seed=seed)
 
+    def region_error(self, alignment: Alignment | None = None, *, horizon: int | None = None) -> float:
+        """The share of the movement from points all over the region that predictions miss; reads the device.
+
+        See :func:`~torchrl_perf.systems.active_dynamics.region.region_error`.
+
+        Args:
+            alignment: from learned to true states, as :meth:`evaluate` finds it; None finds it.
+            horizon: steps; by default the config's.
+        """
+        horizon = self.config.prediction_horizon if horizon is None else horizon
+        alignment = self.evaluate().alignment if alignment is None else alignment
+        points = region_points(self.config.region, device=self.device)
+        return float(region_error(self.model, self.field_env, alignment, points, horizon=horizon))
+
     def portrait(self, title: str = "") -> PhasePortrait:
         """True and learned field, with the states of the newest batch."""
         alignment = self.evaluate().alignment
@@ -314,7 +330,7 @@ class ActiveDynamicsTrainer(WholeLoop):
     def _fresh_env(self, rows: int) -> LatentField:
         """A separate env with the same world; the random numbers of the run are not changed."""
         with seeded(None, self.device):
-            return make_field_env(self.config, self.device, rows, 0)
+            return make_field_env(self.config, self.device, rows, 0, region=True)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
 
     run = study.runs[name]
     with tempfile.TemporaryDirectory() as folder:
-        changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        changes = {} if options.total_steps is None else {"total_steps": options.total_steps * run.rows}
         settings = {"device": options.device, "logger": "csv", "run_dir": folder, "checkpoint_interval": 0, **changes}
         config = run.config(seed, **settings)
         watch = Stopwatch("cpu").start()
@@ -93,8 +93,8 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         curves = {}
         for column in study.columns:
             data = read_progress(run_dir / PROGRESS, column)
-            curves[column] = {"step": thinned(data["step"]), "value": thinned(data[column])}
-        row = {"run": name, "seed": seed, "steps": steps, "seconds": watch.seconds, "curves": curves}
+            curves[column] = {"step": thinned([at / run.rows for at in data["step"]]), "value": thinned(data[column])}
+        row = {"run": name, "seed": seed, "steps": steps // run.rows, "seconds": watch.seconds, "curves": curves}
         assert study.evaluate is not None
         row["evaluation"] = study.evaluate(trainer, name)
     trainer.close()

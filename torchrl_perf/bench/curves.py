@@ -148,7 +148,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval."""
+    """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval.
+
+    Where the evaluation has the figure of a column, the ways beside it are lines across, in the worlds of the evaluation.
+    """
     from matplotlib.ticker import EngFormatter
 
     figure = new_figure(4.6 * len(study.columns), 3.8)
@@ -162,6 +165,9 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
         if column in study.dashed:
             other = rows[0]["curves"][study.dashed[column]]
             axes.plot(other["step"], other["value"], color="0.3", linewidth=1.0, ls="--", label=study.dashed[column])
+        for who, value in _across(study, rows, column).items():
+            line = axes.axhline(value, color="0.3", linewidth=1.0, ls=_LINES[study.beside.index(who) % len(_LINES)])
+            line.set_label(who)
         axes.set_xlabel(study.axis)
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -170,6 +176,19 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
     figure.suptitle(f"{study.title}\ninterquartile mean and 95% interval, seeds {seeds}", fontsize=10)
     return save_figure(figure, path, dpi=110)
+
+
+_LINES = ("--", ":", "-.", (0, (1, 3)))
+
+
+def _across(study: Study, rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
+    """What the ways beside a study reach of a column, the mean over the rows, by their names."""
+    figure, found = column.rpartition("/")[2], {}
+    for who in study.beside:
+        values = [row["evaluation"].get(who, {}).get(figure) for row in rows]
+        if values and all(value is not None for value in values):
+            found[who] = sum(values) / len(values)
+    return found
 
 
 def _print(lines: list[dict[str, Any]]) -> None:

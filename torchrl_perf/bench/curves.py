@@ -150,7 +150,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval.
 
-    Where the evaluation has the figure of a column, the ways beside it are lines across, in the worlds of the evaluation.
+    Where the evaluation has the figure of a column, the ways beside it are lines across, in the evaluation's worlds.
     """
     from matplotlib.ticker import EngFormatter
 

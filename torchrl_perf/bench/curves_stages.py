@@ -31,7 +31,7 @@ _GOALS, _NODES = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": "40, 32
 # small enough for a CPU core: a narrow substrate, few slots, a narrow encoder, and no episode longer than it need be
 _COLONY: dict[str, Any] = {
     **{"width": 100.0, "height": 100.0, "critical_nodes": MANY, "stage_nodes": str(FEW), "encoder_width": 16},
-    **{"total_steps": 40_000, "max_episode_steps": 100, "eval_interval": 4, "eval_episodes": 64, "log_interval": 2},
+    **{"total_steps": 60_000, "max_episode_steps": 100, "eval_interval": 6, "eval_episodes": 64, "log_interval": 2},
 }
 STAGE_RUNS: dict[str, dict[str, Any]] = {
     "none": _COLONY,

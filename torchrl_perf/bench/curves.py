@@ -36,9 +36,9 @@ class BenchCurves:
     risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander,
-    half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the
-    package's extra data."""
+    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), marine-targets
+    (AC-IQN with slow and fast targets), and lunar-lander, half-cheetah and sp500 (a walk forward over real prices),
+    which need Gymnasium's extras box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()

@@ -3,16 +3,19 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
 from torchrl_perf.bench.curves_market import unseen_prices
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
+from torchrl_perf.systems.active_dynamics.config import FROM_ONE_PLACE
 
 __all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
@@ -65,6 +68,8 @@ class Study:
             ``steps``, ``curves`` and ``evaluation``.
         axis: what is counted along the curves.
         dashed: of a column, another curve to draw with it, one for all runs.
+        picture: draws title and rows to a path, in place of a panel for each column.
+        together: whether a file has all seeds of a run.
     """
 
     title: str
@@ -78,6 +83,8 @@ class Study:
     whole: Callable[[Any], dict[str, Any]] | None = None
     axis: str = "env steps"
     dashed: Mapping[str, str] = field(default_factory=dict)
+    picture: Callable[[str, Any, Path], Path] | None = None
+    together: bool = False
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -235,6 +242,23 @@ STUDIES: dict[str, Study] = {
         whole=walked,
         axis="days traded",
         dashed={"growth": "hold"},
+    ),
+    "active-dynamics": Study(
+        "Samples until a field is known",
+        {
+            f"{field}-{rule}": Run("active-dynamics", f"{field}{FROM_ONE_PLACE}", changes)
+            for field in STATED
+            for rule, changes in RULES.items()
+        },
+        {"error": "error over the region"},
+        None,
+        "seeds 100 and 101",
+        seeds=tuple(range(8)),
+        figures=("samples", "reached", "error"),
+        whole=explored,
+        axis="samples",
+        picture=draw_fields,
+        together=True,
     ),
     "lunar-lander": Study(
         "LunarLander-v3",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torchrl_perf.functional.losses.elbo import BetaSchedule
 from torchrl_perf.systems.active_dynamics.latent_dynamics import DynamicsKind
@@ -10,7 +10,21 @@ from torchrl_perf.systems.active_dynamics.latent_maps import DecoderKind, Encode
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 
-FieldName = Literal["limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor"]
+FieldName = Literal[
+    "limit_cycle",
+    "double_limit_cycle",
+    "van_der_pol",
+    "duffing",
+    "snowman",
+    "multi_attractor",
+    "limit_cycle_from_one_place",
+    "double_limit_cycle_from_one_place",
+    "van_der_pol_from_one_place",
+    "duffing_from_one_place",
+    "snowman_from_one_place",
+    "multi_attractor_from_one_place",
+]
+FROM_ONE_PLACE = "_from_one_place"
 Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "goal", "random"]
 
 
@@ -41,7 +55,8 @@ class ActiveDynamicsConfig(RunConfig):
     )
 
     env: FieldName = "limit_cycle"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which vector field to learn."""
+    """Which vector field to learn. Points begin all over the square again and again; or, "from one place", once and for
+    all where the field keeps them, with inputs that are weak and channels that are known."""
     num_envs: int = 8
     """Number of points that move at once (N)."""
     num_steps: int = 25
@@ -268,6 +283,11 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("latent_size", f"latent_size: {problem} Remedy: latent_size=2.")
 
     @property
+    def field(self) -> str:
+        """Name of the vector field."""
+        return self.env.removesuffix(FROM_ONE_PLACE)
+
+    @property
     def updates_each_iteration(self) -> int:
         """Updates of one iteration."""
         return self.updates
@@ -289,8 +309,51 @@ _CYCLE = ActiveDynamicsConfig(
     bound="predictive",
 )
 
+# No start is ever drawn anew: what lies off the field's own ways is seen by those who push towards it. Beliefs follow
+# from one observation through known channels, so that the field is all there is to learn.
+_FROM_ONE_PLACE = ActiveDynamicsConfig(
+    num_envs=8,
+    num_steps=10,
+    total_steps=1_440,
+    observation="linear",
+    likelihood="gaussian",
+    decoder="linear",
+    known_map=True,
+    encoder="mlp",
+    centres=7,
+    max_episode_steps=0,
+    start_range=0.1,
+    inputs="embedding",
+    random_steps=80,
+    plan_horizon=12,
+    plan_rounds=2,
+    elites=8,
+    # points that are pushed out of the region tell nothing of it, and the model knows nothing there
+    region_weight=100.0,
+    window=10,
+    minibatch_size=32,
+    learning_rate=1e-2,
+    bound="predictive",
+    samples=1,
+    mask_rate=0.0,
+    beta_schedule="constant",
+    prediction_horizon=9,
+)
+
+_PLACES: dict[str, dict[str, Any]] = {
+    "limit_cycle": {"start": (1.0, 0.0)},
+    "double_limit_cycle": {"start": (1.0, 0.0)},
+    "van_der_pol": {"start": (2.0, 0.0), "action_max": 1.0, "centres_range": 3.0},
+    "duffing": {"start": (1.0, 0.0)},
+    "snowman": {"start": (1.0, 1.0)},
+    "multi_attractor": {"action_max": 1.0},
+}
+"""On a limit cycle or in a well of each field."""
+
 ACTIVE_DYNAMICS_PRESETS: dict[str, ActiveDynamicsConfig] = {
-    name: dataclasses.replace(_CYCLE, env=name)
-    for name in ("limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor")
+    name: dataclasses.replace(_CYCLE, env=name) for name in _PLACES
+} | {
+    f"{name}{FROM_ONE_PLACE}": dataclasses.replace(_FROM_ONE_PLACE, env=f"{name}{FROM_ONE_PLACE}", **place)
+    for name, place in _PLACES.items()
 }
 """Settings by field."""

@@ -16,8 +16,8 @@ STATED = {
     "snowman": 0.1,
     "van_der_pol": 0.05,
     "multi_attractor": 0.3,
-    "double_limit_cycle": 0.05,
-    "limit_cycle": 0.05,
+    "double_limit_cycle": 0.02,
+    "limit_cycle": 0.03,
 }
 """The error that a field is to be known to: the share of the movement from points all over the region that predictions
 miss."""

@@ -51,7 +51,7 @@ class ActiveDynamicsConfig(RunConfig):
         *("observation", "observation_size", "latent_size", "history", "known_map", "goal"),
         *("encoder", "encoder_size", "decoder", "likelihood", "dynamics", "dynamics_size", "members"),
         *("centres", "centres_range"),
-        *("inputs", "plan_horizon", "elites"),
+        *("inputs", "plan_horizon", "elites", "random_hold"),
     )
 
     env: FieldName = "limit_cycle"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -138,6 +138,8 @@ class ActiveDynamicsConfig(RunConfig):
     """Env steps at the start with random inputs, while the model knows nothing to plan with."""
     random_share: float = 0.0
     """Share of random inputs after that."""
+    random_hold: int = 1
+    """Steps for which each random input is held, of runs with random inputs alone."""
     plan_horizon: int = 10
     """Steps of a plan."""
     candidates: int = 32
@@ -183,9 +185,19 @@ class ActiveDynamicsConfig(RunConfig):
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
         counts = ("observation_size", "latent_size", "encoder_size", "dynamics_size", "members", "plan_horizon")
-        counts += ("candidates", "plan_rounds", "elites", "minibatch_size", "updates", "kl_horizon", "samples")
+        counts += (
+            "random_hold",
+            "candidates",
+            "plan_rounds",
+            "elites",
+            "minibatch_size",
+            "updates",
+            "kl_horizon",
+            "samples",
+        )
         checks.each((*counts, "substeps", "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
-        checks.each(("window", "centres"), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(("window",), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(("centres",), lambda value: 2 <= value <= 100, "an integer from 2 to 100")
         checks.each(
             ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
         )
@@ -249,6 +261,9 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
 
         self._check_known_map(checks)
+        if checks.sound("random_hold", "inputs") and self.random_hold > 1 and self.inputs != "random":
+            problem = f"expected 1 with inputs={self.inputs!r}, which plan, received {self.random_hold}."
+            checks.add("random_hold", f"random_hold: {problem} Remedy: inputs='random'.")
 
     def _check_goal(self, checks: Checks) -> None:
         """A plan needs the goal in the model's coordinates."""

@@ -1,7 +1,8 @@
 """The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,17 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 from torchrl_perf.systems.active_dynamics.config import FROM_ONE_PLACE
 
-__all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
+__all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
+Picture = Callable[[str, Sequence[Mapping[str, Any]], Path], Path]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
 NOT_RECORDED = "not recorded, 0 to 2 perhaps"
@@ -37,6 +42,10 @@ class Run(NamedTuple):
     changes: Mapping[str, Any] = {}
     ranks: int = 1
     """Processes that learn it together; the settings are those of the whole run."""
+    make: Callable[[Any], Any] | None = None
+    """Makes the trainer of the settings, in place of the algorithm's own."""
+    rows: int = 1
+    """Rows of its batches that are one env step, by which the steps of a run are counted."""
 
     def config(self, seed: int, **changes: Any) -> Any:
         """The settings of one seed."""
@@ -47,6 +56,8 @@ class Run(NamedTuple):
 
     def trainer(self, config: Any) -> Any:
         """A trainer of the settings."""
+        if self.make is not None:
+            return self.make(config)
         return entry_of(self.algorithm).load("trainer")(config)
 
 
@@ -83,7 +94,7 @@ class Study:
     whole: Callable[[Any], dict[str, Any]] | None = None
     axis: str = "env steps"
     dashed: Mapping[str, str] = field(default_factory=dict)
-    picture: Callable[[str, Any, Path], Path] | None = None
+    picture: Picture | None = None
     together: bool = False
 
 
@@ -169,6 +180,15 @@ _WALK |= {"learning_starts": 4_096, "actor_learning_rate": 1e-3, "critic_learnin
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
 
+
+def _ppo_of_vessels(*, shared: bool) -> Run:
+    """PPO in as many worlds, and for as many of their steps, as the other agents."""
+    vessels, worlds, steps = CURRICULUM["max_robots"], 256, 6_000_000
+    changes = {**PPO_SETTINGS, "num_envs": worlds * vessels, "total_steps": steps * vessels}
+    make = functools.partial(make_vessel_ppo, world=CURRICULUM, shared=shared)
+    return Run("ppo", "MarineNavigation", changes, make=make, rows=vessels)
+
+
 STUDIES: dict[str, Study] = {
     "marine": Study(
         "Navigation: three vessels, no obstacle",
@@ -190,6 +210,26 @@ STUDIES: dict[str, Study] = {
         figures=("success", "mean_return"),
         beside=("scripted",),
     ),
+    "marine-curriculum": Study(
+        "Navigation: three to six vessels, obstacles, vortices",
+        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS}
+        | {name: _ppo_of_vessels(shared=shared) for name, shared in (("ippo", False), ("mappo", True))},
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        navigated,
+        "none: the settings are those of the curriculum without vortices",
+        figures=("success", "collision", "mean_time", "mean_energy"),
+        beside=("scripted",),
+    ),
+    "marine-risk": Study(
+        "Three vessels that act on the worst of what they expect",
+        {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
+        _ARRIVED,
+        on_risks,
+        "none",
+        figures=("success", "collision", "mean_time"),
+        beside=("worst 0.75", "worst 0.5", "worst 0.25", "worst 0.1", "scripted"),
+        picture=draw_risk,
+    ),
     "durotaxis": Study(
         "A colony on a stiffness gradient",
         {"ppo": Run("durotaxis", "Durotaxis")},
@@ -198,6 +238,16 @@ STUDIES: dict[str, Study] = {
         NOT_RECORDED,
         LATER_SEEDS,
         figures=("success",),
+    ),
+    "durotaxis-stages": Study(
+        "A colony whose task comes in stages",
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        "100 and 101",
+        figures=("success",),
+        beside=("half",),
+        picture=draw_stages,
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -291,3 +341,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
+PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+"""Studies without committed runs, which are made by name alone."""

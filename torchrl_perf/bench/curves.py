@@ -37,9 +37,9 @@ class BenchCurves:
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), active-dynamics (samples until a field is known, by what inputs are chosen
     for, on six fields), ranks (one, two and three processes that learn CartPole with the same envs in all); by name
-    alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander, half-cheetah and
-    sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the package's extra
-    data."""
+    alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), marine-targets (AC-IQN with slow
+    and fast targets), and lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need
+    Gymnasium's extras box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ import torch
 from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
-from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
 from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
@@ -220,6 +220,15 @@ STUDIES: dict[str, Study] = {
         figures=("success", "collision", "mean_time", "mean_energy"),
         beside=("scripted",),
     ),
+    "marine-targets": Study(
+        "AC-IQN on three vessels, with slow and fast targets",
+        {name: Run("marine-ac-iqn", "MarineEmpty", changes) for name, changes in TARGETS.items()},
+        {**_ARRIVED, "train/value": "mean value of the critic"},
+        _navigation(3, count=200, distance=30.0),
+        "100 and 101",
+        figures=("success", "collision", "timeout"),
+        beside=("scripted",),
+    ),
     "marine-risk": Study(
         "Three vessels that act on the worst of what they expect",
         {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
@@ -244,7 +253,8 @@ STUDIES: dict[str, Study] = {
         {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
         {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
         taught,
-        "100 and 101",
+        "0, 1, 100 and 101",
+        (2, 3, 4),
         figures=("success",),
         beside=("half",),
         picture=draw_stages,
@@ -341,5 +351,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages")
 """Studies without committed runs, which are made by name alone."""

@@ -23,13 +23,15 @@ STATED = {
 miss."""
 RULES: dict[str, dict[str, Any]] = {
     "random": {"inputs": "random", "total_steps": 2_880},
+    "held": {"inputs": "random", "random_hold": 10, "total_steps": 2_880},
     "fisher_d": {"inputs": "fisher_d"},
     "fisher_a": {"inputs": "fisher_a"},
     "embedding": {"inputs": "embedding"},
     "disagreement": {"inputs": "disagreement", "dynamics": "rbf_ensemble"},
     "rnd": {"inputs": "rnd"},
 }
-"""What each rule changes in the preset. Random inputs have twice the samples, so that half of theirs is a number."""
+"""What each rule changes in the preset. Random inputs, fresh in each step or held for ten, have twice the samples, so
+that half of theirs is a number."""
 PROBES, PROBE_STEPS, PROBE_SEED = 256, 4, 20_000
 """Points all over the region to which the learnt coordinates are mapped, and the steps that each is seen for."""
 
@@ -98,8 +100,8 @@ def draw_fields(title: str, rows: Sequence[dict[str, Any]], path: Path) -> Path:
             if not own:
                 continue
             band = band_of([Curve(one["step"], one["value"]) for one in own], len(own[0]["step"]))
-            colour = "0.2" if rule == "random" else None
-            line = axes.plot(band.steps, band.middle, label=rule, linewidth=1.3, color=colour)[0]
+            style = {"color": "0.2", "ls": "--" if rule == "held" else "-"} if rule in ("random", "held") else {}
+            line = axes.plot(band.steps, band.middle, label=rule, linewidth=1.3, **style)[0]
             axes.fill_between(band.steps, band.low, band.high, alpha=0.13, color=line.get_color(), linewidth=0)
         axes.axhline(STATED[field], color="0.4", linewidth=0.8, linestyle=":")
         axes.set_yscale("log")

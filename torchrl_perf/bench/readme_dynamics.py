@@ -10,15 +10,15 @@ from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_me
 
 __all__ = ["samples_table"]
 
-BASE = "random"
+BASES = ("random", "held")
 
 
 def samples_table(folder: Path = FOLDER) -> str:
     """Markdown: of each field and rule the interquartile mean of the samples and its 95% interval.
 
     A run that does not reach the stated error counts with all of its samples, so that "at least" stands before a figure
-    to which such runs belong, and the number of seeds that have reached it behind it. Last is the best planned rule's
-    share of the samples of random inputs.
+    to which such runs belong, and the number of seeds that have reached it behind it. Last are the shares of the
+    samples of random inputs, fresh and held, that the best planned rule needs.
 
     Args:
         folder: of the runs; fields that are not in it are left out.
@@ -33,11 +33,12 @@ def samples_table(folder: Path = FOLDER) -> str:
         line = {"field": field, "error": f"{STATED[field]:g}"}
         line |= {rule: _cell(own, middles[rule]) for rule, own in by_rule.items()}
         planned = {rule: middle for rule, middle in middles.items() if RULES[rule]["inputs"] != "random"}
-        if BASE in middles and planned:
-            best = min(planned, key=planned.__getitem__)
-            line["best of random"] = f"{planned[best] / middles[BASE]:.2f} ({best})"
+        for base in BASES:
+            if base in middles and planned:
+                best = min(planned, key=planned.__getitem__)
+                line[f"best of {base}"] = f"{planned[best] / middles[base]:.2f} ({best})"
         lines.append(line)
-    return format_table(lines, ("field", "error", *RULES, "best of random"))
+    return format_table(lines, ("field", "error", *RULES, *(f"best of {base}" for base in BASES)))
 
 
 def _cell(own: list[dict[str, Any]], middle: float) -> str:

@@ -5,6 +5,8 @@ import torch
 from states import run
 from trading_runs import make
 
+# imported before the patch below, which a module that is first imported meanwhile would keep
+import torchrl_perf.systems.options_market.evaluation  # noqa: F401
 from torchrl_perf.bench import curves_market
 from torchrl_perf.systems.options_market.networks import make_market
 from torchrl_perf.systems.options_market.optimum import InformedTrader, best_trading

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchrl_perf.bench.curves_seeds import over_seeds, table_of, write_over_seeds
-from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Run, Study
+from torchrl_perf.bench.curves_studies import PREPARED, STUDIES, WITH_EXTRAS, Run, Study
 from torchrl_perf.bench.learning import MOST_POINTS, thinned
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.metrics.comparison import Curve, band_of
@@ -31,12 +31,14 @@ PICTURES = RESULTS.parents[2] / "docs" / "pictures"
 class BenchCurves:
     """Options of ``torchrl-perf bench curves``."""
 
-    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
-    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks,
+    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in (*WITH_EXTRAS, *PREPARED))
+    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
+    risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); and lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras
-    box2d and mujoco, and the package's extra data."""
+    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander,
+    half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the
+    package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()
@@ -208,9 +210,8 @@ def main(argv: list[str] | None = None) -> int:
         _print(table_of(over_seeds(rows)))
         path = write_over_seeds(name, study.title, study.chosen_on, rows, folder)
         print(f"interquartile mean [95% interval]; settings were chosen on: {study.chosen_on}; {path}")
-        print(
-            draw(study, rows, (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png")
-        )
+        path = (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png"
+        print(draw(study, rows, path) if study.picture is None else study.picture(study.title, rows, path))
     return 0
 
 

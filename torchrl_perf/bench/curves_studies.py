@@ -1,22 +1,26 @@
 """The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
-__all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
+__all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
+Picture = Callable[[str, Sequence[Mapping[str, Any]], Path], Path]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
 NOT_RECORDED = "not recorded, 0 to 2 perhaps"
@@ -65,6 +69,7 @@ class Study:
             ``steps``, ``curves`` and ``evaluation``.
         axis: what is counted along the curves.
         dashed: of a column, another curve to draw with it, one for all runs.
+        picture: draws title and rows to a path, in place of a panel for each column.
     """
 
     title: str
@@ -78,6 +83,7 @@ class Study:
     whole: Callable[[Any], dict[str, Any]] | None = None
     axis: str = "env steps"
     dashed: Mapping[str, str] = field(default_factory=dict)
+    picture: Picture | None = None
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -183,6 +189,25 @@ STUDIES: dict[str, Study] = {
         figures=("success", "mean_return"),
         beside=("scripted",),
     ),
+    "marine-curriculum": Study(
+        "Navigation: three to six vessels, obstacles, vortices",
+        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS},
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        navigated,
+        "none: the settings are those of the curriculum without vortices",
+        figures=("success", "collision", "mean_time", "mean_energy"),
+        beside=("scripted",),
+    ),
+    "marine-risk": Study(
+        "Three vessels that act on the worst of what they expect",
+        {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
+        _ARRIVED,
+        on_risks,
+        "none",
+        figures=("success", "collision", "mean_time"),
+        beside=("worst 0.75", "worst 0.5", "worst 0.25", "worst 0.1", "scripted"),
+        picture=draw_risk,
+    ),
     "durotaxis": Study(
         "A colony on a stiffness gradient",
         {"ppo": Run("durotaxis", "Durotaxis")},
@@ -191,6 +216,16 @@ STUDIES: dict[str, Study] = {
         NOT_RECORDED,
         LATER_SEEDS,
         figures=("success",),
+    ),
+    "durotaxis-stages": Study(
+        "A colony whose task comes in stages",
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        "100 and 101",
+        figures=("success",),
+        beside=("half",),
+        picture=draw_stages,
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -267,3 +302,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
+PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+"""Studies without committed runs, which are made by name alone."""

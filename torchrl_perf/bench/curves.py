@@ -35,8 +35,9 @@ class BenchCurves:
     """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
     risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
-    actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander,
+    actor-critic, judged on unseen prices), kelly (a market whose best position is known), ranks (one, two and three
+    processes that learn CartPole with the same envs in all). By name alone: marine-curriculum (three to six vessels,
+    obstacles and vortices, on a GPU); cartpole, acrobot and pendulum (each algorithm by its preset); lunar-lander,
     half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the
     package's extra data."""
     runs: tuple[str, ...] = ()

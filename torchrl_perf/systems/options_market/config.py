@@ -264,8 +264,8 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     # what trends are was a part of the price, which hourly bars never reach
     "OptionMarketOriginal": dataclasses.replace(_HOURLY, trend_unit="price"),
     # Returns carry little information on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at
-    # weights of all sizes, which the temperature ensures. Growth is flat around its maximum, so that options that differ
-    # by how much they hold at most differ little in it; their entropies tell them apart, and the choice keeps to several.
+    # weights of all sizes, which the temperature ensures. Growth is flat around its maximum: options that differ by how
+    # much they hold at most differ little in it. Their entropies tell them apart, and the choice keeps to several.
     "OptionMarketKelly": dataclasses.replace(
         _HOURLY,
         env="OptionMarketKelly",

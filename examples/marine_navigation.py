@@ -41,7 +41,7 @@ AGENTS = {
 
 # five vessels and four vortices, on the small networks of an empty world; each step of an env is one of five vessels
 CURRENTS = {"max_robots": 5, "max_cores": 4, "stage_robots": "5", "stage_cores": "4", "stage_distance": "30"}
-CURRENTS |= {"num_envs": 16, "total_steps": 40_000}
+CURRENTS |= {"num_envs": 16, "total_steps": 20_000}
 
 
 @dataclass(frozen=True)

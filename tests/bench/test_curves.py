@@ -180,3 +180,12 @@ def test_an_interval_is_near_that_of_all_samples_of_four_seeds():
     assert line["middle"] == 3.0
     assert means[int(0.02 * 256)] <= line["low"] <= means[int(0.03 * 256)]
     assert means[int(0.97 * 256)] <= line["high"] <= means[int(0.98 * 256)]
+
+
+def test_what_needs_no_training_is_a_line_across():
+    study = replace(STUDIES["marine"], beside=("scripted", "other"))
+    rows = [{"evaluation": {"trained": {}, "scripted": {"success": share, "mean_time": 3.0}}} for share in (0.5, 0.7)]
+    assert curves._across(study, rows, "navigation/success") == pytest.approx({"scripted": 0.6})
+    assert curves._across(study, rows, "navigation/collision") == {}
+    rows[1]["evaluation"]["scripted"]["success"] = None  # not finite: JSON has no NaN
+    assert curves._across(study, rows, "navigation/success") == {}

@@ -39,13 +39,13 @@ def test_rules_of_known_outcome_and_a_policy_that_has_not_learnt(tmp_path):
     trainer = run.trainer(replace(run.config(0, device="cpu"), num_envs=4, run_dir=str(tmp_path)))
     found = curves_stages.taught(trainer, "none")
     trainer.close()
-    # half of the nodes deleted keeps six of them, whose longest steps are at the goal after 24 (docs/systems.md)
+    # half of the nodes deleted keeps six of them, whose longest steps of 12 to 14 come to 95 from 10 or less
     assert [found["half"][task] for task in curves_stages.TASKS] == [1.0] * len(curves_stages.TASKS)
     assert found["half"]["success"] == 1.0
-    assert found["half"]["steps"] == pytest.approx(24, abs=2)
+    assert found["half"]["steps"] == pytest.approx(7, abs=1)
     assert found["half"]["deleted"] == pytest.approx(0.5)
-    # 15 / (1 + (.5 / 3)^2) + .5 at a stiffness of 3
-    assert found["half"]["stride"] == pytest.approx(15.09, abs=0.02)
+    # 15 / (1 + (.5 / 1.5)^2) + .5 at a stiffness of 1.5
+    assert found["half"]["stride"] == pytest.approx(14.0, abs=0.02)
     assert found["random"]["success"] == found["trained"]["success"] == 0.0
     # those that delete more live longer, and count more often
     assert 0.25 < found["random"]["deleted"] < 0.4

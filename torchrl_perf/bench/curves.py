@@ -71,7 +71,7 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
 
     run = study.runs[name]
     with tempfile.TemporaryDirectory() as folder:
-        changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        changes = {} if options.total_steps is None else {"total_steps": options.total_steps * run.rows}
         settings = {"device": options.device, "logger": "csv", "run_dir": folder, "checkpoint_interval": 0, **changes}
         config = run.config(seed, **settings)
         watch = Stopwatch("cpu").start()
@@ -94,8 +94,8 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         curves = {}
         for column in study.columns:
             data = read_progress(run_dir / PROGRESS, column)
-            curves[column] = {"step": thinned(data["step"]), "value": thinned(data[column])}
-        row = {"run": name, "seed": seed, "steps": steps, "seconds": watch.seconds, "curves": curves}
+            curves[column] = {"step": thinned([at / run.rows for at in data["step"]]), "value": thinned(data[column])}
+        row = {"run": name, "seed": seed, "steps": steps // run.rows, "seconds": watch.seconds, "curves": curves}
         assert study.evaluate is not None
         row["evaluation"] = study.evaluate(trainer, name)
     trainer.close()
@@ -149,7 +149,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval."""
+    """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval.
+
+    Where the evaluation has the figure of a column, the ways beside it are lines across, in the evaluation's worlds.
+    """
     from matplotlib.ticker import EngFormatter
 
     figure = new_figure(4.6 * len(study.columns), 3.8)
@@ -163,6 +166,9 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
         if column in study.dashed:
             other = rows[0]["curves"][study.dashed[column]]
             axes.plot(other["step"], other["value"], color="0.3", linewidth=1.0, ls="--", label=study.dashed[column])
+        for who, value in _across(study, rows, column).items():
+            line = axes.axhline(value, color="0.3", linewidth=1.0, ls=_LINES[study.beside.index(who) % len(_LINES)])
+            line.set_label(who)
         axes.set_xlabel(study.axis)
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -171,6 +177,19 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
     figure.suptitle(f"{study.title}\ninterquartile mean and 95% interval, seeds {seeds}", fontsize=10)
     return save_figure(figure, path, dpi=110)
+
+
+_LINES = ("--", ":", "-.", (0, (1, 3)))
+
+
+def _across(study: Study, rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
+    """What the ways beside a study reach of a column, the mean over the rows, by their names."""
+    figure, found = column.rpartition("/")[2], {}
+    for who in study.beside:
+        values = [row["evaluation"].get(who, {}).get(figure) for row in rows]
+        if values and all(value is not None for value in values):
+            found[who] = sum(values) / len(values)
+    return found
 
 
 def _print(lines: list[dict[str, Any]]) -> None:

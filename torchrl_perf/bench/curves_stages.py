@@ -23,22 +23,22 @@ TASKS = {
     f"goal {FAR:g}, {FEW} nodes": (FAR, FEW),
 }
 """Share of the width that is the goal, and nodes beyond which a colony has over-grown; the last is the whole task."""
-MIDDLE = 200.0
+MIDDLE = 50.0
 """Where the length of a step is computed that an action asks for: halfway along the gradient."""
 
-_FRAMES = "0, 20000, 40000, 60000"
-_GOALS, _NODES = {"stage_goals": "0.2, 0.4, 0.7, 0.95"}, {"stage_nodes": "40, 32, 26, 20"}
-# small enough for a CPU core: few slots, a narrow encoder, episodes that no policy needs to be longer
+_FRAMES = "0, 8000, 14000, 20000"
+_GOALS, _NODES = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": "40, 32, 26, 20"}
+# small enough for a CPU core: a narrow substrate, few slots, a narrow encoder, and no episode longer than it need be
 _COLONY: dict[str, Any] = {
-    **{"critical_nodes": MANY, "stage_nodes": str(FEW), "total_steps": 100_000, "max_episode_steps": 200},
-    **{"eval_interval": 10, "eval_episodes": 64},
+    **{"width": 100.0, "height": 100.0, "critical_nodes": MANY, "stage_nodes": str(FEW), "encoder_width": 16},
+    **{"total_steps": 40_000, "max_episode_steps": 100, "eval_interval": 4, "eval_episodes": 64, "log_interval": 2},
 }
 STAGE_RUNS: dict[str, dict[str, Any]] = {
     "none": _COLONY,
     "goals": {**_COLONY, **_GOALS, "stage_frames": _FRAMES},
     "nodes": {**_COLONY, **_NODES, "stage_frames": _FRAMES},
     "both": {**_COLONY, **_GOALS, **_NODES, "stage_frames": _FRAMES},
-    "delete-only": {**_COLONY, "stage_one_frames": 40_000},
+    "delete-only": {**_COLONY, "stage_one_frames": 8_000},
 }
 """Settings of runs by what their stages change; the last stage of each is the same task."""
 
@@ -142,7 +142,7 @@ def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Pa
         table[number] = [np.mean([figures[task] for figures in trained]) for task in TASKS]
         places = [[figures[key] for figures in trained] for key in ("deleted", "stride")]
         acting.scatter(*places, color=line.get_color(), label=name, s=42, edgecolors="white", zorder=3)
-    for start in (20_000, 40_000, 60_000):
+    for start in (8_000, 14_000, 20_000):
         learning.axvline(start, color="0.6", linewidth=0.8, linestyle=":")
     half = rows[0]["evaluation"]["half"]
     acting.scatter(half["deleted"], half["stride"], marker="*", color="black", s=130, label="half, longest", zorder=4)

@@ -1,6 +1,7 @@
 """The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import kelly_weight, unseen_prices
@@ -39,6 +41,10 @@ class Run(NamedTuple):
     changes: Mapping[str, Any] = {}
     ranks: int = 1
     """Processes that learn it together; the settings are those of the whole run."""
+    make: Callable[[Any], Any] | None = None
+    """Makes the trainer of the settings, in place of the algorithm's own."""
+    rows: int = 1
+    """Rows of its batches that are one env step, by which the steps of a run are counted."""
 
     def config(self, seed: int, **changes: Any) -> Any:
         """The settings of one seed."""
@@ -49,6 +55,8 @@ class Run(NamedTuple):
 
     def trainer(self, config: Any) -> Any:
         """A trainer of the settings."""
+        if self.make is not None:
+            return self.make(config)
         return entry_of(self.algorithm).load("trainer")(config)
 
 
@@ -176,6 +184,14 @@ def _task(task: str, *algorithms: str) -> Study:
     return Study(task, runs, _RETURNS, in_gymnasium, NOT_RECORDED, LATER_SEEDS)
 
 
+def _ppo_of_vessels(*, shared: bool) -> Run:
+    """PPO in as many worlds, and for as many of their steps, as the other agents."""
+    vessels, worlds, steps = CURRICULUM["max_robots"], 256, 6_000_000
+    changes = {**PPO_SETTINGS, "num_envs": worlds * vessels, "total_steps": steps * vessels}
+    make = functools.partial(make_vessel_ppo, world=CURRICULUM, shared=shared)
+    return Run("ppo", "MarineNavigation", changes, make=make, rows=vessels)
+
+
 STUDIES: dict[str, Study] = {
     "marine": Study(
         "Navigation: three vessels, no obstacle",
@@ -199,7 +215,8 @@ STUDIES: dict[str, Study] = {
     ),
     "marine-curriculum": Study(
         "Navigation: three to six vessels, obstacles, vortices",
-        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS},
+        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS}
+        | {name: _ppo_of_vessels(shared=shared) for name, shared in (("ippo", False), ("mappo", True))},
         {**_ARRIVED, "navigation/collision": "share that collided"},
         navigated,
         "none: the settings are those of the curriculum without vortices",

@@ -247,11 +247,7 @@ class ActorCritic(Algorithm):
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            rows = with_steps(rows) if self.slices is None else self.slices.prepared(self.slices.probed(rows))
-            context = self.passes.context(rows, None)
-            self.passes.critic(rows, context)
-            self.passes.actor(rows, context)
+        self.passes.made_once(with_steps(rows) if self.slices is None else self.slices.probed(rows))
 
     def make_chained(self) -> Any:
         """The update in few launches (:mod:`~torchrl_perf.trainers.off_policy.chained`); None where there is none."""

@@ -183,9 +183,11 @@ _LINES = ("--", ":", "-.", (0, (1, 3)))
 
 
 def _across(study: Study, rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
-    """What the ways beside a study reach of a column, the mean over the rows, by their names."""
+    """What the ways beside a study reach of a column, the mean over the rows, by name; not of one with a curve."""
     figure, found = column.rpartition("/")[2], {}
     for who in study.beside:
+        if who == study.dashed.get(column):
+            continue
         values = [row["evaluation"].get(who, {}).get(figure) for row in rows]
         if values and all(value is not None for value in values):
             found[who] = sum(values) / len(values)

@@ -92,6 +92,8 @@ def test_main_rewrites_the_blocks_of_every_page_alone(tmp_path: Path, monkeypatc
         "drop_in.md": ["steps", "off-policy"],
         "zoo.md": ["zoo"],
         "figures.md": ["curves"],
+        "robots.md": ["robots"],
+        "memory.md": ["memory"],
     }
     for path, blocks in pages.items():
         path.write_text(

@@ -65,6 +65,17 @@ def test_an_env_of_gymnasium_is_trained_by_its_preset_and_evaluated(tmp_path, mo
     assert (tmp_path / "curve_pole.png").exists()
 
 
+@pytest.mark.parametrize("task", ["cartpole", "acrobot", "pendulum"])
+def test_a_task_of_the_package_is_judged_in_gymnasiums_env(task, tmp_path):
+    options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", task, "--runs", "ppo"]
+    steps = 98_304 if task == "acrobot" else 32_768  # so that episodes have ended
+    assert main([*options, "--seeds", "4", "--total-steps", str(steps)]) == 0
+    found = json.loads((tmp_path / f"{task}_ppo_4.json").read_text())["rows"][0]["evaluation"]["trained"]
+    least, most = {"cartpole": (8, 500), "acrobot": (-500, -60), "pendulum": (-1800, -100)}[task]
+    assert found["episodes"] == 50
+    assert least <= found["mean_return"] <= most
+
+
 @pytest.mark.slow
 def test_ranks_learn_a_run_of_a_study(tmp_path, monkeypatch):
     study = STUDIES["ranks"]

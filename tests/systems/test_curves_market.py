@@ -96,3 +96,14 @@ def test_recordings_of_several_sets_are_joined():
     assert both.cost[0].tolist() == [2, 3, 4, 0, 0]
     assert both.option[0].tolist() == both.regime[0].tolist() == [0, 0, 0, -1, -1]
     assert both.equity[2].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_weight_of_a_trader_beside_kellys():
+    kelly = {"market": "brownian", "drift": 0.08, "volatility": 0.25, "max_weight": 2.0, "semantics": "target"}
+    trainer = run(make(**kelly, options="exposure", commission=0.0, slippage=0.0), 2)
+    found = curves_market.kelly_weight(trainer, "options")
+    own = found["trained"]
+    assert found["kelly"]["weight"] == pytest.approx(1.263, abs=0.01)
+    assert own["of_kelly"] == pytest.approx(own["weight"] / found["kelly"]["weight"])
+    assert sum(own[name] for name in trainer.options.names) == pytest.approx(1.0)
+    assert found == curves_market.kelly_weight(trainer, "options")

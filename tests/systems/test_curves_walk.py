@@ -7,7 +7,7 @@ import pytest
 from trading_runs import EXPOSURE, SMALL, write_prices
 
 from torchrl_perf.bench import curves_walk
-from torchrl_perf.bench.curves import main, one_run
+from torchrl_perf.bench.curves import _across, main, one_run
 from torchrl_perf.bench.curves_studies import STUDIES, Run
 from torchrl_perf.systems.options_market import OptionsMarketConfig
 
@@ -45,6 +45,7 @@ def test_the_study_stores_and_draws_it(config, tmp_path, monkeypatch, capsys):
     assert main([*options, "--seeds", "3"]) == 0
     row = json.loads((tmp_path / "sp500_options_3.json").read_text())["rows"][0]
     assert (row["run"], row["seed"], row["steps"]) == ("options", 3, 128)
+    assert _across(study, [row], "growth") == {}  # holding has a curve
     assert set(study.figures) <= set(row["evaluation"]["trained"])
     assert (tmp_path / "curve_sp500.png").stat().st_size > 10_000
     assert "hold" in capsys.readouterr().out

@@ -18,7 +18,7 @@ def learn(name, **options):
         trainer.step()
         trainer.iterations_done += 1
         if done in (config.fill_iterations, config.iterations * 3 // 4, config.iterations):
-            rows.append(trainer.metrics.flush(done * config.batch_size))
+            rows.append(trainer.summarise(trainer.metrics.flush(done * config.batch_size)))
     env = make_options_market_env(config, "cpu", options=trainer.options)
     return rows, evaluate(trainer.policy, env, seed=7)[0], config
 
@@ -45,14 +45,18 @@ def test_five_regimes_are_traded_better_than_held_or_left_alone():
 @pytest.mark.parametrize(
     ("options", "within"),
     [
-        pytest.param({"minibatch_size": 1_024, "total_steps": 262_144}, 0.15, marks=pytest.mark.slow, id="short"),
+        pytest.param({"total_steps": 262_144}, 0.15, marks=pytest.mark.slow, id="short"),
         pytest.param({}, 0.1, marks=pytest.mark.long, id="preset"),
     ],
 )
 def test_the_mean_weight_is_near_kellys_without_costs(options, within):
     """Growth is flat around its maximum: a weight that is 10 % off costs a hundredth of it, 15 % two hundredths."""
-    _, figures, config = learn("OptionMarketKelly", **options)
+    rows, figures, config = learn("OptionMarketKelly", **options)
     best = kelly_fraction(config.drift, config.volatility, config.max_weight)
     assert 0.3 * config.max_weight < best < 0.9 * config.max_weight
     assert figures.weight == pytest.approx(best, rel=within)
-    assert figures.options["long"] > 0.95
+    assert figures.options["long"] > 0.95  # the only range that holds as much and no less than nothing
+    # with exploration several options run, so that the monitor says nothing
+    assert config.gamma > 0 and config.num_critics == 2
+    assert rows[-1]["option/max_usage"] <= config.max_option_share == 0.5
+    assert rows[-1]["option/num_used"] >= config.min_options_used == 3

@@ -35,10 +35,11 @@ class BenchCurves:
     """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
     risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
-    actor-critic, judged on unseen prices), active-dynamics (samples until a field is known, by what inputs are chosen
-    for, on six fields), ranks (one, two and three processes that learn CartPole with the same envs in all); by name
-    alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), marine-targets (AC-IQN with slow
-    and fast targets), and lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need
+    actor-critic, judged on unseen prices), kelly (a market whose best position is known), active-dynamics (samples
+    until a field is known, by what inputs are chosen for, on six fields), ranks (one, two and three processes that
+    learn CartPole with the same envs in all). By name alone: marine-curriculum (three to six vessels, obstacles and
+    vortices, on a GPU); marine-targets (AC-IQN with slow and fast targets); cartpole, acrobot and pendulum (each
+    algorithm by its preset); lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need
     Gymnasium's extras box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
@@ -195,9 +196,11 @@ _LINES = ("--", ":", "-.", (0, (1, 3)))
 
 
 def _across(study: Study, rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
-    """What the ways beside a study reach of a column, the mean over the rows, by their names."""
+    """What the ways beside a study reach of a column, the mean over the rows, by name; not of one with a curve."""
     figure, found = column.rpartition("/")[2], {}
     for who in study.beside:
+        if who == study.dashed.get(column):
+            continue
         values = [row["evaluation"].get(who, {}).get(figure) for row in rows]
         if values and all(value is not None for value in values):
             found[who] = sum(values) / len(values)

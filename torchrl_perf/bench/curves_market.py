@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["unseen_prices"]
+__all__ = ["kelly_weight", "unseen_prices"]
 
 PRICE_SEEDS = tuple(range(30_000, 30_010))
 """Each names a set of price paths, which is judged by itself; trainers draw theirs from the seeds of their runs."""
@@ -65,6 +65,22 @@ def unseen_prices(trainer: Any, name: str) -> dict[str, dict[str, float]]:
         for regime, parts in zip(REGIMES, gains, strict=True):
             found[regime] = {"of_best": float(parts.sum()), **dict(zip(names, parts.tolist(), strict=True))}
     return found
+
+
+def kelly_weight(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """The mean weight of a trader without costs on unseen prices, beside the one of greatest growth (Kelly, 1956).
+
+    Of ``trained``: ``weight``, its share ``of_kelly``, ``growth`` of a bar, and the share of the steps of each option.
+    """
+    from torchrl_perf.systems.options_market.evaluation import evaluate, kelly_fraction
+    from torchrl_perf.systems.options_market.networks import make_options_market_env
+
+    config, seed = trainer.config, PRICE_SEEDS[0]
+    env = make_options_market_env(config, trainer.device, options=trainer.options, seed=seed)
+    figures, _ = evaluate(trainer.policy, env, seed=seed)
+    best = kelly_fraction(config.drift, config.volatility, config.max_weight)
+    row = {"weight": figures.weight, "of_kelly": figures.weight / best, "growth": figures.growth / figures.steps}
+    return {"trained": row | figures.options, "kelly": {"weight": best, "of_kelly": 1.0}}
 
 
 def _growth(recording: Any) -> Tensor:

@@ -14,7 +14,7 @@ from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
 from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
-from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_market import kelly_weight, unseen_prices
 from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
@@ -27,6 +27,7 @@ Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
 Picture = Callable[[str, Sequence[Mapping[str, Any]], Path], Path]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
+GYMNASIUM = {"CartPole": "CartPole-v1", "Acrobot": "Acrobot-v1", "Pendulum": "Pendulum-v1"}
 NOT_RECORDED = "not recorded, 0 to 2 perhaps"
 LATER_SEEDS = (30, 31, 32)
 """Of the studies for which that is not known: a run of any of them is a new one."""
@@ -141,9 +142,9 @@ def _breaks(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     }
 
 
-def cart_poles(trainer: Any, name: str) -> dict[str, dict[str, float]]:
-    """:func:`episodes_without_exploration` of a policy of the package's CartPole, in Gymnasium's."""
-    config = SimpleNamespace(env="CartPole-v1", seed=trainer.config.seed)
+def in_gymnasium(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """:func:`episodes_without_exploration` of a policy of one of the package's tasks, in Gymnasium's env of it."""
+    config = SimpleNamespace(env=GYMNASIUM[trainer.config.env], seed=trainer.config.seed)
     return episodes_without_exploration(SimpleNamespace(policy=trainer.policy, config=config), name)
 
 
@@ -179,6 +180,12 @@ _WALK: dict[str, Any] = {"num_envs": 64, "total_steps": 24_576, "updates_per_ite
 _WALK |= {"learning_starts": 4_096, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
+
+
+def _task(task: str, *algorithms: str) -> Study:
+    """Algorithms on a task of the package, each by its preset."""
+    runs = {name: Run(name, task) for name in algorithms}
+    return Study(task, runs, _RETURNS, in_gymnasium, NOT_RECORDED, LATER_SEEDS)
 
 
 def _ppo_of_vessels(*, shared: bool) -> Run:
@@ -290,6 +297,15 @@ STUDIES: dict[str, Study] = {
         figures=("of_best",),
         beside=("hold",),
     ),
+    "kelly": Study(
+        "A market whose best position is known",
+        {"options": Run("options-market", "OptionMarketKelly")},
+        {"market/weight": "mean weight, exploration included", "option/max_usage": "share of the option used most"},
+        kelly_weight,
+        "seed 10",
+        figures=("weight", "of_kelly"),
+        beside=("kelly",),
+    ),
     "sp500": Study(
         "S&P 500: ten years learnt from, the next four traded, five times",
         {"options": Run("options-market", "OptionMarketSP500", _WALK)},
@@ -320,6 +336,9 @@ STUDIES: dict[str, Study] = {
         picture=draw_fields,
         together=True,
     ),
+    "cartpole": _task("CartPole", "ppo", "pqn", "dqn", "qr-dqn", "iqn", "rainbow"),
+    "acrobot": _task("Acrobot", "ppo", "pqn", "dqn"),
+    "pendulum": _task("Pendulum", "ppo", "sac", "td3", "ddpg", "ac-iqn"),
     "lunar-lander": Study(
         "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
@@ -343,7 +362,7 @@ STUDIES: dict[str, Study] = {
             "three": Run("ppo", "CartPole", _POLES, ranks=3),
         },
         _RETURNS,
-        cart_poles,
+        in_gymnasium,
         NOT_RECORDED,
         LATER_SEEDS,
     ),
@@ -351,5 +370,7 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages")
+PREPARED = (
+    *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages", "cartpole", "acrobot", "pendulum"),
+)
 """Studies without committed runs, which are made by name alone."""

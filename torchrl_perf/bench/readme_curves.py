@@ -1,14 +1,15 @@
-"""The table of learning over seeds in the documentation, from the committed figures of ``bench curves``."""
+"""The tables of learning over seeds in the documentation, from the committed figures of several benchmarks."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from torchrl_perf.bench.curves import FOLDER
-from torchrl_perf.bench.curves_seeds import read_over_seeds
+from torchrl_perf.bench.curves_seeds import over_seeds, read_over_seeds
 from torchrl_perf.bench.curves_studies import STUDIES
-from torchrl_perf.bench.report import format_table
+from torchrl_perf.bench.report import RESULTS, format_table, read_results
 
-__all__ = ["curves_table"]
+__all__ = ["curves_table", "memory_table", "robots_table"]
 
 TRAINED = "trained"
 COLUMNS = ("study", "run", "figure", "seeds", "trained [interval]", "beside it", "chosen on")
@@ -37,13 +38,37 @@ def curves_table(folder: Path = FOLDER) -> str:
     return format_table(lines, COLUMNS)
 
 
+def robots_table(folder: Path = RESULTS) -> str:
+    """Markdown: what PPO has learnt of each robot, from ``bench robots --learn``."""
+    rows = [row for row in read_results("robots_learning", folder)["rows"] if row["algorithm"] == "ppo"]
+    return _of_runs(rows, "task", "return [interval]")
+
+
+def memory_table(folder: Path = RESULTS) -> str:
+    """Markdown: what policies with and without a memory have learnt, from ``bench recurrent --parts learning``."""
+    return _of_runs(read_results("recurrent_learning", folder)["rows"], "variant", "mean return at the end [interval]")
+
+
+def _of_runs(rows: list[dict[str, Any]], name: str, words: str) -> str:
+    """A line for each run: its seeds, and the interquartile mean of its return with its interval."""
+    runs = [
+        {"run": row[name], "seed": row["seed"], "evaluation": {TRAINED: {"mean_return": row["mean_return"]}}}
+        for row in rows
+    ]
+    lines = [
+        {name: f"`{line['run']}`", "seeds": ", ".join(map(str, line["seeds"])), words: _cell(line)}
+        for line in over_seeds(runs)
+    ]
+    return format_table(lines, (name, "seeds", words))
+
+
 def _beside(who: str, study: Any) -> bool:
     """Whether it is another way to do the same, and not a part of what was trained."""
     return who != TRAINED and who in study.beside
 
 
 def _cell(row: dict[str, Any]) -> str:
-    if row["low"] is None:
+    if row["low"] is None or math.isnan(row["low"]):
         return f"{_short(row['middle'])}, one seed"
     return f"{_short(row['middle'])} [{_short(row['low'])}, {_short(row['high'])}]"
 

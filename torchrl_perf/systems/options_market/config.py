@@ -263,26 +263,25 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     ),
     # what trends are was a part of the price, which hourly bars never reach
     "OptionMarketOriginal": dataclasses.replace(_HOURLY, trend_unit="price"),
-    # Without costs a position affects only the next return, so no discount is needed. Returns carry little information
-    # on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at weights of all sizes, which the
-    # temperature ensures, and networks that cannot memorise them. Growth is flat around its maximum: options that
-    # differ by how much they hold at most cannot be told apart, those that differ by the side can.
+    # Returns carry little information on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at
+    # weights of all sizes, which the temperature ensures. Growth is flat around its maximum: options that differ by how
+    # much they hold at most differ little in it. Their entropies tell them apart, and the choice keeps to several.
     "OptionMarketKelly": dataclasses.replace(
         _HOURLY,
         env="OptionMarketKelly",
         num_envs=256,
-        total_steps=524_288,
-        capacity=524_288,
-        updates_per_iteration=12,
-        minibatch_size=4_096,
+        total_steps=327_680,
+        capacity=327_680,
+        minibatch_size=2_048,
         learning_starts=8_192,
-        gamma=0.0,
+        gamma=0.5,
+        tau=0.02,
         market="brownian",
         sentiment_correlation=0.0,
         drift=0.08,
         volatility=0.25,
         semantics="target",
-        options="sides",
+        options="exposure",
         commission=0.0,
         slippage=0.0,
         max_weight=2.0,
@@ -290,16 +289,15 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         max_episode_steps=32,
         ruin=0.1,
         reward_scale=10.0,
-        actor_learning_rate=5e-4,
-        critic_learning_rate=1e-3,
-        option_learning_rate=5e-4,
-        initial_temperature=0.25,
-        num_critics=1,
-        hidden_size=16,
-        activation="tanh",
+        actor_learning_rate=1e-3,
+        critic_learning_rate=3e-3,
+        option_learning_rate=1e-3,
+        option_learning="critic",
+        option_entropy_coeff=0.6,
+        option_capacity=2_000,
         option_temperature_final=None,
-        max_option_share=1.0,
-        min_options_used=1,
+        initial_temperature=0.25,
+        hidden_size=64,
     ),
     "OptionMarketZeroEdge": dataclasses.replace(
         _HOURLY,

@@ -1,6 +1,7 @@
 """The study of a colony's stages: its runs end in one task, the figures of known rules, and its picture."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,13 @@ def test_rules_of_known_outcome_and_a_policy_that_has_not_learnt(tmp_path):
     # those that delete more live longer, and count more often
     assert 0.25 < found["random"]["deleted"] < 0.4
     assert curves_stages.taught(trainer, "none")["random"] == found["random"]
+
+
+def test_when_the_whole_task_was_learnt():
+    curve = {"step": [100.0, 200.0, 300.0], "value": [2.0, 8.0, 14.0]}
+    assert curves_stages.learnt_after(curve) == pytest.approx(200 + 100 / 3)
+    assert curves_stages.learnt_after({"step": [100.0], "value": [20.0]}) == pytest.approx(50)
+    assert math.isnan(curves_stages.learnt_after({"step": [100.0], "value": [9.9]}))
 
 
 def test_a_run_is_stored_and_the_picture_drawn(tmp_path, capsys):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from torchrl_perf.bench import curves_stages
-from torchrl_perf.bench.curves import main
+from torchrl_perf.bench.curves import FOLDER, PICTURES, main, stored
 from torchrl_perf.bench.curves_studies import STUDIES
 from torchrl_perf.envs.durotaxis import ColonyCurriculum
 from torchrl_perf.systems.durotaxis.stages import curriculum_of, last_stage
@@ -69,3 +69,8 @@ def test_a_run_is_stored_and_the_picture_drawn(tmp_path, capsys):
     assert row["curves"]["eval/mean_return"]["step"] == [2_048.0]
     assert (tmp_path / "curve_durotaxis-stages.png").stat().st_size > 20_000
     assert "half" in capsys.readouterr().out
+
+
+def test_the_table_in_the_documentation_is_that_of_the_committed_runs():
+    table = curves_stages.stages_table(stored("durotaxis-stages", FOLDER))
+    assert table.strip() in (PICTURES.parent / "systems.md").read_text()

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-__all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "learnt_after", "taught"]
+__all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "learnt_after", "stages_table", "taught"]
 
 COLONIES = 128
 """Fresh colonies of each task that a policy is judged by."""
@@ -143,6 +143,32 @@ def learnt_after(curve: Mapping[str, Sequence[float]]) -> float:
             return before[0] + (step - before[0]) * (LEARNT - before[1]) / (value - before[1])
         before = step, value
     return float("nan")
+
+
+def stages_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown of ``docs/systems.md``: by run the mean over its seeds, the least and the greatest.
+
+    Args:
+        rows: of the study's runs.
+    """
+    from torchrl_perf.bench.report import format_table
+
+    lines = []
+    for name in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == name]
+        after = [learnt_after(row["curves"]["eval/mean_return"]) / 1000 for row in own]
+        trained = [row["evaluation"]["trained"] for row in own]
+        line = {"stages": name, "env steps to a return of 10": _spread(after, "{:.1f} k")}
+        line["at the goal"] = _spread([figures["success"] for figures in trained], "{:.0%}")
+        line["share deleted"] = _spread([figures["deleted"] for figures in trained], "{:.2f}")
+        line["length of a step"] = _spread([figures["stride"] for figures in trained], "{:.1f}")
+        lines.append(line)
+    return format_table(lines, list(lines[0]))
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    middle, low, high = (form.format(value) for value in (sum(values) / len(values), min(values), max(values)))
+    return f"{middle} [{low}, {high}]"
 
 
 def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:

@@ -12,12 +12,14 @@ import torch
 
 from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
 from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
 from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
+from torchrl_perf.systems.active_dynamics.config import FROM_ONE_PLACE
 
 __all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
@@ -78,6 +80,7 @@ class Study:
         axis: what is counted along the curves.
         dashed: of a column, another curve to draw with it, one for all runs.
         picture: draws title and rows to a path, in place of a panel for each column.
+        together: whether a file has all seeds of a run.
     """
 
     title: str
@@ -92,6 +95,7 @@ class Study:
     axis: str = "env steps"
     dashed: Mapping[str, str] = field(default_factory=dict)
     picture: Picture | None = None
+    together: bool = False
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -298,6 +302,23 @@ STUDIES: dict[str, Study] = {
         whole=walked,
         axis="days traded",
         dashed={"growth": "hold"},
+    ),
+    "active-dynamics": Study(
+        "Samples until a field is known",
+        {
+            f"{field}-{rule}": Run("active-dynamics", f"{field}{FROM_ONE_PLACE}", changes)
+            for field in STATED
+            for rule, changes in RULES.items()
+        },
+        {"error": "error over the region"},
+        None,
+        "seeds 100 and 101",
+        seeds=tuple(range(8)),
+        figures=("samples", "reached", "error"),
+        whole=explored,
+        axis="samples",
+        picture=draw_fields,
+        together=True,
     ),
     "lunar-lander": Study(
         "LunarLander-v3",

@@ -1,6 +1,7 @@
 """What the stages of a colony's task teach: outcomes on near and far goals, with many and few nodes, and a picture."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def learnt_after(curve: Mapping[str, Sequence[float]]) -> float:
         if value >= LEARNT:
             return before[0] + (step - before[0]) * (LEARNT - before[1]) / (value - before[1])
         before = step, value
-    return float("nan")
+    return math.nan
 
 
 def stages_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -167,8 +168,13 @@ def stages_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    middle, low, high = (form.format(value) for value in (sum(values) / len(values), min(values), max(values)))
-    return f"{middle} [{low}, {high}]"
+    """The mean of the finite values with the least and the greatest, and how many of all that are."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "never"
+    middle, low, high = (form.format(value) for value in (sum(finite) / len(finite), min(finite), max(finite)))
+    count = "" if len(finite) == len(values) else f", {len(finite)} of {len(values)}"
+    return f"{middle} [{low}, {high}]{count}"
 
 
 def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:

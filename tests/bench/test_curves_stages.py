@@ -1,12 +1,13 @@
 """The study of a colony's stages: its runs end in one task, the figures of known rules, and its picture."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from torchrl_perf.bench import curves_stages
-from torchrl_perf.bench.curves import main
+from torchrl_perf.bench.curves import FOLDER, PICTURES, main, stored
 from torchrl_perf.bench.curves_studies import STUDIES
 from torchrl_perf.envs.durotaxis import ColonyCurriculum
 from torchrl_perf.systems.durotaxis.stages import curriculum_of, last_stage
@@ -52,6 +53,13 @@ def test_rules_of_known_outcome_and_a_policy_that_has_not_learnt(tmp_path):
     assert curves_stages.taught(trainer, "none")["random"] == found["random"]
 
 
+def test_when_the_whole_task_was_learnt():
+    curve = {"step": [100.0, 200.0, 300.0], "value": [2.0, 8.0, 14.0]}
+    assert curves_stages.learnt_after(curve) == pytest.approx(200 + 100 / 3)
+    assert curves_stages.learnt_after({"step": [100.0], "value": [20.0]}) == pytest.approx(50)
+    assert math.isnan(curves_stages.learnt_after({"step": [100.0], "value": [9.9]}))
+
+
 def test_a_run_is_stored_and_the_picture_drawn(tmp_path, capsys):
     options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "durotaxis-stages"]
     assert main([*options, "--runs", "both", "--seeds", "5", "--total-steps", "2048"]) == 0
@@ -61,3 +69,8 @@ def test_a_run_is_stored_and_the_picture_drawn(tmp_path, capsys):
     assert row["curves"]["eval/mean_return"]["step"] == [2_048.0]
     assert (tmp_path / "curve_durotaxis-stages.png").stat().st_size > 20_000
     assert "half" in capsys.readouterr().out
+
+
+def test_the_table_in_the_documentation_is_that_of_the_committed_runs():
+    table = curves_stages.stages_table(stored("durotaxis-stages", FOLDER))
+    assert table.strip() in (PICTURES.parent / "systems.md").read_text()

@@ -1,6 +1,7 @@
 """What the stages of a colony's task teach: outcomes on near and far goals, with many and few nodes, and a picture."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-__all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "taught"]
+__all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "learnt_after", "stages_table", "taught"]
 
 COLONIES = 128
 """Fresh colonies of each task that a policy is judged by."""
@@ -25,6 +26,9 @@ TASKS = {
 """Share of the width that is the goal, and nodes beyond which a colony has over-grown; the last is the whole task."""
 MIDDLE = 50.0
 """Where the length of a step is computed that an action asks for: halfway along the gradient."""
+
+LEARNT = 10.0
+"""Return that only colonies at the goal have."""
 
 _FRAMES = "0, 8000, 14000, 20000"
 _GOALS, _NODES = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": "40, 32, 26, 20"}
@@ -128,53 +132,104 @@ def _first_episodes(policy: Any, config: Any, device: torch.device, goal: float,
     return TensorDict({name: value.squeeze(-1) for name, value in rows.items()}, [COLONIES])
 
 
+def learnt_after(curve: Mapping[str, Sequence[float]]) -> float:
+    """Env steps after which the return on the whole task is :data:`LEARNT`, between evaluations on a line; NaN before.
+
+    Args:
+        curve: "step" and "value" of ``eval/mean_return``.
+    """
+    before = (0.0, 0.0)
+    for step, value in zip(curve["step"], curve["value"], strict=True):
+        if value >= LEARNT:
+            return before[0] + (step - before[0]) * (LEARNT - before[1]) / (value - before[1])
+        before = step, value
+    return math.nan
+
+
+def stages_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown of ``docs/systems.md``: by run the mean over its seeds, the least and the greatest.
+
+    Args:
+        rows: of the study's runs.
+    """
+    from torchrl_perf.bench.report import format_table
+
+    lines = []
+    for name in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == name]
+        after = [learnt_after(row["curves"]["eval/mean_return"]) / 1000 for row in own]
+        trained = [row["evaluation"]["trained"] for row in own]
+        line = {"stages": name, "env steps to a return of 10": _spread(after, "{:.1f} k")}
+        line["at the goal"] = _spread([figures["success"] for figures in trained], "{:.0%}")
+        line["share deleted"] = _spread([figures["deleted"] for figures in trained], "{:.2f}")
+        line["length of a step"] = _spread([figures["stride"] for figures in trained], "{:.1f}")
+        lines.append(line)
+    return format_table(lines, list(lines[0]))
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The mean of the finite values with the least and the greatest, and how many of all that are."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "never"
+    middle, low, high = (form.format(value) for value in (sum(finite) / len(finite), min(finite), max(finite)))
+    count = "" if len(finite) == len(values) else f", {len(finite)} of {len(values)}"
+    return f"{middle} [{low}, {high}]{count}"
+
+
 def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """What each kind of stage teaches: returns on the whole task by step, outcomes by task, and how policies act.
+    """What each kind of stage teaches: the whole task and the task of the moment by step, when, and how policies act.
 
     Args:
         title: heading.
         rows: of the study's runs.
         path: of the picture.
     """
-    import numpy as np
     from matplotlib.ticker import EngFormatter
 
-    from torchrl_perf.bench.learning import MOST_POINTS
-    from torchrl_perf.metrics.comparison import Curve, band_of
     from torchrl_perf.metrics.figure import new_figure, save_figure
 
-    figure = new_figure(14.5, 4.4)
-    learning, success, acting = figure.subplots(1, 3, width_ratios=(1.2, 1.25, 1.0))
+    figure = new_figure(17.0, 4.2)
+    learning, ending, when, acting = figure.subplots(1, 4, width_ratios=(1.15, 1.15, 1.0, 1.0))
     names = list(dict.fromkeys(row["run"] for row in rows))
-    table = np.zeros((len(names), len(TASKS)))
     for number, name in enumerate(names):
         own = [row for row in rows if row["run"] == name]
-        curves = [row["curves"]["eval/mean_return"] for row in own]
-        band = band_of([Curve(curve["step"], curve["value"]) for curve in curves], MOST_POINTS)
-        line = learning.plot(band.steps, band.middle, label=name, linewidth=1.4)[0]
-        learning.fill_between(band.steps, band.low, band.high, alpha=0.15, color=line.get_color(), linewidth=0)
+        colour = _draw_band(learning, own, "eval/mean_return", name)
+        _draw_band(ending, own, "episode/overgrowth", name)
+        after = [learnt_after(row["curves"]["eval/mean_return"]) for row in own]
+        when.plot(after, [number] * len(after), "o", color=colour, markersize=7, alpha=0.8)
         trained = [row["evaluation"]["trained"] for row in own]
-        table[number] = [np.mean([figures[task] for figures in trained]) for task in TASKS]
         places = [[figures[key] for figures in trained] for key in ("deleted", "stride")]
-        acting.scatter(*places, color=line.get_color(), label=name, s=42, edgecolors="white", zorder=3)
-    for start in (8_000, 14_000, 20_000):
-        learning.axvline(start, color="0.6", linewidth=0.8, linestyle=":")
+        acting.scatter(*places, color=colour, s=42, edgecolors="white", zorder=3)
+    for start in map(float, _FRAMES.split(",")[1:]):
+        for axes in (learning, ending):
+            axes.axvline(start, color="0.6", linewidth=0.8, linestyle=":")
     half = rows[0]["evaluation"]["half"]
     acting.scatter(half["deleted"], half["stride"], marker="*", color="black", s=130, label="half, longest", zorder=4)
-    learning.set(xlabel="env steps", ylabel="return on the whole task", title="learning; dotted: where stages begin")
-    learning.xaxis.set_major_formatter(EngFormatter(sep=""))
+    learning.axhline(LEARNT, color="0.3", linewidth=0.8, linestyle="--")
+    learning.set(xlabel="env steps", ylabel="return on the whole task", title="the whole task; dotted: stages begin")
+    ending.set(xlabel="env steps", ylabel="share that over-grew", title="the task of the moment")
+    when.set(xlabel="env steps", title=f"whole task learnt (return of {LEARNT:g})", ylim=(len(names) - 0.5, -0.5))
+    when.set_xlim(0, max(row["steps"] for row in rows))
+    when.set_yticks(range(len(names)), names)
     acting.set(xlabel="share of the nodes deleted", ylabel="length of a step, halfway", title="how they act at the end")
-    success.imshow(table, vmin=0, vmax=1, cmap="YlGn", aspect="auto")
-    for number, column in np.ndindex(*table.shape):
-        colour = "white" if table[number, column] > 0.6 else "black"
-        success.text(column, number, f"{table[number, column]:.0%}", ha="center", va="center", color=colour)
-    success.set_xticks(range(len(TASKS)), [task.replace(", ", "\n") for task in TASKS], fontsize=8)
-    success.set_yticks(range(len(names)), names)
-    success.set_title("colonies at the goal after training")
-    for axes in (learning, acting):
+    for axes in (learning, ending, when):
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for axes in (learning, ending, when, acting):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.suptitle(
-        f"{title}: interquartile mean and 95% interval, seeds {', '.join(map(str, sorted({r['seed'] for r in rows})))}"
-    )
+    learning.legend(fontsize=8)
+    acting.legend(fontsize=8)
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    figure.suptitle(f"{title}: interquartile mean and 95% interval, seeds {seeds}")
     return save_figure(figure, path, dpi=110)
+
+
+def _draw_band(axes: Any, rows: Sequence[Mapping[str, Any]], column: str, name: str) -> Any:
+    """The interquartile mean of some rows' curves and its interval; returns the colour."""
+    from torchrl_perf.bench.learning import MOST_POINTS
+    from torchrl_perf.metrics.comparison import Curve, band_of
+
+    band = band_of([Curve(row["curves"][column]["step"], row["curves"][column]["value"]) for row in rows], MOST_POINTS)
+    line = axes.plot(band.steps, band.middle, label=name, linewidth=1.4)[0]
+    axes.fill_between(band.steps, band.low, band.high, alpha=0.15, color=line.get_color(), linewidth=0)
+    return line.get_color()

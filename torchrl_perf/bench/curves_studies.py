@@ -370,7 +370,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = (
-    *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages", "cartpole", "acrobot", "pendulum"),
-)
+PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "cartpole", "acrobot", "pendulum")
 """Studies without committed runs, which are made by name alone."""

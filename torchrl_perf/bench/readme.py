@@ -10,6 +10,7 @@ from typing import Any
 from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.readme_curves import curves_table, memory_table, robots_table
+from torchrl_perf.bench.readme_dynamics import samples_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 from torchrl_perf.bench.zoo import zoo_table
 
@@ -287,6 +288,7 @@ def pages() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "figures.md": {"curves": curves_table},
         docs / "robots.md": {"robots": robots_table},
         docs / "memory.md": {"memory": memory_table},
+        docs / "active_dynamics.md": {"samples": samples_table},
     }
 
 

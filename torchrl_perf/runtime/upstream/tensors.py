@@ -78,5 +78,13 @@ def cut_graphs(params: Iterable[Tensor]) -> None:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is active, also while a compiler traces: it takes no operator of ours."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transform of ``torch.func`` or forward differentiation is active, also while a compiler traces.
+
+    Operators of ours have no rules for them, and a derivative of 0 in their place.
+    """
+    return torch._C._are_functorch_transforms_active() or carries_tangents()
+
+
+def carries_tangents() -> bool:
+    """Whether forward differentiation is active, ``torch.func.jvp`` too: a kernel would leave tangents behind."""
+    return torch.autograd.forward_ad._current_level >= 0

@@ -322,7 +322,7 @@ ELSEWHERE = {
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
         "permutation.mix", "parts.divisor", "parts.longest_part", "parts.part_size", "parts.splits",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
-        "chain.runs_as_chain", "chain.chain_tiles", "resident.stays_on_chip", "resident.room",
+        "chain.runs_as_chain", "chain.chain_tiles", "resident.stays_on_chip",
     },
     "draws, tested by their frequencies": {
         "masked.gumbel_argmax", "elbo.temporal_mask", "priority_tree.draw_leaves", "priority_tree.uniform_rows",

@@ -129,9 +129,9 @@ def find(network: nn.Module) -> Found:
     """The chain of an ``nn.Sequential``, looked for anew only where its layers have changed."""
     if torch.compiler.is_compiling():
         return Found(network)
-    found: Found | None = network.__dict__.get("_found_chain")
+    found: Found | None = network.__dict__.get("found_chain")
     if found is None or not found.holds(network):
-        found = network.__dict__["_found_chain"] = Found(network)
+        found = network.__dict__["found_chain"] = Found(network)
     return found
 
 

@@ -14,7 +14,7 @@ from torchrl_perf.bench import collector, gae, offpolicy, ppo, replay
 from torchrl_perf.bench.peers import flashbax as flashbax_peer
 from torchrl_perf.bench.peers import jax as jax_peer
 from torchrl_perf.bench.peers.baselines import TorchRLPPO
-from torchrl_perf.bench.report import RESULTS, format_table, read_results, write_results
+from torchrl_perf.bench.report import RESULTS, format_table, json_text, read_results, write_results
 from torchrl_perf.envs import CartPole
 from torchrl_perf.trainers import PPOConfig
 
@@ -116,6 +116,22 @@ def test_baseline_takes_as_many_optimiser_steps_as_the_trainer() -> None:
 def test_jax_peer_runs_the_same_updates() -> None:
     row = jax_peer.measure(PPOConfig(num_envs=4, num_steps=8), 2)
     assert row["steps_per_second"] == pytest.approx(32 / row["ms"] * 1e3)
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    rows = [{"mean": math.nan, "seconds": -math.inf, "each": (1.0, math.nan), "of": {"none": math.inf}, "n": 3}]
+    write_results("x", rows, tmp_path)
+    assert read_results("x", tmp_path)["rows"] == [
+        {"mean": None, "seconds": None, "each": [1.0, None], "of": {"none": None}, "n": 3}
+    ]
+    assert json.loads(json_text(rows[0]), parse_constant=pytest.fail)["mean"] is None
+
+
+def test_committed_json_is_json() -> None:
+    files = list((ROOT / "torchrl_perf").rglob("*.json"))
+    assert len(files) > 20
+    for path in files:
+        json.loads(path.read_text(), parse_constant=lambda word, path=path: pytest.fail(f"{path}: {word}"))
 
 
 def test_committed_results_name_their_machine() -> None:

@@ -1,6 +1,6 @@
 """``bench recurrent``: layers that are timed compute the same, rows are written, tasks have settings that hold."""
 
-import math
+import dataclasses
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torchrl_perf.bench import recurrent
 from torchrl_perf.bench.recurrent_sequences import SEQUENCES, make_sequence
 from torchrl_perf.bench.recurrent_tasks import TASKS
 from torchrl_perf.bench.report import read_results
+from torchrl_perf.trainers import PPOTrainer
 
 CPU = torch.device("cpu")
 
@@ -61,16 +62,52 @@ def test_settings_of_tasks(name):
     assert TASKS[name].config("none", device="cpu").memory == "none"
 
 
-def test_learning_ends_at_the_return(monkeypatch):
+@pytest.fixture
+def tiny_maze(monkeypatch):
     task = recurrent.TASKS["tmaze-20"]
     small = {"num_envs": 4, "num_steps": 8, "total_steps": 320, "memory_size": 4, "minibatches": 2}
-    easy = type(task)("TMaze", -1e9, {**task.settings, **small})
-    monkeypatch.setitem(recurrent.TASKS, "tmaze-20", easy)
-    options = recurrent.BenchRecurrent(mode="eager")
-    row = recurrent.measure_learning("tmaze-20:mingru", 0, options, "cpu")
-    assert row["steps"] < 320  # the first episode that ends is enough
-    assert row["seconds"] < math.inf
-    assert row["variant"] == "tmaze-20:mingru"
+
+    def put(target):
+        made = type(task)("TMaze", target, {**task.settings, **small})
+        monkeypatch.setitem(recurrent.TASKS, "tmaze-20", made)
+
+    return put
+
+
+def test_learning_ends_at_the_return(tiny_maze, tmp_path):
+    tiny_maze(-1e9)
+    options = ["--parts", "learning", "--learning", "tmaze-20:mingru", "--mode", "eager", "--seeds", "0", "1"]
+    assert recurrent.main([*options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = read_results("recurrent_learning", tmp_path)["rows"]
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert all(row["learnt"] and row["seconds"] > 0 for row in rows)
+    assert all(row["steps"] < 320 for row in rows)  # the first episode is enough
+    assert all(row["curve"][-1] == [row["steps"], row["mean_return"]] for row in rows)
+    assert {row["variant"] for row in rows} == {"tmaze-20:mingru"}
+    assert not (tmp_path / "recurrent.json").exists()
+
+
+def test_what_is_not_learnt_has_no_time(tiny_maze):
+    tiny_maze(1e9)
+    options = recurrent.BenchRecurrent(mode="eager", seeds=(0,))
+    (row,) = recurrent.measure_learning("tmaze-20:none", options, "cpu")
+    assert (row["steps"], row["learnt"], row["seconds"]) == (320, False, None)
+    (row,) = recurrent.measure_learning("tmaze-20:none", dataclasses.replace(options, limit=0.0), "cpu")
+    assert (row["steps"], row["learnt"]) == (64, False)  # the first look at the return is one too late
+
+
+def test_a_seed_is_a_run_of_its_own(tiny_maze):
+    """One trainer runs all seeds; each learns what a trainer that was made with the seed does."""
+    tiny_maze(1e9)
+    rows = list(
+        recurrent.measure_learning("tmaze-20:gru", recurrent.BenchRecurrent(mode="eager", seeds=(0, 1, 2)), "cpu")
+    )
+    config = recurrent.TASKS["tmaze-20"].config("gru", seed=2, device="cpu", mode="eager", logger="none")
+    alone = PPOTrainer(config)
+    for _ in range(config.iterations):
+        alone.step()
+    assert rows[2]["mean_return"] == float(alone.episodes.mean_return)
+    assert rows[2]["mean_return"] != rows[1]["mean_return"]
 
 
 def test_the_peer_learns():

@@ -345,6 +345,37 @@ def killed_first() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "1"]))
 
 
+def killed_once() -> None:
+    """Under ``torchrun``: the last rank is killed within its seventh iteration, in the run's first life only."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        _kill_at(7, int(os.environ["WORLD_SIZE"]) - 1)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--resume", "auto"]))
+
+
+def two_hosts() -> None:
+    """A whole run of ranks that cannot look at each other's processes, as on hosts of their own."""
+    _on_hosts_of_their_own()
+    whole_run()
+
+
+def killed_on_two_hosts() -> None:
+    """The same with a rank that is killed, on the second host."""
+    _on_hosts_of_their_own()
+    killed_run()
+
+
+def killed_once_on_two_hosts() -> None:
+    """A rank of the second host that is killed in the run's first life."""
+    _on_hosts_of_their_own()
+    killed_once()
+
+
+def _on_hosts_of_their_own() -> None:
+    """Each agent of ``torchrun`` stands for a host."""
+    here, number = watch.own_place, os.environ["GROUP_RANK"]
+    watch.own_place = lambda: here()._replace(host=f"host{number}", kernel=f"kernel{number}")
+
+
 def stopped_run() -> None:
     """The last rank is stopped, as by a debugger, and says nothing from then on."""
     watch.SILENT_BEATS = 10
@@ -356,6 +387,13 @@ def hanging_run() -> None:
     """The last rank does not come back from an iteration."""
     _at(7, int(os.environ["WORLD_SIZE"]) - 1, lambda _: time.sleep(1_000))
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "4", "--rank-timeout", "6"]))
+
+
+def stuck_run() -> None:
+    """No rank comes back from an iteration, as where each waits for its GPU in the same collective."""
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        _at(7, rank, lambda _: time.sleep(1_000))
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "8", "--rank-timeout", "6"]))
 
 
 def lost_while_made() -> None:

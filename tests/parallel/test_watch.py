@@ -38,7 +38,12 @@ class Two:
 @pytest.fixture
 def quick(monkeypatch):
     """Beats that are short, and few of them."""
-    for name, value in (("BEAT_SECONDS", 0.02), ("SILENT_BEATS", 15), ("EXPLAIN_SECONDS", 3.0)):
+    for name, value in (
+        ("BEAT_SECONDS", 0.02),
+        ("SILENT_BEATS", 25),
+        ("HURRIED_BEATS", 15),
+        ("EXPLAIN_SECONDS", 3.0),
+    ):
         monkeypatch.setattr(watch, name, value)
     monkeypatch.setattr(watch.uuid, "uuid4", lambda: type("Key", (), {"hex": "run"}))
 
@@ -106,9 +111,47 @@ def test_one_that_keeps_the_others_waiting_is_named_and_killed(quick, other):
     assert other.wait(5) == KILLED
 
 
-def test_ranks_that_have_come_equally_far_are_not_lost(quick, other):
-    assert lost(Two(place(other), seconds=0.3), beat="lives 4 7") is None
-    assert other.poll() is None
+def test_ranks_that_come_no_further_together_are_told_without_a_name(quick, other):
+    error = lost(Two(place(other), seconds=0.3), beat="lives 4 7")
+    assert isinstance(error, RankLostError)
+    assert "to end within 0.3 s, received none on any of the 2 ranks in iteration 5 (env step 400)" in str(error)
+    assert re.search(r"rank 0 waits in .*\.py:\d+\. All stop\. Remedy: a larger --rank-timeout", str(error))
+    assert other.poll() is None, "nobody knows that it is the one"
+
+
+def test_ranks_that_move_or_have_left_are_not_lost(quick, other):
+    of = Two(place(other), seconds=0.3)
+    assert lost(of, beat="left 4 7") is None, "the other has left, and this one writes its last files"
+    moving = iter(range(1_000))
+    store = dist.HashStore()
+    dist.PrefixStore("run", store).set(f"{OTHER}", "1 lives 3 7")
+    watching = watch.RankWatch(Two(place(other), seconds=0.1), lambda: next(moving), store)
+    watching._end.wait(0.25)  # less than silence of 0.5 s, more than the time of all together
+    assert watching._lost is None
+    watching.close()
+
+
+def test_without_the_store_the_one_that_is_gone_or_silent_is_named(quick, other):
+    class Three(Two):
+        size = 3
+
+        def values(self, value):
+            return [value, place(other), watch.own_place()._replace(kernel="far")]
+
+    store = dist.HashStore()
+    for rank in (1, 2):
+        dist.PrefixStore("run", store).set(f"{rank}", "1 lives 3 7")
+    watching = watch.RankWatch(Three(None), lambda: 4, store)
+    watching.close()
+    watching._silent = {0: 0, 1: 1, 2: 5}
+    assert watching._of_store() == (2, "ended"), "the first rank's own host cannot be the one"
+    other.kill()
+    other.wait()
+    assert watching._of_store() == (1, "ended")
+    watching._places[1] = watching._places[1]._replace(kernel="farther")
+    watching._ranks.rank = 2
+    watching._places[0] = watching._places[0]._replace(kernel="farther")
+    assert watching._of_store() == (0, "ended"), "whose host holds the store"
 
 
 def test_a_process_that_is_gone_is_named_at_once(quick, other):
@@ -131,13 +174,15 @@ def test_a_rank_that_has_failed_itself_is_left_to_say_so(quick, other):
 
 @pytest.mark.slow
 def test_ranks_that_hang_or_are_lost_early_are_named_by_one(tmp_path):
-    checks = "stopped_run", "hanging_run", "lost_while_made", "nan_run"
+    checks = "stopped_run", "hanging_run", "lost_while_made", "nan_run", "stuck_run"
     found = run(tmp_path, 2, *checks, timeout=600)
-    assert found == {**{check: [1, KILLED] for check in checks}, "nan_run": [1, 1]}
+    assert found == {**{check: [1, KILLED] for check in checks}, "nan_run": [1, 1], "stuck_run": [KILLED, KILLED]}
     words = {
         "stopped_run": "was lost in iteration 7 (env step 576): .* has given no sign of life for 5 s",
         "hanging_run": "was lost in iteration 7 (env step 576): .* has come no further for 6 s, while the others wait",
         "lost_while_made": "was lost in iteration 1: .* has ended or cannot be reached",
+        "stuck_run": "to end within 6 s, received none on any of the 2 ranks in iteration 7: rank . waits in "
+        ".*rank_checks.py:",
         "nan_run": "On rank 1 (host .*, process .*): Expected finite numbers, .* of iteration 7 (env step 672)",
     }
     for check in checks:

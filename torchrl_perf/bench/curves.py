@@ -1,15 +1,15 @@
 """Learning curves of whole systems over several seeds, with an evaluation after each run: JSON and a picture."""
 
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Study
+from torchrl_perf.bench.learning import MOST_POINTS, thinned
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.metrics.figure import new_figure, save_figure
 from torchrl_perf.metrics.plot import read_progress
@@ -18,8 +18,6 @@ from torchrl_perf.runtime import Stopwatch
 
 FOLDER = RESULTS / "curves"
 PICTURES = RESULTS.parents[2] / "docs" / "pictures"
-MOST_POINTS = 100
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,6 @@ class BenchCurves:
     """Folder of a JSON file for each run and seed; the package's bench/results/curves by default."""
     pictures: str | None = None
     """Folder of the pictures; docs/pictures of the checkout by default."""
-
-
-def thinned(values: Sequence[Value]) -> list[Value]:
-    """At most ``MOST_POINTS`` of the values at equal distances, the last one among them."""
-    stride = max(1, math.ceil(len(values) / MOST_POINTS))
-    return list(values)[::-1][::stride][::-1]
 
 
 def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[str, Any]:

@@ -4,7 +4,6 @@ The clock starts before the parts are made, when imports and the CUDA context ar
 recording of graphs count. On a CPU it is the process's own time on one thread, which other programs do not lengthen.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from torchrl_perf.bench.dropin_loops import LOOPS, READ_EVERY, Loop, PPOLoop, Sizes
+from torchrl_perf.bench.report import json_text
 from torchrl_perf.runtime import synchronize
 from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer
 
@@ -245,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     sizes = sizes_of(options.algorithm, options.frames)
     row = measure(options.algorithm, options.variant, device, options.limit, sizes)
-    print(json.dumps(row))
+    print(json_text(row))
     return 0
 
 

@@ -72,7 +72,7 @@ def _throughput_row(rows: Sequence[dict[str, Any]], variant: str, shapes: Sequen
         if row["variant"] == variant and "ms" in row:
             small = row["N x T"].startswith("4x")
             out[row["N x T"]] = f"{row['ms']:.2f} ms" if small else f"{row['steps_per_second'] / 1e6:.2f} M"
-    seconds = [row["seconds"] for row in rows if row.get("learns") == variant]
+    seconds = [row["seconds"] for row in rows if row.get("learns") == variant and row["seconds"] is not None]
     if seconds:
         out[LEARNT] = f"{median(seconds):.2f}"
     return out
@@ -152,7 +152,7 @@ def _sac_line(rows: Sequence[dict[str, Any]]) -> str:
 def _dqn_line(rows: Sequence[dict[str, Any]]) -> str:
     speed = [row["per_second"] for row in rows if row["task"] == "DQN env steps"]
     seeds = [row["seconds"] for row in rows if "seed" in row]
-    learnt = [seconds for seconds in seeds if math.isfinite(seconds)]
+    learnt = [seconds for seconds in seeds if seconds is not None]
     parts = [f"takes {max(speed) / 1e6:.1f} M env steps a second in whole iterations"] if speed else []
     if learnt:
         parts.append(f"has a return of 475 after {median(learnt):.1f} s ({len(learnt)} of {len(seeds)} seeds)")

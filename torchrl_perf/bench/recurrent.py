@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchrl_perf.bench.learning import time_to_return
+from torchrl_perf.bench.learning import learn, warm_up
 from torchrl_perf.bench.peers import jax_recurrent
 from torchrl_perf.bench.recurrent_sequences import CAPTURED, SEQUENCES, make_sequence
 from torchrl_perf.bench.recurrent_tasks import TASKS
@@ -23,7 +23,7 @@ from torchrl_perf.trainers import PPOConfig, PPOTrainer
 
 COLUMNS = (
     *("part", "variant", "N x T", "hidden", "forward_ms", "both_ms", "graph_forward_ms", "graph_both_ms"),
-    *("steps_per_second", "ms", "start_s", "seed", "seconds", "steps", "mean_return", "error"),
+    *("steps_per_second", "ms", "start_s", "seed", "learnt", "seconds", "steps", "mean_return", "error"),
 )
 RESETS = 0.02
 """Share of the steps that begin an episode."""
@@ -50,17 +50,19 @@ class BenchRecurrent:
     """Iterations of PPO before its kernels are compiled; None leaves that to the trainer."""
     repeats: int = 20
     """Timed calls."""
-    seeds: int = 5
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds of the learning runs."""
     learning: tuple[str, ...] = (
         *("stateless-cartpole:gru", "stateless-cartpole:none", "tmaze-100:gru", "tmaze-100:none"),
         *("tmaze-1000:lru", "tmaze-1000:none", "repeat-previous:gru", "repeat-previous:none"),
     )
     """Tasks of the learning runs, each with a memory; also tmaze-20."""
+    limit: float = 60.0
+    """Seconds of a learning run after compilation, after which it has not learnt."""
     device: str = "auto"
     """Device."""
     out: str | None = None
-    """Folder for recurrent.json; the package's bench/results by default."""
+    """Folder for recurrent.json and recurrent_learning.json; the package's bench/results by default."""
 
 
 def running(options: BenchRecurrent, device: str) -> dict[str, Any]:
@@ -123,23 +125,38 @@ def measure_training(memory: str, shape: str, options: BenchRecurrent, device: s
     return row | {"start_s": start.seconds}
 
 
-def measure_learning(name: str, seed: int, options: BenchRecurrent, device: str) -> dict[str, Any]:
-    """Wall time after compilation until the last 100 finished episodes have the mean return of a task that is learnt.
+def measure_learning(name: str, options: BenchRecurrent, device: str) -> Iterator[dict[str, Any]]:
+    """A row of each seed: wall time until the last 100 finished episodes have the mean return of a task that is learnt.
+
+    One trainer compiles and records once, and runs from the state that a trainer of each seed begins with.
 
     Args:
         name: of the task and the memory, ``"stateless-cartpole:gru"``.
-        seed: of the run.
-        options: give the mode.
-        device: of the run.
+        options: give the mode, the seeds and the longest time.
+        device: of the runs.
     """
     task, _, memory = name.partition(":")
-    trainer = PPOTrainer(TASKS[task].config(memory, seed=seed, **running(options, device)))
-    row = {"part": "learning", "variant": name, "seed": seed, "hidden": trainer.config.memory_size}
-    return row | time_to_return(trainer, TASKS[task].target, warmup=4, every=2)
+    place = running(options, device)
+    trainer = PPOTrainer(TASKS[task].config(memory, **place))
+    start_s = warm_up(trainer, 4)
+    for seed in options.seeds:
+        trainer.load_state_dict(first_state(task, memory, seed, {**place, "mode": "eager", "compile_after": None}))
+        row = {"part": "learning", "variant": name, "seed": seed, "hidden": trainer.config.memory_size}
+        found = learn(trainer, TASKS[task].target, every=2, limit=options.limit)
+        yield row | found | {"learnt": found["seconds"] is not None, "start_s": start_s}
+    trainer.close()
+
+
+def first_state(task: str, memory: str, seed: int, place: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run that has taken no step."""
+    fresh = PPOTrainer(TASKS[task].config(memory, seed=seed, **place))
+    state = fresh.state_dict()
+    fresh.close()
+    return state
 
 
 def _jobs(options: BenchRecurrent, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """The measurements that ``options`` asks for, each of which returns one row."""
+    """The measurements of speed that ``options`` asks for, each of which returns one row."""
     if "sequence" in options.parts:
         for shape in options.shapes:
             for name in options.sequences:
@@ -152,22 +169,22 @@ def _jobs(options: BenchRecurrent, device: str) -> Iterator[Callable[[], dict[st
                 elif importlib.util.find_spec("jax") is not None:
                     config = config_of("gru", shape, options, device)
                     yield partial(jax_recurrent.measure, config, options.repeats)
-    if "learning" in options.parts:
-        for name in options.learning:
-            for seed in range(options.seeds):
-                yield partial(measure_learning, name, seed, options, device)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark, prints each row and writes ``recurrent.json``."""
+    """Runs the benchmark, prints each row and writes ``recurrent.json`` and ``recurrent_learning.json``."""
     import tyro
 
     options = tyro.cli(BenchRecurrent, args=argv, prog="torchrl-perf bench recurrent")
     device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    sheet = Sheet(COLUMNS, "recurrent", options.out)
+    speed, learning = Sheet(COLUMNS, "recurrent", options.out), Sheet(COLUMNS, "recurrent_learning", options.out)
     for job in _jobs(options, device):
-        sheet.add(job())
-    print(f"written to {sheet.path}")
+        speed.add(job())
+    for name in options.learning if "learning" in options.parts else ():
+        for row in measure_learning(name, options, device):
+            learning.add(row)
+    for path in filter(None, (speed.path, learning.path)):
+        print(f"written to {path}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Tables and JSON of benchmark results."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def write_results(
 ) -> Path:
     """Writes ``{"machine": card, "rows": rows}`` to ``out/<name>.json``, whole or not at all.
 
+    NaN and infinity, such as a mean of no episodes, become null: JSON has no words for them.
+
     Args:
         name: of the file, without its suffix.
         rows: what was measured.
@@ -87,8 +90,27 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     content = {"machine": machine_card() if card is None else card, "rows": list(rows)}
-    write_text(path, json.dumps(content, indent=1) + "\n", lasting=False)
+    write_text(path, json_text(content, indent=1) + "\n", lasting=False)
     return path
+
+
+def json_text(content: Any, *, indent: int | None = None) -> str:
+    """JSON that any reader takes: a number that is not finite is null.
+
+    Args:
+        content: dicts, lists, tuples and plain values.
+        indent: spaces of a level; None for one line.
+    """
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same, with None for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_results(name: str, folder: str | Path | None = None) -> dict[str, Any]:

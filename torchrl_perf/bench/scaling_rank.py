@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchrl_perf.bench.peers.baselines import PlainCartPole, TorchRLPPO
+from torchrl_perf.bench.report import json_text
 from torchrl_perf.parallel import Ranks, join, leave
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer, SACConfig, SACTrainer
@@ -179,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         row = measure(case, ranks, asked["repeats"])
         if ranks.first:
             with Path(out).open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json_text(row) + "\n")
     leave()
     return 0
 

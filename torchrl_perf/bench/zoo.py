@@ -7,7 +7,6 @@
 import argparse
 import contextlib
 import csv
-import json
 import math
 import shutil
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from torchrl_perf.bench.curves import MOST_POINTS, thinned
+from torchrl_perf.bench.report import json_text
 from torchrl_perf.bench.zoo_plan import PLAN, Planned
 from torchrl_perf.near_names import nearest_word
 from torchrl_perf.registry import entry_of
@@ -69,7 +69,7 @@ def make_entry(planned: Planned, out: Path, device: str = "auto") -> ZooEntry:
         made = Path(folder) / planned.name
         pack(Path(folder) / result.run_dir, made)
         card = card_of(made, seconds=result.seconds, measure=result.evaluated)
-        (made / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        (made / CARD).write_text(json_text(card, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(out / planned.name, ignore_errors=True)
         made.replace(out / planned.name)
     return zoo_entries(out)[planned.name]

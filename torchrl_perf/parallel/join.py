@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchrl_perf import __version__
+from torchrl_perf.parallel.meeting import agent_store, meet
 from torchrl_perf.parallel.ranks import HANG_SECONDS, Ranks, RankStoppedError
 from torchrl_perf.runtime.capture import release_recorded
 from torchrl_perf.runtime.deadline import Deadline
@@ -220,8 +221,12 @@ def _start(place: torch.device, seconds: float) -> None:
         # with its device the communicator is made here, and not at the first collective
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": place}
     try:
+        store = agent_store(seconds)
+        if store is not None:
+            rank, size = int(os.environ["RANK"]), world_size()
+            options |= {"store": meet(store, rank, size, seconds), "rank": rank, "world_size": size}
         dist.init_process_group(timeout=timedelta(seconds=seconds), **options)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TimeoutError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = str(error).strip().partition("\n")[0]
         raise RankError(

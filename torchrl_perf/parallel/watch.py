@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from torchrl_perf.parallel.join import RankLostError, world_size
 from torchrl_perf.parallel.launch import note_that_it_was_told
+from torchrl_perf.parallel.meeting import met
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
@@ -23,6 +25,8 @@ __all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell",
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 60
 """Beats without a word after which a rank counts as lost; one of this host also when its process is gone."""
+HURRIED_BEATS = 10
+"""The same once a collective of this rank has failed: one that is silent then is most likely why."""
 EXPLAIN_SECONDS = 10.0
 """How long a rank whose collective has failed looks for the one that is why."""
 GRACE_SECONDS = 20.0
@@ -50,7 +54,8 @@ class Lost(NamedTuple):
 
     rank: int
     state: str
-    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"`` or ``"still"``."""
+    """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"``, ``"still"`` where the others wait
+    for it, or ``"stuck"`` where all are equally far, and the rank is only the first of them."""
 
 
 class RankWatch:
@@ -58,7 +63,8 @@ class RankWatch:
 
     A process of this host that is gone is noticed within a second, one that is silent after ``SILENT_BEATS`` beats, as
     one of another host is that is gone. A rank that is behind the others, where none has moved for ``ranks.seconds``,
-    counts as lost as well. A rank that hangs is killed by the others of its host and by itself, so that their
+    counts as lost as well. Where all are equally far and none has moved for as long, as where each waits for its GPU,
+    no rank is named, and all end. A rank that hangs is killed by the others of its host and by itself, so that their
     collectives fail. The rank that notices ends by an exception of :meth:`explain` where a collective fails, as gloo's
     do; where it hangs in one, as on a GPU, the watch says what has happened and ends the process after
     ``GRACE_SECONDS``.
@@ -86,6 +92,7 @@ class RankWatch:
         self._still = 0  # beats for which it has been so
         self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
         self._lost: Lost | None = None
+        self._silent_beats = SILENT_BEATS
         self._beat()
         ranks.values(None)  # everyone has left a word
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -111,6 +118,8 @@ class RankWatch:
         """
         # an error that does not come from a collective needs no search
         collective = isinstance(error, RuntimeError) and of_collective(error)
+        if collective:
+            self._silent_beats = min(HURRIED_BEATS, SILENT_BEATS)
         if not collective or not self._found.wait(EXPLAIN_SECONDS) or self._lost is None:
             self.mark("failed")
             return
@@ -150,7 +159,7 @@ class RankWatch:
                 self._lost = self._look()
         except RuntimeError:  # the store is gone, and with it the process that holds it
             self._store_is_gone = True
-            self._lost = self._lost or Lost(0, "ended")
+            self._lost = self._lost or self._of_store()
         if self._lost is None:
             return
         self._found.set()
@@ -185,13 +194,24 @@ class RankWatch:
             reached[rank] = int(iteration), int(begun)
             if self._is_gone(rank):
                 return Lost(rank, "ended")
-            if self._silent[rank] >= SILENT_BEATS:
+            if self._silent[rank] >= self._silent_beats:
                 return Lost(rank, "silent" if self._is_near(rank) else "ended")
         self._still = self._still + 1 if reached == self._reached else 0
         self._reached = reached
-        if self._still * BEAT_SECONDS < self._ranks.seconds or len(set(reached.values())) < 2:
+        if self._still * BEAT_SECONDS < self._ranks.seconds:
             return None
-        return Lost(min(reached, key=reached.__getitem__), "still")
+        if len(set(reached.values())) > 1:
+            return Lost(min(reached, key=reached.__getitem__), "still")
+        # one that writes its last files while others have left in good order may take its time
+        return Lost(0, "stuck") if len(reached) == self._ranks.size else None
+
+    def _of_store(self) -> Lost:
+        """Who is lost where the store is gone, which the host of the first rank holds."""
+        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+        gone = [rank for rank in others if self._is_gone(rank)]
+        if not gone and self._ranks.rank and not self._is_near(0):
+            gone = [0]
+        return Lost(gone[0] if gone else max(others, key=self._silent.__getitem__), "ended")
 
     def _is_near(self, rank: int) -> bool:
         """Whether the process of a rank can be looked at."""
@@ -219,10 +239,17 @@ class RankWatch:
     def _words(self, lost: Lost, step: int | None) -> str:
         # ranks are never more than one collective apart
         at = f"iteration {self.iteration() + 1}" + ("" if step is None else f" (env step {step:,})")
+        if lost.state == "stuck":
+            return (
+                f"ranks: expected an iteration or a collective to end within {self._ranks.seconds:g} s, received none "
+                f"on any of the {self._ranks.size} ranks in {at}: rank {self._ranks.rank} waits in {_main_thread()}. "
+                "All stop. Remedy: a larger --rank-timeout where an iteration or a compilation takes so long; else "
+                "the newest checkpoint, with --resume."
+            )
         place = self._places[lost.rank]
         why = {
             "ended": "has ended or cannot be reached",
-            "silent": f"has given no sign of life for {SILENT_BEATS * BEAT_SECONDS:g} s",
+            "silent": f"has given no sign of life for {self._silent_beats * BEAT_SECONDS:g} s",
             "still": f"has come no further for {self._ranks.seconds:g} s, while the others wait",
         }
         return (
@@ -266,8 +293,9 @@ def first_to_tell() -> bool:
     if world_size() == 1:
         return True
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    life = met() or "/".join(os.environ.get(name, "") for name in names)
     try:
-        store = dist.PrefixStore("/".join(os.environ.get(name, "") for name in names), _own_connection())
+        store = dist.PrefixStore(life, _own_connection())
         return store.add("told", 1) == 1
     except (RuntimeError, ValueError, KeyError):
         return True  # the store is gone with the process that held it
@@ -283,6 +311,12 @@ def of_collective(error: RuntimeError) -> bool:
     """Whether an error may come from a collective that another rank has left."""
     words = f"{type(error).__name__} {error}".lower()
     return any(word in words for word in ("gloo", "nccl", "connection", "dist", "peer", "socket", "timed out", "rank"))
+
+
+def _main_thread() -> str:
+    """Where the main thread is: the innermost line of Python."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def own_place() -> Place:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, first_cells
 from torchrl_perf.modules.values.conv_q import ConvQMap
 from torchrl_perf.runtime import capture
+from torchrl_perf.trainers.run.state import load_random_state, random_state
 
 __all__ = ["OneShotConfig", "OneShotTrainer", "draw_orders", "order_log_prob"]
 
@@ -166,16 +167,20 @@ class OneShotTrainer:
         return first_cells(scores.view(env.burnable().shape), env.burnable(), env.budget)
 
     def state_dict(self) -> dict[str, Any]:
-        """Network, optimiser, updates done and settings; random numbers are not among them."""
+        """A copy of network, optimiser, updates done, settings and the state of the random generators."""
         return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "network": {name: value.clone() for name, value in self.network.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "iterations_done": self.iterations_done,
             "config": dataclasses.asdict(self.config),
+            "random": random_state(self.env.device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`.
+        """Continue from a :meth:`state_dict`, bit for bit as the run that it was taken of would have.
+
+        The generators of torch are those of the process, and are set as well. A state of up to 0.2 has none, and goes
+        on with the numbers of the process.
 
         Raises:
             ValueError: for a network of other sizes.
@@ -194,6 +199,8 @@ class OneShotTrainer:
         self.optimizer.param_groups[0]["lr"] = rate
         self.iterations_done = state["iterations_done"]
         self._step = self._ready()
+        if "random" in state:  # last: what was loaded before it may draw
+            load_random_state(state["random"], self.env.device)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,10 @@ SYSTEMS = {
     "fuel-breaks": Entry(
         "systems.fuel_breaks.config:FuelBreaksConfig", "systems.fuel_breaks.trainer:FuelBreaksTrainer"
     ),
+    "fuel-breaks-one-shot": Entry(
+        "systems.fuel_breaks.one_shot_config:FuelBreaksOneShotConfig",
+        "systems.fuel_breaks.one_shot_trainer:FuelBreaksOneShotTrainer",
+    ),
     "options-market": Entry(
         "systems.options_market.config:OptionsMarketConfig", "systems.options_market.trainer:OptionsMarketTrainer"
     ),

@@ -155,13 +155,47 @@ def test_replay_benchmark_measures_every_operation(tmp_path: Path) -> None:
 def test_offpolicy_benchmark_counts_updates_and_frames(tmp_path: Path) -> None:
     options = ["--variants", "torchrl", "eager", "--tasks", "sac", "dqn", "--dqn-envs", "8", "--repeats", "2"]
     assert offpolicy.main([*options, "--device", "cpu", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "offpolicy_cpu.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "offpolicy_sac-dqn_cpu.json").read_text())["rows"]
     counts = [(row["task"], row["variant"], round(row["per_second"] * row["us"] / 1e6)) for row in rows]
     assert counts == [
         ("SAC updates", "torchrl", 16),
         ("SAC updates", "eager", 16),
         ("DQN env steps", "eager", 8 * 16),
     ]
+
+
+def test_offpolicy_benchmark_of_other_sizes(tmp_path: Path) -> None:
+    options = ["--variants", "torchrl", "eager", "--tasks", "sac", "td3", "ddpg", "--repeats", "2", "--batch", "32"]
+    sizes = ["--hidden-sizes", "16", "12", "8", "--precision", "bf16"]
+    assert offpolicy.main([*options, *sizes, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "offpolicy_sac-td3-ddpg_32_16-12-8_bf16_cpu.json").read_text())["rows"]
+    tasks = [(row["task"], row["variant"]) for row in rows]
+    assert tasks == [("SAC updates", "torchrl"), *((f"{name} updates", "eager") for name in ("SAC", "TD3", "DDPG"))]
+    for row in rows:
+        assert row["batch"] == 32 and row["hidden_sizes"] == [16, 12, 8] and row["precision"] == "bf16"
+        name = row["task"].split()[0].lower()
+        flops = 2 * 32 * offpolicy.products(name, (16, 12, 8))
+        assert row["tflops"] == pytest.approx(row["per_second"] * flops / 1e12)
+
+
+def test_names_of_off_policy_results() -> None:
+    assert offpolicy.BenchOffPolicy().file == "offpolicy"
+    assert offpolicy.BenchOffPolicy(tasks=("td3",)).file == "offpolicy_td3"
+    assert offpolicy.BenchOffPolicy(batch=32).file == "offpolicy_32_256-256_tf32"
+
+
+def test_products_of_an_update() -> None:
+    critic, actor = 23 * 8 + 8, 17 * 8 + 8 * 12
+    assert offpolicy.products("sac", (8,)) == 6 * 2 * critic + 4 * actor
+    actor = 17 * 8 + 8 * 6
+    assert offpolicy.products("ddpg", (8,)) == 6 * critic + 4 * actor
+    assert offpolicy.products("td3", (8,)) == 5 * 2 * critic + 2.5 * actor
+
+
+def test_offpolicy_benchmark_refuses_what_it_does_not_measure() -> None:
+    for options in ({"tasks": ("ppo",)}, {"batch": 0}, {"hidden_sizes": ()}, {"hidden_sizes": (8, 0)}):
+        with pytest.raises(ValueError, match="tasks, batch, hidden_sizes: expected"):
+            offpolicy.BenchOffPolicy(**options)
 
 
 def test_time_to_solve_off_policy_stops_at_its_target() -> None:

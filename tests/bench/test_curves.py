@@ -57,6 +57,20 @@ def test_an_env_of_gymnasium_is_trained_by_its_preset_and_evaluated(tmp_path, mo
     assert (tmp_path / "curve_pole.png").exists()
 
 
+@pytest.mark.slow
+def test_ranks_learn_a_run_of_a_study(tmp_path, monkeypatch):
+    study = STUDIES["ranks"]
+    changes = {**study.runs["two"].changes, "epochs": 1}
+    runs = {"two": Run("ppo", "CartPole", changes, ranks=2)}
+    monkeypatch.setitem(STUDIES, "few", replace(study, runs=runs))
+    options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "few"]
+    assert main([*options, "--seeds", "4", "--total-steps", "7680"]) == 0
+    row = json.loads((tmp_path / "few_two_4.json").read_text())["rows"][0]
+    assert (row["seed"], row["steps"]) == (4, 7_680)
+    assert row["curves"]["episode/mean_return"]["step"][-1] == 7_680
+    assert row["evaluation"]["trained"]["episodes"] == 50
+
+
 def test_a_run_that_a_signal_stopped_is_not_stored(tmp_path, capsys, monkeypatch):
     train = running.train
     monkeypatch.setattr(running, "train", lambda *args, **options: replace(train(*args, **options), exit_code=143))

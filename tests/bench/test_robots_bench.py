@@ -24,6 +24,17 @@ def test_rows_have_speeds_and_shares(tmp_path, capsys):
     assert "written to" in capsys.readouterr().out
 
 
+def test_a_training_has_a_curve_and_a_return_in_c(tmp_path):
+    options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics --learn 0.01 --seeds 1"
+    assert robots.main([*options.split(), "--first-seed", "7", "--out", str(tmp_path)]) == 0
+    row = json.loads((tmp_path / "robots.json").read_text())["rows"][-1]
+    assert (row["variant"], row["algorithm"], row["seed"], row["episodes"]) == ("learn", "ppo", 7, 100)
+    assert row["steps"] == 10 * 24 * 4, "as many iterations as lie between two points, after which the time is over"
+    assert row["curve"] == [[row["seconds"], row["steps"], row["curve"][0][2]]]
+    assert row["mean_return"] >= 1
+    assert row["deviation"] >= 0
+
+
 def test_rewards_of_places_are_compared_where_episodes_begin():
     torch.manual_seed(0)
     env = Humanoid(4, device="cpu", seed=0, max_episode_steps=3)
@@ -32,7 +43,7 @@ def test_rewards_of_places_are_compared_where_episodes_begin():
     assert row["reward"][2] < 1e-2, "the speed of a fresh world is not that since the last place of another episode"
 
 
-@pytest.mark.parametrize("option", ["--tasks CartPole", "--variants env jax"])
+@pytest.mark.parametrize("option", ["--tasks CartPole", "--variants env jax", "--algorithms dqn"])
 def test_unknown_names_are_refused(option, capsys):
     assert robots.main([*option.split(), "--device", "cpu"]) == 1
     assert "Remedy: these names." in capsys.readouterr().err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_perf.bench import scaling
+from torchrl_perf.bench.report import read_results
 from torchrl_perf.bench.scaling_estimate import Assumptions, collective_us, estimate, iteration_ms, table
 
 MACHINES = Path(__file__).parents[2] / "docs" / "machines.md"
@@ -53,9 +54,12 @@ def test_an_iteration_by_hand():
     assert iteration_ms(100_000, 2, slow) == pytest.approx(4.0 * (1 + 0.01 * math.sqrt(2 * math.log(2))) + 17 * 0.005)
 
 
-def test_the_estimate_meets_what_was_measured_on_one_gpu():
+def test_the_estimate_meets_what_was_measured_on_one_and_two_gpus():
     assumed = Assumptions()
-    assert iteration_ms(4_096 * 128, 1, assumed) == pytest.approx(6.43, abs=0.01)
+    rows = [row for row in read_results("scaling")["rows"] if (row["shape"], row["scaling"]) == ("2048x128", "weak")]
+    measured = {row["ranks"]: row["ms"] for row in rows if row["sums"] != "ddp"}
+    assert iteration_ms(2_048 * 128, 1, assumed) == pytest.approx(measured[1], rel=0.02)
+    assert iteration_ms(2_048 * 128, 2, assumed) == pytest.approx(measured[2], rel=0.05)
 
 
 def test_the_page_has_the_table_and_its_numbers():

@@ -1,5 +1,7 @@
 """Any MuJoCo model as an env on MuJoCo Warp: episodes, masks, faults, randomisation, tasks of users, errors."""
 
+from contextlib import nullcontext
+
 import mujoco
 import pytest
 import torch
@@ -7,10 +9,10 @@ from torchrl.envs.utils import check_env_specs
 
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.mujoco import HalfCheetah, Hopper, MuJoCoEnv
-from torchrl_perf.envs.mujoco.models import needed
+from torchrl_perf.envs.mujoco.models import PhysicsSettings, needed
 from torchrl_perf.runtime import no_host_sync
 
-pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
+mujoco_warp = pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
 
 CART = """
 <mujoco>
@@ -302,6 +304,44 @@ def test_models_that_cannot_be_read_or_run_are_refused_with_a_remedy(tmp_path):
     flagged = CART.replace('<option timestep="0.01"/>', '<option><flag midphase="disable"/></option>')
     with pytest.raises(NotImplementedError, match=r"mjDSBL_MIDPHASE is unsupported. Remedy: leave it out .*euler, rk4"):
         MuJoCoEnv(flagged, 1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        ("make_data", RuntimeError("Failed to allocate 8000 bytes on device 'cuda:0'")),
+        ("make_data", MemoryError()),
+        ("step", RuntimeError("CUDA error 2: out of memory")),
+    ],
+)
+def test_worlds_that_do_not_fit_are_refused_with_a_remedy(monkeypatch, place, fault):
+    def full(*args, **kwargs):
+        raise fault
+
+    monkeypatch.setattr(mujoco_warp, place, full)
+    with pytest.raises(ValueError, match=r"num_envs: expected worlds that fit .* received 3: .*Remedy: fewer worlds"):
+        cart(3)
+
+
+def test_a_fault_that_is_not_of_memory_stays_what_it_is(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("Kernel does not compile")
+
+    monkeypatch.setattr(mujoco_warp, "step", broken)
+    with pytest.raises(RuntimeError, match="Kernel does not compile"):
+        cart(3)
+
+
+@pytest.mark.parametrize(("iterations", "old"), [(50, True), (50, False), (5, True)])
+def test_an_old_driver_runs_all_iterations_and_is_named(monkeypatch, iterations, old):
+    env = cart(1, iterations=iterations)
+    simulation, card = env.simulation, torch.device("cuda", 0)
+    simulation.model.opt.graph_conditional = True
+    monkeypatch.setattr("torchrl_perf.envs.mujoco.simulation.conditional_nodes", lambda: not old)
+    said = old and iterations == 50
+    with pytest.warns(UserWarning, match=r"driver of 12.4 .* all its 50 .*Remedy:") if said else nullcontext():
+        simulation._limit(env.model, PhysicsSettings(), card)
+    assert simulation.model.opt.graph_conditional == (not old and iterations == 50)
 
 
 def test_without_the_package_the_error_says_what_installs_it():

@@ -94,10 +94,16 @@ def test_overflows_are_counted_in_a_graph():
 def test_a_whole_iteration_of_ppo_is_one_graph():
     config = PPOConfig(env="HalfCheetah", num_envs=256, num_steps=8, total_steps=10**6, device="cuda", logger="none")
     trainer = PPOTrainer(config)
-    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    before = [parameter.detach().clone() for parameter in trainer.policy.parameters()]
     for _ in range(5):
         trainer.step()
     assert trainer.mode == "graph"
     assert any(not torch.equal(old, new) for old, new in zip(before, trainer.policy.parameters(), strict=True))
     assert all(parameter.isfinite().all() for parameter in trainer.policy.parameters())
     trainer.close()
+
+
+def test_worlds_that_do_not_fit_are_refused_with_a_remedy():
+    with pytest.raises((ValueError, torch.OutOfMemoryError), match=r"num_envs: expected worlds that fit|out of memory"):
+        Hopper(30_000_000, device="cuda", seed=0)
+    torch.cuda.empty_cache()

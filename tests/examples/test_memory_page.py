@@ -16,7 +16,7 @@ def test_snippets_run_one_after_the_other():
     scope, found = {}, re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     for code in found:
         exec(compile(code, "docs/memory.md", "exec"), scope)
-    assert len(found) == 2
+    assert len(found) == 4
 
 
 def test_the_table_has_every_memory():

@@ -18,6 +18,7 @@ from torchrl_perf.functional import (
     exploration,
     implicit,
     masked,
+    members,
     mlp,
     moments,
     n_step,
@@ -232,6 +233,9 @@ CASES = {
     "masked.masked_expectation": lambda c: masked.masked_expectation(c(log_probs("p")), c(normal("x", N, D))),
     "masked.masked_entropy": lambda c: masked.masked_entropy(c(log_probs("p"))),
     "masked.masked_kl": lambda c: masked.masked_kl(c(log_probs("p")), c(log_probs("q"))),
+    "members.members": lambda c: members.members(
+        c(normal("x", 2, N, 3)), [network(c, (2, 3, 4), (2, 4, 1)), network(c, (2, 1, 4), (2, 1, 1))]
+    ),
     "chain.chain": lambda c: chain.chain(c(normal("x", N, 4)), network(c, (4, 4), (4,), (2, 4), (2,))),
     "mlp.mlp": lambda c: mlp.mlp(c(normal("x", N, 4)), network(c, (4, 4), (4,), (4, 4), (4,), (2, 4), (2,))),
     "moments.moments_of": lambda c: moments.moments_of(c(normal("x", N, T, D) + 9), DONE[..., 0]),
@@ -353,7 +357,7 @@ ELSEWHERE = {
     },
 }  # fmt: skip
 
-NETWORKS = {"chain.chain", "mlp.mlp", "implicit.implicit_mean"}
+NETWORKS = {"chain.chain", "members.members", "mlp.mlp", "implicit.implicit_mean"}
 """Layers of a network, which run in the dtype of their weights."""
 
 FLOAT32_TREE = {"priority_tree.priority_weight", "priority_tree.write_leaves_", "priority_tree.refresh_nodes_",

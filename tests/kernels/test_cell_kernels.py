@@ -1,6 +1,8 @@
 """Sequences of GRU and LSTM in one launch, against torch's modules on each episode alone."""
 
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 import pytest
 import torch
@@ -69,11 +71,17 @@ def inputs_of(layer: nn.RNNBase, x: torch.Tensor, device: str):
     return [None if part is None else part.detach().float().to(device) for part in (inputs, *parameters)]
 
 
+def kernels_of(name: str) -> ModuleType:
+    """A module of kernels: those with a launch a step are plain Triton."""
+    return importlib.import_module(f"torchrl_perf.kernels.{name}") if "steps" in name else gluon_kernels(name)
+
+
 @tries_kernels
+@pytest.mark.parametrize("kernels", ["gru", "gru_steps"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gru_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool):
-    gru = gluon_kernels("gru")
+def test_gru_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool, kernels: str):
+    gru = kernels_of(kernels)
     (layer, x, states, begins), out, weights, (of_x, *right) = expected_of(nn.GRU, shape, bias)
     device = kernel_device()
     inputs, weight, bias_hh = inputs_of(layer, x, device)
@@ -89,10 +97,11 @@ def test_gru_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool):
 
 
 @tries_kernels
+@pytest.mark.parametrize("kernels", ["lstm", "lstm_steps"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lstm_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool):
-    lstm = gluon_kernels("lstm")
+def test_lstm_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool, kernels: str):
+    lstm = kernels_of(kernels)
     (layer, x, states, begins), out, weights, (of_x, *right) = expected_of(nn.LSTM, shape, bias)
     device = kernel_device()
     inputs, weight, bias_hh = inputs_of(layer, x, device)
@@ -108,8 +117,9 @@ def test_lstm_kernels_are_torchs_module(shape: tuple[int, int, int], bias: bool)
 
 
 @tries_kernels
-def test_gradients_of_cells_are_those_of_the_loop():
-    lstm, device, (num_envs, steps, hidden) = gluon_kernels("lstm"), kernel_device(), (5, 6, 16)
+@pytest.mark.parametrize("kernels", ["lstm", "lstm_steps"])
+def test_gradients_of_cells_are_those_of_the_loop(kernels: str):
+    lstm, device, (num_envs, steps, hidden) = kernels_of(kernels), kernel_device(), (5, 6, 16)
     inputs = torch.randn(num_envs, steps, 4 * hidden, generator=seeded())
     weight = torch.eye(hidden).repeat(4, 1)
     state, cell = torch.randn(2, num_envs, hidden, generator=seeded(1))
@@ -212,7 +222,7 @@ def sequence_on_cuda(kind: type[nn.RNNBase], shape: tuple[int, int, int]):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-@pytest.mark.parametrize("shape", [(33, 40, 128), (300, 9, 64), (2, 3, 100), (3000, 2, 32)])
+@pytest.mark.parametrize("shape", [(33, 40, 128), (300, 9, 64), (2, 3, 100), (3000, 2, 32), (70, 20, 256), (9, 5, 300)])
 def test_sequences_on_cuda_are_torchs_module(kind: type[nn.RNNBase], shape: tuple[int, int, int]):
     with float32_products(True):
         found, own, out, gradients = sequence_on_cuda(kind, shape)
@@ -233,9 +243,10 @@ def test_gradients_of_any_size_are_as_exact(scale: float):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [64, 160])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_results_repeat_and_are_those_of_a_graph(kind: type[nn.RNNBase]):
-    layer, x, states, begins = case(kind, (65, 20, 64))
+def test_results_repeat_and_are_those_of_a_graph(kind: type[nn.RNNBase], hidden: int):
+    layer, x, states, begins = case(kind, (65, 20, hidden))
     inputs, weight, bias = inputs_of(layer, x, "cuda")
     states = [state.detach().float().cuda() for state in states]
     leaves = [part.requires_grad_() for part in (inputs, weight, bias)]
@@ -253,15 +264,27 @@ def test_results_repeat_and_are_those_of_a_graph(kind: type[nn.RNNBase]):
 
 
 @pytest.mark.gpu
-def test_what_kernels_do_not_take_is_left_to_the_loop():
+def test_what_serves_a_sequence():
     def kernels(hidden: int, dtype: torch.dtype = torch.float32):
         weight = torch.empty(3 * hidden, hidden, device="cuda", dtype=dtype)
-        return cell_kernels("gru", torch.empty(2, 3, 3 * hidden, device="cuda", dtype=dtype), weight)
+        found = cell_kernels("gru", torch.empty(2, 3, 3 * hidden, device="cuda", dtype=dtype), weight)
+        return found and found.__name__.rpartition(".")[2]
 
     with float32_products(True):
-        assert kernels(128) is not None
-        assert kernels(129) is None
+        assert kernels(128) == "gru"
+        assert kernels(129) == "gru_steps"
         assert kernels(64, torch.float64) is None
         assert cell_kernels("gru", torch.empty(0, 3, 48, device="cuda"), torch.empty(48, 16, device="cuda")) is None
     with float32_products(False):
-        assert kernels(64) is None
+        assert kernels(64) == "gru_steps"
+
+
+@tries_kernels
+def test_what_runs_step_by_step_is_told_once(caplog: pytest.LogCaptureFixture):
+    from torchrl_perf.kernels import gates, gru_steps
+
+    gates.tell_once.cache_clear()
+    inputs, weight = torch.zeros(2, 3, 60, device=kernel_device()), torch.zeros(60, 20, device=kernel_device())
+    for _ in range(2):
+        gru_steps.forward(inputs, inputs[:, 0, :20].contiguous(), inputs[..., 0] > 0, weight, None, False)
+    assert [record.getMessage()[:22] for record in caplog.records] == ["GRU of 20 hidden units"]

@@ -90,6 +90,12 @@ def check(device, num_slots, streams, top, batch=300, make_tree=PriorityTree):
     torch.testing.assert_close(rows.weight.cpu(), expected.weight, rtol=2e-5, atol=0)
     assert torch.equal(ours.draw(uniform.to(device)).cpu(), expected.index)
 
+    for width in (12, 20, 700, 3088) if num_slots < 100_000 else (20,):
+        memory = torch.randint(0, 255, (num_slots, width), dtype=torch.uint8, generator=generator).to(device)
+        together, read = ours.draw_memory(uniform.to(device), beta.to(device), ring, memory)
+        assert all(torch.equal(found, alone) for found, alone in zip(together, rows, strict=True))
+        assert torch.equal(read, memory[rows.index])
+
     before = ours._sums.clone()
     ours.refresh_()
     assert torch.equal(ours._sums, before), "sums do not depend on how they were reached"
@@ -160,6 +166,7 @@ def test_kernels_in_the_interpreter(monkeypatch, case):
     if torch.cuda.is_available():
         pytest.skip("the kernels themselves run on this machine")
     from torchrl_perf.kernels import priority_tree as kernels
+    from torchrl_perf.kernels import rows
     from torchrl_perf.replay import priority_tree as module
 
     def make_tree(*args, **options):
@@ -169,4 +176,5 @@ def test_kernels_in_the_interpreter(monkeypatch, case):
         return tree
 
     monkeypatch.setattr(module, "tree_kernels", lambda words: kernels if hasattr(words, "is_interpreted") else None)
+    monkeypatch.setattr(module, "row_kernels", lambda memory: rows)
     check("cpu", *case, batch=40, make_tree=make_tree)

@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 
+from tests.kernels.interpreted import kernel_device, tries_kernels
 from torchrl_perf.functional import generalized_advantage_estimate, linear_recurrence, reverse_linear_recurrence
+from torchrl_perf.functional.memory.linear import lru_sequence, min_gru_sequence
 from torchrl_perf.kernels import has_scan_kernels
 
 SHAPES = (
@@ -159,3 +161,52 @@ class TestRecurrenceKernel:
         ours = reverse_linear_recurrence(decay, value) if reverse else linear_recurrence(decay, value, initial)
         torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-4, equal_nan=True)
         assert n == 1 or t == 1 or ours.stride()[:2] == value.stride()[:2]
+
+
+CELLS = [(3, 40, 16), (16, 2048, 128), (200, 128, 64), (700, 9, 33), (1, 5, 300), (2, 1, 20)]
+"""Envs, steps and numbers of a state."""
+
+
+@tries_kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("n", "t", "h"), CELLS)
+def test_sequences_of_cells_are_scanned_where_they_lie(n, t, h, reverse, layout):
+    from torchrl_perf.kernels.scan import launch_recurrence
+
+    if kernel_device() == "cpu" and n * t * h > 20_000:
+        n, t, h = min(n, 4), min(t, 70), min(h, 33)
+    decay = LAYOUTS[layout](torch.rand(n, t, h, device=kernel_device()) * 1.9 - 0.95)
+    decay = torch.where(torch.rand_like(decay) < 0.05, 0.0, decay)
+    value = LAYOUTS[layout](torch.randn(n, t, h, device=kernel_device()))
+    initial = None if reverse else torch.randn(n, h, device=kernel_device())
+    carry = torch.zeros_like(value[:, 0]).double() if reverse else initial.double()
+    want = torch.empty_like(value, dtype=torch.float64)
+    for i in reversed(range(t)) if reverse else range(t):
+        carry = value[:, i] + decay[:, i] * carry
+        want[:, i] = carry
+    found = launch_recurrence(decay, value, initial, reverse)
+    torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-4)
+    assert found.stride() == value.stride()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cell", ["min_gru", "lru"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_compiled_linear_cell_is_the_eager_one(cell, turned):
+    """A compiler believes in the layout that an operator promises, and may give it inputs of another one."""
+    n, t, h = 16, 2048, 64
+    x = torch.randn(t, n, 2 * h, device="cuda").transpose(0, 1) if turned else torch.randn(n, t, 2 * h, device="cuda")
+    begins = torch.rand(n, t, device="cuda") < 0.01
+
+    def loss(x):
+        if cell == "min_gru":
+            out = min_gru_sequence(x * 2, x.new_zeros(n, h), begins)
+        else:
+            decay, angle = torch.linspace(0.9, 0.999, h, device="cuda"), torch.linspace(0.01, 0.3, h, device="cuda")
+            out = lru_sequence(*(x * 2).chunk(2, -1), x.new_zeros(n, 2 * h), begins, decay, angle)
+        return out.square().mean() * 1e3
+
+    x.requires_grad_()
+    found, expected = (torch.autograd.grad(fn(x), x)[0] for fn in (torch.compile(loss), loss))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

@@ -1,6 +1,7 @@
 """What each rank of a test does; the functions are named in ``rank_processes.run``."""
 
 import hashlib
+import importlib
 import os
 import random
 import signal
@@ -282,6 +283,45 @@ def sharded_draws() -> dict[str, Tensor]:
     return {"slot": torch.cat(slots), "weight": torch.cat(weights), "priority": priority}
 
 
+def sums_by_host() -> dict[str, Any]:
+    """Ranks of which two share a host: sums in two levels beside those in one, and what a loop learns with either."""
+    rank, found = int(os.environ["RANK"]), {}
+    ranks_of = importlib.import_module("torchrl_perf.parallel.ranks")
+    here = ranks_of.own_place
+    ranks_of.own_place = lambda: here()._replace(kernel=f"kernel{rank // 2}")
+    joined = join("cpu", by_host=True)
+    flat = Ranks(torch.device("cpu"), torch.distributed.group.WORLD)
+    for size in (1, 2, 7, 1_000):
+        own = joint_numbers(4, size, seed=size)[rank]
+        found[size] = joined.summed(own.clone()), flat.summed(own.clone())
+    found["gathered"] = joined.gathered(torch.tensor([float(rank)]))
+    for name, ranks in (("levels", joined), ("flat", flat)):
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+        shared = SharedGradients(model.parameters(), ranks=ranks)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(200):
+            optimizer.zero_grad()
+            model(part(ranks, joint_numbers(12, 5))).square().mean().backward()
+            shared.mean_()
+            optimizer.step()
+        found[name] = [*model.parameters()]
+    leave()
+    return found
+
+
+def uneven_hosts() -> None:
+    """Three ranks, of which two share a host, with --by-host."""
+    _on_hosts_of_their_own(int(os.environ["RANK"]) // 2)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--by-host"]))
+
+
+def run_by_host() -> None:
+    """A whole run of four ranks on two hosts."""
+    _on_hosts_of_their_own(int(os.environ["RANK"]) // 2)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--by-host"]))
+
+
 def uneven_envs() -> str:
     """A number of envs that ranks do not divide."""
     join("cpu")
@@ -297,6 +337,25 @@ def uneven_envs() -> str:
 def other_settings() -> None:
     """Ranks that were started with other options."""
     raise SystemExit(cli.main([*RUN, "--total-steps", str(960 + int(os.environ["RANK"]))]))
+
+
+def without_gpus() -> None:
+    """Ranks that are to have GPUs, on a host without."""
+    raise SystemExit(cli.main([*RUN[:2], "--device", "cuda", *RUN[4:], "--total-steps", "960"]))
+
+
+def without_nccl() -> None:
+    """The same where there are GPUs, and a PyTorch without NCCL."""
+    torch.cuda.device_count = lambda: 8
+    torch.distributed.is_nccl_available = lambda: False
+    without_gpus()
+
+
+def other_versions() -> None:
+    """A rank with another version of the package."""
+    if os.environ["RANK"] == "1":
+        importlib.import_module("torchrl_perf.parallel.join").__version__ = "0.0.1"
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 
 def bad_settings() -> None:
@@ -370,10 +429,11 @@ def killed_once_on_two_hosts() -> None:
     killed_once()
 
 
-def _on_hosts_of_their_own() -> None:
-    """Each agent of ``torchrun`` stands for a host."""
-    here, number = watch.own_place, os.environ["GROUP_RANK"]
-    watch.own_place = lambda: here()._replace(host=f"host{number}", kernel=f"kernel{number}")
+def _on_hosts_of_their_own(number: int | None = None) -> None:
+    """Each agent of ``torchrun`` stands for a host, or this process is on that of a number."""
+    here, name = watch.own_place, os.environ["GROUP_RANK"] if number is None else str(number)
+    for module in (watch, importlib.import_module("torchrl_perf.parallel.ranks")):
+        module.own_place = lambda: here()._replace(host=f"host{name}", kernel=f"kernel{name}")
 
 
 def stopped_run() -> None:

@@ -1,9 +1,11 @@
 """Starts ranks that share a run: ``python rank_processes.py FOLDER RANKS CHECK...``; forks, so that torch loads once.
 
-Each check is a function of ``rank_checks``. What it returns on a rank is saved as FOLDER/CHECK-RANK.pt, the exit codes
-of all ranks as FOLDER/CHECK.json, and what they print as FOLDER/CHECK-RANK.txt. No process outlives this one.
+Each check is a function of ``rank_checks``, or of the module that its name begins with. What it returns on a
+rank is saved as FOLDER/CHECK-RANK.pt, the exit codes of all ranks as FOLDER/CHECK.json, and what they print as
+FOLDER/CHECK-RANK.txt. No process outlives this one.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -34,7 +36,7 @@ def run(folder: Path, ranks: int, *checks: str, timeout: float = 280.0) -> dict[
     Args:
         folder: for what they leave.
         ranks: processes of each.
-        *checks: names of functions of ``rank_checks``.
+        *checks: names of functions, of ``rank_checks`` where they name no module.
         timeout: seconds for all of them.
     """
     words = [sys.executable, str(HERE / "rank_processes.py"), str(folder), str(ranks), *checks]
@@ -55,15 +57,14 @@ def said(folder: Path, check: str, rank: int) -> str:
 
 
 def _child(folder: Path, check: str, rank: int) -> int:
-    import rank_checks
-
     output = os.open(folder / f"{check}-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.chdir(folder)
     try:
-        found = getattr(rank_checks, check)()
+        module, _, name = check.rpartition(".")
+        found = getattr(importlib.import_module(module or "rank_checks"), name)()
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except BaseException:

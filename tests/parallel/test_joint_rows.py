@@ -10,7 +10,7 @@ from torchrl_perf.systems.marine import MarineIQNConfig
 from torchrl_perf.trainers import DQNConfig, PPOConfig
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
-from torchrl_perf.trainers.run.joint_rows import joint_row, rank_of_fault
+from torchrl_perf.trainers.run.joint_rows import joint_row, rank_of_fault, window_of
 from torchrl_perf.trainers.shards import config_of_rank, config_per_rank, seeds_of, shard_problems
 
 
@@ -38,10 +38,14 @@ def test_each_metric_is_combined_as_its_reduction_says():
     assert joint_row([first, second], reductions) == {
         **{"train/loss": 2.0, "nonfinite/reward": 3.0, "nonfinite/loss": 1.0, "fault/row": -20.0},
         **{"episode/count": 401.0, "train/first_bad_iteration": 7.0, "time/total_seconds": 5.0},
-        "episode/mean_return": pytest.approx((10.0 + 100 * 111.0) / 101),  # a window holds 100 episodes
+        "episode/mean_return": pytest.approx((10.0 + 50 * 111.0) / 51),  # a rank's window holds 50 of 100 episodes
     }
     assert rank_of_fault([first, second]) == 1
     assert rank_of_fault([first, first]) is None
+
+
+def test_the_windows_of_ranks_are_that_of_the_run():
+    assert [window_of(ranks) for ranks in (1, 2, 3, 64, 1_000)] == [100, 50, 34, 2, 1]
 
 
 def test_the_rank_whose_part_of_a_loss_came_first_is_the_one():

@@ -52,7 +52,7 @@ def test_one_that_was_lost_while_it_asked_stops_nobody(store):
 
 
 def test_too_few_are_told(store):
-    with pytest.raises(TimeoutError, match=r"1 of 2 processes have come within 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"expected 2 processes within 0\.1 s, received 1"):
         meeting.meet(store, 0, 2, 0.1)
     with pytest.raises(dist.DistStoreError):
         meeting.meet(store, 1, 2, 0.1)

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_perf.runtime import CaptureError, HostSyncError, capture, compiled, is_capturing, no_host_sync
+from torchrl_perf.trainers import PPOConfig, PPOTrainer
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +58,36 @@ def test_a_changed_learning_rate_is_honoured():
     step()
     for left, right in zip(before, net.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+def test_copies_of_parameters_with_their_graph_do_no_harm_where_the_parameters_are_named():
+    net, _, plain = make_training(True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*capturable")
+        for _ in range(5):
+            plain()
+    twin, _, step = make_training(True)
+    held = [parameter.clone() for parameter in twin.parameters()]  # nodes of the default stream
+    step = capture(step, parameters=twin.parameters())
+    step()
+    held += [parameter.clone() for parameter in twin.parameters()]
+    for _ in range(4):
+        step()
+    assert step.captured
+    for left, right in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(right, left, rtol=1e-4, atol=1e-6)
+    held[0].sum().backward()
+
+
+def test_a_trainer_is_captured_while_somebody_holds_the_graph_of_its_parameters(caplog):
+    small = {"num_envs": 64, "num_steps": 8, "minibatches": 2, "epochs": 2, "total_steps": 10**6}
+    trainer = PPOTrainer(PPOConfig(env="CartPole", device="cuda", logger="none", **small))
+    held = [parameter.clone() for parameter in trainer.policy.parameters()]
+    for _ in range(4):
+        trainer.step()
+    assert "cannot be recorded" not in caplog.text
+    assert any(not torch.equal(old, new) for old, new in zip(held, trainer.policy.parameters(), strict=True))
+    trainer.close()
 
 
 def test_random_numbers_are_fresh_and_follow_the_seed():

@@ -26,6 +26,7 @@ from torchrl_perf.runtime.upstream import (
     loggers,
     memory,
     modules,
+    optimizers,
     policies,
     target_updaters,
     tensordicts,
@@ -436,11 +437,57 @@ class TestTensors:
         assert seen == [True, True]
         assert not tensors.under_a_mode()
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    def test_a_graph_that_is_cut_no_longer_reaches_its_leaf(self, dtype):
+        def node(leaf):
+            return leaf.view_as(leaf).grad_fn.next_functions[0][0]
+
+        net = nn.Linear(2, 3).to(dtype)
+        calls = []
+        net.weight.register_hook(calls.append)
+        net.weight.register_post_accumulate_grad_hook(lambda param: calls.append(param.grad))
+        before, place = net.weight.detach().clone(), net.weight.data_ptr()
+        frozen = torch.zeros(2)
+        held = net.weight.clone()
+        node(net.weight).metadata["old"] = True
+        assert "old" in node(net.weight).metadata, "it lives as long as the copy"
+        tensors.cut_graphs([*net.parameters(), frozen, held])
+        assert "old" not in node(net.weight).metadata
+        assert net.weight.data_ptr() == place
+        assert net.weight.dtype == dtype
+        assert torch.equal(net.weight, before)
+        net(torch.ones(1, 2, dtype=dtype)).sum().backward()
+        assert torch.equal(net.weight.grad, torch.ones(3, 2, dtype=dtype))
+        assert len(calls) == 2, "hooks are those of the leaf"
+        held.sum().backward()
+        assert torch.equal(net.weight.grad, torch.full((3, 2), 2.0, dtype=dtype)), "the graph that is held ends in it"
+
     @pytest.mark.gpu
     def test_the_current_stream(self):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             assert tensors.current_stream(torch.device("cuda", 0)) == stream.cuda_stream
+
+
+def test_hooks_around_a_step():
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    assert not optimizers.has_step_hooks(optimizer)
+    calls = []
+    handles = [
+        torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: calls.append(0)),
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1)),
+        optimizer.register_step_post_hook(lambda *_: calls.append(2)),
+        torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: calls.append(3)),
+    ]
+    assert optimizers.has_step_hooks(optimizer)
+    optimizer.step()
+    for hooks in optimizers.step_hooks(optimizer):
+        for hook in hooks:
+            hook(optimizer, (), {})
+    assert calls == [0, 1, 2, 3] * 2, "in the order of torch"
+    for handle in handles:
+        handle.remove()
+    assert not optimizers.has_step_hooks(optimizer)
 
 
 def test_whether_a_transform_is_active():

@@ -9,7 +9,9 @@ from states import assert_same_state, run
 
 from torchrl_perf.cli import main
 from torchrl_perf.envs import CartPole, Durotaxis
+from torchrl_perf.envs.durotaxis import ColonyCurriculum
 from torchrl_perf.runtime import no_host_sync
+from torchrl_perf.systems.durotaxis.blueprint import make_colony
 from torchrl_perf.systems.durotaxis.config import DUROTAXIS_PRESETS, DurotaxisConfig
 from torchrl_perf.systems.durotaxis.trainer import ENDS
 from torchrl_perf.trainers import train
@@ -155,6 +157,23 @@ class TestSchedules:
         high.actor.load_state_dict(low.actor.state_dict())
         difference = raised(rows)["loss_entropy"] - plain["loss_entropy"]
         torch.testing.assert_close(difference, 2.0 * (100.0 - plain["entropy"]))
+
+    def test_stages_of_goal_and_nodes(self):
+        stages = {"stage_frames": "0, 32, 64", "stage_goals": "0.3, 0.6, 0.9", "stage_nodes": "8, 10, 12"}
+        trainer = make(**stages, stage_one_frames=48, num_envs=4, num_steps=4)
+        curriculum = trainer.env.curriculum
+        assert curriculum.frames == (0, 32, 48, 64)
+        assert curriculum.goal == (0.3, 0.6, 0.6, 0.9)
+        assert curriculum.critical_nodes == (8, 10, 10, 12)
+        assert curriculum.delete_only == (True, True, False, False)
+        seen = set()
+        for _ in range(10):
+            trainer.step()
+            seen.add(trainer.metrics.flush(1)["curriculum/stage"])
+        assert max(seen) == 3
+        assert make().env.curriculum == ColonyCurriculum()
+        judged = make_colony(trainer.config, torch.device("cpu"))
+        assert (judged.curriculum.goal, judged.curriculum.critical_nodes) == ((0.9,), (12,))
 
     def test_stage_one_holds_all_but_the_share_to_delete(self):
         trainer = make(stage_one_frames=64, num_envs=4, num_steps=4)
@@ -304,6 +323,11 @@ class TestRefusals:
                 {"value_heads": "total", "standardize_components": True},
                 "standardize_components: expected False with value_heads='total'",
             ),
+            ({"stage_frames": "0, 9, 5"}, "stage_frames: frames: expected numbers that rise from 0"),
+            ({"stage_frames": "0, 9", "stage_goals": "0.9, 0.5"}, "stage_frames: goal: expected stages that do not go"),
+            ({"stage_frames": "0, 9", "stage_goals": "0.3, 0.5, 0.9"}, "stage_frames: expected one of stage_goals"),
+            ({"stage_goals": "far"}, "stage_goals: expected numbers of at least 0 with commas"),
+            ({"stage_nodes": "13"}, "stage_frames: expected stage_nodes of at most critical_nodes = 12"),
             ({"actions": "per_node", "stage_one_frames": 9}, "stage_one_frames: expected 0 with actions='per_node'"),
             ({"loss": "torchrl"}, "loss: expected one of"),
             ({"env": "CartPole"}, "env: expected one of"),

@@ -5,7 +5,7 @@ import torch
 from fire_runs import make
 from states import run
 
-from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, column_breaks, domirank_breaks
+from torchrl_perf.envs.fuel_breaks import FuelBreaks, Landscape, betweenness_breaks, column_breaks, domirank_breaks
 from torchrl_perf.systems.fuel_breaks.evaluation import compare, draw, place, placements
 from torchrl_perf.systems.fuel_breaks.picture import record_breaks
 
@@ -65,9 +65,10 @@ def test_a_policy_without_exploration_after_training():
 def test_rules_are_those_of_the_env():
     env = fires(landscape=Landscape.fractal(0, 6, count=3), size=None)
     found = placements(None, env)
-    assert list(found) == ["random", "column", "domirank", "none"]
+    assert list(found) == ["random", "column", "domirank", "betweenness", "none"]
     assert torch.equal(found["column"], column_breaks(env.burnable(), 4))
     assert torch.equal(found["domirank"], domirank_breaks(env.burnable(), 4, neighbours=8))
+    assert torch.equal(found["betweenness"], betweenness_breaks(env.burnable(), 4, neighbours=8))
     assert not found["none"].any()
     assert (found["random"].flatten(1).sum(1) == 4).all()
 

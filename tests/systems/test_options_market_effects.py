@@ -48,6 +48,8 @@ LEARNING = {
     "target_entropy": ({}, 3.0),
     "num_critics": ({}, 3),
     "loss_function": ({}, "smooth_l1"),
+    "option_learning": ({"option_capacity": 2_000}, "critic"),
+    "option_relabel": ({}, 1.0),
     "option_learning_rate": ({}, 0.02),
     "option_temperature": ({}, 0.5),
     "option_entropy_coeff": ({}, 0.5),

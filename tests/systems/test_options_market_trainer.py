@@ -1,5 +1,6 @@
 """OptionsMarketTrainer: the loop, what is stored and measured, usage and its warning, resume, modes, refusals."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from config_runs import TRAINERS
 from states import assert_same_state, run
 from torchrl.envs import TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
 
 from torchrl_perf.cli import main
@@ -15,7 +17,8 @@ from torchrl_perf.envs.market import OPTION_NAMES, OptionRules, option_set, read
 from torchrl_perf.metrics import OptionCollapseWarning
 from torchrl_perf.modules import OptionSet
 from torchrl_perf.runtime import no_host_sync
-from torchrl_perf.systems.options_market.config import OPTIONS_MARKET_PRESETS, OptionsMarketConfig
+from torchrl_perf.systems.options_market.config import OF_OPTIONS, OPTIONS_MARKET_PRESETS, OptionsMarketConfig
+from torchrl_perf.systems.options_market.evaluation import evaluate
 from torchrl_perf.systems.options_market.networks import (
     EXPOSURES,
     Compressed,
@@ -25,6 +28,8 @@ from torchrl_perf.systems.options_market.networks import (
     market_of,
     recorded_prices,
 )
+from torchrl_perf.systems.options_market.trainer import OptionsMarketTrainer
+from torchrl_perf.trainers import load_policy, train
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.transforms import OptionState
 
@@ -287,3 +292,36 @@ def test_a_run_from_the_command_line_resumes(tmp_path, capsys):
     assert main([*command, "--window", "3"]) == 1
     assert "--resume: expected the checkpoint's own" in capsys.readouterr().err
     assert "options-market" not in TRAINERS  # a system, not an algorithm
+
+
+class TestWithoutOptions:
+    def test_it_learns_saves_and_trades(self, tmp_path):
+        usual = {"max_option_share": 0.5, "min_options_used": 3, "option_capacity": 2_000}
+        trainer = make(options="none", **usual, run_dir=str(tmp_path), logger="csv", log_interval=2)
+        result = train(trainer, progress=False)
+        trainer.close()
+        row = (result.run_dir / "progress.csv").read_text(encoding="utf-8").splitlines()[0]
+        assert "market/weight" in row and "option/" not in row
+        policy = load_policy(result.run_dir)
+        env = make_options_market_env(trainer.config, "cpu", num_envs=3)
+        figures, recording = evaluate(policy, env, seed=1)
+        assert figures.options == {} and (recording.option == -1).all()
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            seen = env.reset()
+            assert torch.equal(policy(seen)["action"], trainer.policy(seen)["action"])
+
+    def test_what_means_nothing_without_options_is_refused(self):
+        with pytest.raises(ConfigError, match="option_learning: expected 'returns' with options='none'"):
+            OptionsMarketConfig.without_task(options="none", option_learning="critic")
+        with pytest.raises(ValueError, match="options: expected None with options='none'"):
+            config = OptionsMarketConfig(env="OptionMarketPlain", device="cpu")
+            OptionsMarketTrainer(config, options=object())
+
+    def test_the_preset_is_the_other_ones_market(self):
+        plain, other = OptionsMarketConfig(env="OptionMarketPlain"), OptionsMarketConfig(env="OptionMarket")
+        differing = {
+            field.name
+            for field in dataclasses.fields(plain)
+            if getattr(plain, field.name) != getattr(other, field.name)
+        }
+        assert differing <= {"env", "options", *OF_OPTIONS}

@@ -26,6 +26,10 @@ VARIANTS = {name: (name, {}) for name in NEW} | {
     "td3, prioritised": ("td3", {"sampler": "prioritized", "updates_per_iteration": 4, "policy_delay": 4}),
     "ac-iqn, prioritised": ("ac-iqn", {"sampler": "prioritized", "n_step": 2}),
     "sac-options, prioritised": ("sac-options", {"sampler": "prioritized", "n_step": 2}),
+    "sac-options, of the critics": (
+        "sac-options",
+        {"option_learning": "critic", "option_relabel": 0.5, "option_capacity": 2_000},
+    ),
     "sac-options, compact": ("sac-options", {"compact": True, "learn_temperature": False}),
     "hybrid-ppo, one part": ("hybrid-ppo", {"env": "CartPole"}),
 }

@@ -7,9 +7,8 @@ import torch
 from states import assert_same_state, run
 from tensordict import TensorDict
 from torch import nn
-from walkers import Walkers
 
-from torchrl_perf.envs import AgentStreams, StatelessCartPole
+from torchrl_perf.envs import StatelessCartPole
 from torchrl_perf.modules import DeviceActor, GumbelCategorical
 from torchrl_perf.runtime import no_host_sync
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
@@ -142,6 +141,8 @@ class TestEachMemory:
         {"env": "StatelessPendulum", "policy_scale": "state_dependent"},
         {"eval_interval": 1, "eval_episodes": 3},
         {"on_nan": "skip"},
+        {"precision": "bf16"},
+        {"precision": "ieee", "memory": "lstm"},
     ],
     ids="-".join,
 )
@@ -260,11 +261,6 @@ class TestRefused:
         actor = DeviceActor(nn.Linear(2, 2), distribution_class=GumbelCategorical, param_keys=["logits"])
         with pytest.raises(ValueError, match=r"memory: expected with 'gru' networks of .*received actor from.*Remedy"):
             make(parts={"actor": actor})
-
-    def test_rows_that_do_not_all_count(self):
-        env = AgentStreams(Walkers(2, 2, device="cpu", own_flags=True))
-        with pytest.raises(ValueError, match=r"memory: expected with 'gru' an env whose rows all count.*Remedy"):
-            make(parts={"env": env})
 
     def test_a_system_with_networks_of_its_own(self):
         with pytest.raises(ConfigError, match=r"memory: expected .*received 'gru'.*Remedy"):

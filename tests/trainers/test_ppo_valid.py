@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_perf.envs import CartPole
+from torchrl_perf.envs import CartPole, Curriculum, MarineNavigation
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.objectives import DeviceClipPPOLoss
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
@@ -58,6 +58,61 @@ def test_the_gradient_is_that_of_the_rows_that_count(normalize):
         for one, other in zip(got, want, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     trainer.close()
+
+
+def streams_with_gaps(**options):
+    trainer = make(memory="gru", memory_size=8, minibatches=2, **options)
+    batch, _ = minibatch(trainer)
+    return trainer, trainer.algorithm.rows(batch)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_of_the_streams_of_a_memory_the_same_rows_count(burn_in):
+    trainer, streams = streams_with_gaps(burn_in=burn_in)
+    out = trainer.algorithm.minibatch_loss(streams)[1]
+    features = trainer.algorithm.streams.read(streams)
+    alone = features.reshape(-1)[features["valid"].reshape(-1)]  # rows of features stand alone
+    for name, value in trainer.loss(alone).items():
+        torch.testing.assert_close(out[name], value, rtol=1e-4, atol=1e-6)
+    gradients = []
+    for parts in (1, 3):
+        trainer._gradients(streams, torch.arange(len(streams)), parts)
+        gradients.append([p.grad.clone() for p in trainer.loss.parameters()])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    trainer.close()
+
+
+def test_what_an_agent_that_is_gone_sees_changes_nothing_that_is_learnt():
+    trainer, streams = streams_with_gaps()
+    changed, gradients = streams.clone(), []
+    changed["observation"] = torch.where(streams["valid"], streams["observation"], 9.0)
+    changed["advantage"] = torch.where(streams["valid"], streams["advantage"], -7.0)
+    for each in (streams, changed):
+        trainer._gradients(each, torch.arange(len(each)), 1)
+        gradients.append([p.grad.clone() for p in trainer.loss.parameters()])
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+    trainer.close()
+
+
+def test_a_run_of_vessels_with_a_memory_resumes_bitwise(tmp_path):
+    """Vessels do not see the currents that move them."""
+    currents = Curriculum(frames=(0,), robots=(3,), obstacles=(0,), cores=(4,), distance=(30.0,))
+
+    def vessels(seed):
+        env = AgentStreams(MarineNavigation(2, action="discrete", curriculum=currents, device="cpu"))
+        return PPOTrainer(PPOConfig(**OPTIONS, memory="gru", memory_size=8, burn_in=2, seed=seed), env=env)
+
+    one, other = vessels(0), vessels(9)
+    for _ in range(2):
+        one.step()
+    path = one.save(tmp_path / "checkpoint.pt")
+    one.step()
+    other.load(path)
+    other.step()
+    for mine, theirs in zip(one.loss.parameters(), other.loss.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    one.close()
+    other.close()
 
 
 def test_episodes_are_those_of_the_rows_that_count():

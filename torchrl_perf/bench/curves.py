@@ -6,9 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Study
+from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Run, Study
 from torchrl_perf.bench.learning import MOST_POINTS, thinned
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
 from torchrl_perf.metrics.figure import new_figure, save_figure
@@ -25,8 +26,9 @@ class BenchCurves:
     """Options of ``torchrl-perf bench curves``."""
 
     study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
-    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks; and lunar-lander
-    and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
+    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks, ranks (one, two
+    and three processes that learn CartPole with the same envs in all); and lunar-lander and half-cheetah, which need
+    Gymnasium's extras box2d and mujoco."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -52,29 +54,59 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
 
     Raises:
         InterruptedError: where a signal has stopped the run.
+        RuntimeError: where ranks have failed.
     """
     from torchrl_perf.trainers.run.run import train
 
+    run = study.runs[name]
     with tempfile.TemporaryDirectory() as folder:
         changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
         settings = {"device": options.device, "logger": "csv", "run_dir": folder, "checkpoint_interval": 0, **changes}
-        trainer = study.runs[name].trainer(study.runs[name].config(seed, **settings))
+        config = run.config(seed, **settings)
         watch = Stopwatch("cpu").start()
-        result = train(trainer, progress=False)
+        if run.ranks > 1:
+            trainer, run_dir, steps = _by_ranks(run, config, Path(folder))
+        else:
+            trainer = run.trainer(config)
+            result = train(trainer, progress=False)
+            if result.exit_code:
+                raise InterruptedError(
+                    f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps. Remedy: "
+                    "resume it: the runs that are whole are kept"
+                )
+            run_dir, steps = result.run_dir, result.steps
         watch.stop()
-        if result.exit_code:
-            raise InterruptedError(
-                f"{name}, seed {seed}: expected a whole run, received a signal after {result.steps} steps. Remedy: "
-                "resume it: the runs that are whole are kept"
-            )
         curves = {}
         for column in study.columns:
-            data = read_progress(result.run_dir / PROGRESS, column)
+            data = read_progress(run_dir / PROGRESS, column)
             curves[column] = {"step": thinned(data["step"]), "value": thinned(data[column])}
-    row = {"run": name, "seed": seed, "steps": result.steps, "seconds": watch.seconds, "curves": curves}
-    row["evaluation"] = study.evaluate(trainer, name)
+        row = {"run": name, "seed": seed, "steps": steps, "seconds": watch.seconds, "curves": curves}
+        row["evaluation"] = study.evaluate(trainer, name)
     trainer.close()
     return row
+
+
+def _by_ranks(run: Run, config: Any, folder: Path) -> tuple[Any, Path, int]:
+    """The same by several processes, as ``torchrl-perf train --ranks`` starts them.
+
+    Returns:
+        What is left of the trainer, for its evaluation: ``config``, ``policy`` and ``close``; folder and env steps.
+
+    Raises:
+        RuntimeError: where one has failed.
+    """
+    from torchrl_perf.parallel.launch import launch_ranks
+    from torchrl_perf.trainers import load_policy
+
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps(config.to_dict()))
+    words = ("train", run.algorithm, "--config", str(settings), "--no-progress", "--ranks", str(run.ranks))
+    code = launch_ranks(("-m", "torchrl_perf", *words), run.ranks)
+    if code:
+        raise RuntimeError(f"ranks: expected a whole run, received exit code {code}. Remedy: what the ranks have said.")
+    (progress,) = folder.glob(f"*/{PROGRESS}")
+    left = SimpleNamespace(config=config, policy=load_policy(progress.parent), close=lambda: None)
+    return left, progress.parent, int(read_progress(progress)["step"][-1])
 
 
 def stored(study: str, folder: Path) -> list[dict[str, Any]]:

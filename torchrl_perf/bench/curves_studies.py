@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ class Run(NamedTuple):
     preset: str
     """Of a system; else the env, whose preset it is."""
     changes: Mapping[str, Any] = {}
+    ranks: int = 1
+    """Processes that learn it together; the settings are those of the whole run."""
 
     def config(self, seed: int, **changes: Any) -> Any:
         """The settings of one seed."""
@@ -99,6 +102,12 @@ def _breaks(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     }
 
 
+def cart_poles(trainer: Any, name: str) -> dict[str, dict[str, float]]:
+    """:func:`episodes_without_exploration` of a policy of the package's CartPole, in Gymnasium's."""
+    config = SimpleNamespace(env="CartPole-v1", seed=trainer.config.seed)
+    return episodes_without_exploration(SimpleNamespace(policy=trainer.policy, config=config), name)
+
+
 def episodes_without_exploration(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     """Returns of whole episodes without exploration, in envs with another seed than that of the run."""
     import gymnasium
@@ -123,6 +132,9 @@ _STAGE: dict[str, Any] = {
 }
 _VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 300_000}
 _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
+# small enough for two processes on two cores, large enough that three ranks could divide it
+_POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
+_POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
 
@@ -165,6 +177,16 @@ STUDIES: dict[str, Study] = {
         {name: Run(name, "HalfCheetah-v5") for name in ("ppo", "sac")},
         _RETURNS,
         episodes_without_exploration,
+    ),
+    "ranks": Study(
+        "CartPole, 48 envs in all",
+        {
+            "one": Run("ppo", "CartPole", _POLES),
+            "two": Run("ppo", "CartPole", _POLES, ranks=2),
+            "three": Run("ppo", "CartPole", _POLES, ranks=3),
+        },
+        _RETURNS,
+        cart_poles,
     ),
 }
 """Studies by name."""

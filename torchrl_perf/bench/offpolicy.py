@@ -1,6 +1,7 @@
 """Off-policy training: updates/s of SAC, env steps/s of DQN on CartPole, and the time to learn, beside TorchRL's."""
 
 import gc
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -19,22 +20,47 @@ from torchrl_perf.bench.learning import time_to_return
 from torchrl_perf.bench.report import format_table, write_results
 from torchrl_perf.envs import DeviceEnv
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
-from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, SACConfig, SACTrainer
+from torchrl_perf.trainers import (
+    DQN_PRESETS,
+    DDPGConfig,
+    DDPGTrainer,
+    DQNConfig,
+    DQNTrainer,
+    SACConfig,
+    SACTrainer,
+    TD3Config,
+)
 
-COLUMNS = ("task", "variant", "per_second", "us", "p10_us", "p90_us", "start_s")
+COLUMNS = ("task", "variant", "per_second", "us", "p10_us", "p90_us", "start_s", "tflops")
+UPDATES_OF: dict[str, tuple[Any, Any]] = {
+    "sac": (SACConfig, SACTrainer),
+    "td3": (TD3Config, DDPGTrainer),
+    "ddpg": (DDPGConfig, DDPGTrainer),
+}
+"""Config and trainer of the tasks that are updates of actor and critics."""
 UPDATES = 16  # updates in one call
 LEARN = replace(DQN_PRESETS["CartPole"], capacity=300_032, logger="none")  # rows: a multiple of the envs
 """Settings of the time to a return of 475: more envs collect faster, but it is updates that take the time."""
+
+
+TASKS = ("sac", "dqn", "learn")
+"""What is measured by default."""
 
 
 @dataclass(frozen=True)
 class BenchOffPolicy:
     """Options of ``torchrl-perf bench offpolicy``."""
 
-    tasks: tuple[str, ...] = ("sac", "dqn", "learn")
-    """What to measure: sac (updates/s), dqn (env steps/s), learn (time to a return of 475 on CartPole)."""
+    tasks: tuple[str, ...] = TASKS
+    """What to measure: sac, td3, ddpg (updates/s), dqn (env steps/s), learn (time to a return of 475 on CartPole)."""
     variants: tuple[str, ...] = ("torchrl", "eager", "compile", "graph")
-    """Rows."""
+    """Rows; TorchRL's of SAC alone."""
+    batch: int = 256
+    """Rows of a sample of sac, td3 and ddpg."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers of actor and critics of these."""
+    precision: str = "tf32"
+    """Precision of these, of ours alone."""
     dqn_envs: int = 4096
     """Envs of the DQN rows, of 16 steps an iteration, with one update of as many samples."""
     repeats: int = 50
@@ -45,6 +71,22 @@ class BenchOffPolicy:
     """Device."""
     out: str | None = None
     """Folder for offpolicy.json; the package's bench/results by default."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.tasks if name not in (*UPDATES_OF, "dqn", "learn")]
+        if unknown or self.batch < 1 or not self.hidden_sizes or min(self.hidden_sizes) < 1:
+            raise ValueError(
+                f"tasks, batch, hidden_sizes: expected {[*UPDATES_OF, 'dqn', 'learn']}, positive numbers and at least "
+                f"one width, received {list(self.tasks)}, {self.batch} and {list(self.hidden_sizes)}. Remedy: those."
+            )
+
+    @property
+    def file(self) -> str:
+        """Name of the results: what was measured, where it is not all, and sizes other than the default ones."""
+        parts = ["offpolicy"] if self.tasks == TASKS else ["offpolicy", "-".join(self.tasks)]
+        if (self.batch, self.hidden_sizes, self.precision) != (256, (256, 256), "tf32"):
+            parts += [str(self.batch), "-".join(map(str, self.hidden_sizes)), self.precision]
+        return "_".join(parts)
 
 
 class Locomotion(DeviceEnv):
@@ -76,8 +118,8 @@ class Locomotion(DeviceEnv):
 class TorchRLSAC:
     """TorchRL's parts as its examples put them together: buffer, ``SACLoss``, ``SoftUpdate``, Adam."""
 
-    def __init__(self, env: DeviceEnv, batch: int, device: torch.device) -> None:
-        options = {"num_cells": [256, 256], "activation_class": nn.ReLU, "device": device}
+    def __init__(self, env: DeviceEnv, batch: int, hidden_sizes: tuple[int, ...], device: torch.device) -> None:
+        options = {"num_cells": list(hidden_sizes), "activation_class": nn.ReLU, "device": device}
         net = nn.Sequential(MLP(in_features=17, out_features=12, **options), NormalParamExtractor())
         module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
         # IndependentNormal: with TanhNormal each call would wait for the host
@@ -108,24 +150,49 @@ class TorchRLSAC:
             self.targets.step()
 
 
-def sac(variant: str, device: torch.device, repeats: int) -> dict[str, Any]:
-    """Full updates/s at batch 256 with 256-256 networks, without collection."""
-    start = Stopwatch("cpu").start()
+def updates(task: str, variant: str, device: torch.device, options: BenchOffPolicy) -> dict[str, Any]:
+    """Full updates/s of actor and critics, without collection."""
+    start, (batch, sizes) = Stopwatch("cpu").start(), (options.batch, options.hidden_sizes)
+    count = UPDATES if batch < 8192 else 4
     if variant == "torchrl":
-        peer = TorchRLSAC(Locomotion(256, device=device), 256, device)
-        call, close = peer.learn, lambda: None
+        peer = TorchRLSAC(Locomotion(256, device=device), batch, sizes, device)
+        call, close, count = peer.learn, lambda: None, UPDATES
     else:
-        config = SACConfig.without_task(
-            num_envs=256, num_steps=4, learning_starts=8_192, updates_per_iteration=UPDATES, capacity=1_000_000,
-            mode="eager" if variant == "eager" else "compile", device=str(device), logger="none", total_steps=10**9,
+        kind, trainer_of = UPDATES_OF[task]
+        config = kind.without_task(
+            num_envs=256, num_steps=4, learning_starts=max(8_192, batch), updates_per_iteration=count,
+            capacity=1_000_000, mode="eager" if variant == "eager" else "compile", device=str(device), logger="none",
+            total_steps=10**9, minibatch_size=batch, hidden_sizes=sizes, precision=options.precision,
         )  # fmt: skip
-        trainer = SACTrainer(config, env=Locomotion(256, device=device))
+        trainer = trainer_of(config, env=Locomotion(256, device=device))
         for _ in range(config.fill_iterations):
             trainer.step()
         learn: Callable[[], None] = trainer.learn
         call = capture(learn, device=device, audit=False, warmup=3) if variant == "graph" else learn
         close = trainer.close
-    return _row("SAC updates", variant, call, UPDATES, start, device, repeats, close)
+    row = _row(f"{task.upper()} updates", variant, call, count, start, device, options.repeats, close)
+    made_of = {"batch": batch, "hidden_sizes": list(sizes), "precision": options.precision}
+    return {**row, **made_of, "tflops": row["per_second"] * batch * products(task, sizes) * 2 / 1e12}
+
+
+def products(task: str, sizes: tuple[int, ...]) -> float:
+    """Multiply-adds of matrix products of one row in one update.
+
+    Forward a weight takes part in one, backward in one for the gradient of its input and one for its own. Critics learn
+    (3) and are asked for the action's gradient (2), their targets act (1); SAC's actor acts at two states and learns
+    from one (4), DDPG's learns (3) and its target acts (1). TD3's actor is due at each second update.
+    """
+    critics = 1 if task == "ddpg" else 2
+    critic = critics * _weights((23, *sizes, 1))
+    actor = _weights((17, *sizes, 12 if task == "sac" else 6))
+    if task == "sac":
+        return 6 * critic + 4 * actor
+    share = TD3Config.policy_delay if task == "td3" else 1
+    return 4 * critic + actor + (2 * critic + 3 * actor) / share
+
+
+def _weights(sizes: tuple[int, ...]) -> int:
+    return sum(inputs * outputs for inputs, outputs in itertools.pairwise(sizes))
 
 
 def dqn(variant: str, device: torch.device, repeats: int, num_envs: int) -> dict[str, Any]:
@@ -167,8 +234,10 @@ def time_to_solve(seed: int, device: torch.device, config: DQNConfig = LEARN, ta
 
 def _jobs(options: BenchOffPolicy, device: torch.device) -> Iterator[Callable[[], dict[str, Any]]]:
     variants = [name for name in options.variants if name != "graph" or device.type == "cuda"]
-    for variant in variants if "sac" in options.tasks else ():
-        yield partial(sac, variant, device, options.repeats)
+    for task in [name for name in UPDATES_OF if name in options.tasks]:
+        for variant in variants:
+            if variant != "torchrl" or task == "sac":
+                yield partial(updates, task, variant, device, options)
     for variant in variants if "dqn" in options.tasks else ():
         if variant != "torchrl":
             yield partial(dqn, variant, device, options.repeats, options.dqn_envs)
@@ -187,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     for job in _jobs(options, device):
         gc.collect()
         rows.append(job())
-        path = write_results("offpolicy" if device.type == "cuda" else "offpolicy_cpu", rows, options.out)
+        path = write_results(options.file if device.type == "cuda" else f"{options.file}_cpu", rows, options.out)
         print(rows[-1], flush=True)
     print(format_table([row for row in rows if "us" in row], COLUMNS))
     learnt = [row for row in rows if "seed" in row]

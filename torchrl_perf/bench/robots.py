@@ -9,19 +9,22 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
 
 from torchrl_perf.bench.report import Sheet
 from torchrl_perf.collectors import DeviceCollector
-from torchrl_perf.registry import ROBOTS
+from torchrl_perf.registry import ROBOTS, entry_of
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
 from torchrl_perf.trainers.mujoco_c import episodes_in_c
 
-COLUMNS = ("task", "variant", "worlds", "ms", "steps_per_second", "share", "of", "start_s", "mean_return", "seconds")
+SPEED = ("worlds", "ms", "steps_per_second", "share", "of", "start_s")
+COLUMNS = ("task", "variant", "algorithm", *SPEED, "mean_return", "deviation", "seconds")
 STEPS = 16
+ALGORITHMS = ("ppo", "sac", "td3", "ddpg")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class BenchRobots:
     tasks: tuple[str, ...] = ("HalfCheetah", "Ant", "Humanoid")
     """Tasks of MuJoCo."""
     worlds: int = 4096
-    """Worlds that run at once (N)."""
+    """Worlds that run at once (N); other algorithms than PPO are trained in as many as the task's settings say."""
     variants: tuple[str, ...] = ("physics", "eager", "env", "ppo", "rsl-rl")
     """Rows: bare physics in a graph, an env step by step, the env in a graph, PPO in one graph, rsl-rl-lib (if it is
     installed) on the same env."""
@@ -40,9 +43,14 @@ class BenchRobots:
     mode: Literal["auto", "graph"] = "graph"
     """Kernels of rollouts and PPO on CUDA, always in a graph: compiled ones (graph), or eager ones (auto)."""
     learn: float = 0.0
-    """Seconds of training of each task and seed; 0 trains none."""
+    """Greatest seconds of training of each task, algorithm and seed, after compilation; 0 trains none. A run also ends
+    after the steps of the task's settings, over which a learning rate that is lowered is lowered."""
+    algorithms: tuple[str, ...] = ("ppo",)
+    """What is trained: ppo, sac, td3, ddpg."""
     seeds: int = 3
     """Seeds of the training."""
+    first_seed: int = 0
+    """The first of them."""
     physics: tuple[str, ...] = ()
     """Settings of the physics, name=value, such as integrator=implicitfast."""
     device: str = "auto"
@@ -154,35 +162,38 @@ class Task:
         seconds, steps = measure(env, self.options.repeats, self.device)
         return self.row("rsl-rl", seconds / steps * 1e3, start_s=start.seconds)
 
-    def learn(self, seed: int) -> dict[str, Any]:
-        """Train for some seconds after compilation, and judge the policy in MuJoCo's C code.
+    def learn(self, algorithm: str, seed: int) -> dict[str, Any]:
+        """Train with the task's settings after compilation, and judge the policy in MuJoCo's C code.
 
-        The curve has a point for ten iterations: seconds, steps, and the mean return of the last 100 episodes on Warp,
-        exploration included.
+        The curve has a point for each ``log_interval`` iterations: seconds, steps, and the mean return of the last 100
+        episodes on Warp, exploration included.
         """
+        entry = entry_of(algorithm)
         with Started(self.device) as start:
-            trainer = self.trainer(seed)
-            for _ in range(4):
+            mode = self.options.mode if self.device.type == "cuda" else "auto"
+            place = {"device": str(self.device), "mode": mode, "logger": "none", "eval_episodes": 100}
+            worlds = {"num_envs": self.options.worlds} if algorithm == "ppo" else {}
+            config = entry.load("config")(env=self.name, seed=seed, **place, **worlds)
+            env = self._kind(config.num_envs, device=self.device, seed=seed, **self._settings)
+            trainer = entry.load("trainer")(config, env=env)
+            warm = getattr(config, "fill_iterations", 0) + 4
+            for _ in range(warm):
                 trainer.step()
         watch, count, curve = Stopwatch("cpu").start(), 0, []
-        while watch.host_seconds < self.options.learn:
-            for _ in range(10):
+        while watch.host_seconds < self.options.learn and (left := config.iterations - warm - count) > 0:
+            for _ in range(min(config.log_interval, left)):
                 trainer.step()
+                count += 1
             synchronize(self.device)
-            count += 10
             watch.stop()
             if (mean := float(trainer.episodes.mean_return)) == mean:  # there are none before the first episodes end
-                curve.append([watch.host_seconds, count * trainer.config.batch_size, mean])
-        episodes = episodes_in_c(trainer)
-        row = {"task": self.name, "variant": "learn", "worlds": self.options.worlds, "seed": seed}
-        row |= {
-            "curve": curve,
-            "seconds": watch.host_seconds,
-            "steps": count * trainer.config.batch_size,
-            "start_s": start.seconds,
-        }
-        if episodes is not None:
-            row |= {"mean_return": episodes.mean_return, "returns": episodes.returns}
+                curve.append([watch.host_seconds, count * config.batch_size, mean])
+        row = {"task": self.name, "variant": "learn", "algorithm": algorithm, "worlds": config.num_envs, "seed": seed}
+        row |= {"curve": curve, "seconds": watch.host_seconds, "steps": count * config.batch_size}
+        row |= {"start_s": start.seconds}
+        if (episodes := episodes_in_c(trainer)) is not None:
+            row |= {"mean_return": episodes.mean_return, "deviation": episodes.return_deviation}
+            row |= {"episodes": len(episodes.returns)}
         trainer.close()
         return row
 
@@ -237,12 +248,12 @@ def measure_task(task: Task, sheet: Sheet) -> None:
 
 
 def check(options: BenchRobots) -> None:
-    """Refuse tasks and variants that there are none of.
+    """Refuse tasks, variants and algorithms that there are none of.
 
     Raises:
         ValueError: naming them.
     """
-    known = {"tasks": ROBOTS, "variants": BenchRobots.variants}
+    known = {"tasks": ROBOTS, "variants": BenchRobots.variants, "algorithms": ALGORITHMS}
     for name, names in known.items():
         if unknown := [each for each in getattr(options, name) if each not in names]:
             raise ValueError(
@@ -266,8 +277,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.tasks:
         task = Task(name, options, device)
         measure_task(task, sheet)
-        for seed in range(options.seeds if options.learn else 0):
-            sheet.add(task.learn(seed))
+        seeds = range(options.first_seed, options.first_seed + options.seeds) if options.learn else ()
+        for algorithm, seed in product(options.algorithms, seeds):
+            sheet.add(task.learn(algorithm, seed))
     print(f"written to {sheet.path}")
     return 0
 

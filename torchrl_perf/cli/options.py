@@ -18,7 +18,7 @@ __all__ = ["OPTIONS", "joined", "refuse_bad_options"]
 
 OPTIONS: dict[str, bool] = {
     **{"config": False, "resume": False, "keep_schedules": True, "progress": True},
-    **{"ranks": False, "gpus": False, "per_rank": True, "rank_timeout": False, "backend": False},
+    **{"ranks": False, "gpus": False, "per_rank": True, "by_host": True, "rank_timeout": False, "backend": False},
 }
 """Options beside the settings, and whether each is a switch."""
 HELP = ("-h", "--help")

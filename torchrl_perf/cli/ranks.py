@@ -79,6 +79,7 @@ def joined_ranks(argv: Sequence[str]) -> Ranks:
 
     Raises:
         RankError: for ranks that cannot find each other or differ, and GPUs that are not there.
+        ValueError: for --by-host where hosts do not have as many ranks each.
         RankStoppedError: on the ranks but the first, where ranks differ.
     """
     if world_size() == 1:
@@ -86,7 +87,7 @@ def joined_ranks(argv: Sequence[str]) -> Ranks:
     device = _given(argv, ("device",), str)["device"] or "auto"
     gpus = _given(argv)["gpus"]
     place = "cpu" if device.startswith("cpu") and gpus is None else "auto" if device == "auto" else "cuda"
-    ranks = join(place, seconds=_patience(argv))
+    ranks = join(place, seconds=_patience(argv), by_host=_by_host(argv))
     if not ranks.first:
         logging.getLogger("torchrl_perf").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -111,6 +112,8 @@ def fitted_to_ranks(config: RunConfig, arguments: Any, ranks: int) -> RunConfig:
         raise RankError(f"--ranks: expected {ranks}, as torchrun has started, received {asked}. Remedy: leave it out.")
     if arguments.gpus and config.device == "auto":
         config = dataclasses.replace(config, device="cuda")
+    if ranks == 1 and arguments.by_host:
+        raise RankError("--by-host: expected ranks on several hosts, received one process. Remedy: leave it out.")
     if ranks == 1:
         return config
     if arguments.per_rank:
@@ -138,6 +141,12 @@ def print_batch(config: RunConfig, ranks: Ranks) -> None:
         f"{config.batch_size} env steps an iteration, minibatches of {size} rows ({size // ranks.size} of each), "
         f"{listed}"
     )
+
+
+def _by_host(argv: Sequence[str]) -> bool:
+    """Whether sums are to be made in two levels, as the last of the two switches says."""
+    asked = [word for word in argv if word in ("--by-host", "--no-by-host")]
+    return bool(asked) and asked[-1] == "--by-host"
 
 
 def _patience(argv: Sequence[str]) -> float:

@@ -74,6 +74,8 @@ class Arguments(Generic[Settings]):
     """The same with a GPU for each."""
     per_rank: bool = False
     """Take num_envs, minibatch_size and capacity for those of each rank, and not of the whole run."""
+    by_host: bool = False
+    """Sum gradients within each host first, then between hosts; for hosts with as many ranks each, at least two."""
     rank_timeout: float = HANG_SECONDS
     """Seconds for which a rank may keep the others waiting; then it counts as lost. More than an evaluation takes."""
 

@@ -21,6 +21,9 @@ class Differentiable(nn.Module):
         fn: ``fn(context, *inputs) -> (outputs, extras)``, two tuples of tensors; only the first is differentiated.
         params: those parameters of the module that are differentiated; the others are constants.
 
+    Attributes:
+        depended_on: parameters that the outputs of a call in eager mode depended on.
+
     Raises:
         ValueError: for a parameter that is not the module's.
     """
@@ -38,6 +41,7 @@ class Differentiable(nn.Module):
                 "module.parameters()."
             )
         self.names = [names[id(param)] for param in params]
+        self.depended_on: set[Tensor] = set()
 
     def compile_alone(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Has the function compiled by itself, with autograd around it, instead of within what calls :meth:`pullback`.
@@ -82,8 +86,10 @@ class Differentiable(nn.Module):
         both = [*params.values(), *leaves]
 
         def pull(cotangents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            grads = torch.autograd.grad(outputs, both, list(cotangents), materialize_grads=True)
-            return list(grads[: len(params)]), list(grads[len(params) :])
+            found = torch.autograd.grad(outputs, both, list(cotangents), allow_unused=True)
+            self.depended_on.update(one for one, grad in zip(params.values(), found, strict=False) if grad is not None)
+            grads = [torch.zeros_like(one) if grad is None else grad for one, grad in zip(both, found, strict=True)]
+            return grads[: len(params)], grads[len(params) :]
 
         return tuple(value.detach() for value in outputs), extras, pull
 

@@ -15,6 +15,10 @@ from torch import Tensor
 from torchrl_perf.functional.wide import compute_dtype
 from torchrl_perf.kernels import has_scan_kernels, recurrence_rows
 
+FEW = 16
+"""Numbers of a step from which on the sequences of a batch, as those of a cell, are scanned where they lie."""
+MANY = 65_535
+"""Sequences up to which they are; CUDA has no larger second dimension of programs."""
 _Signal = TypeVar("_Signal", Tensor, float | Tensor)
 
 # Measured on one CPU core, to choose between the loop and the scan: the dispatch of an operation, its time for one
@@ -201,12 +205,14 @@ def _recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, time_dim: 
             "each dimension along which it is constant"
         ) from error
 
-    initial = None if initial is None else initial.unsqueeze(dim)
     tensors = (decay, value) if initial is None else (decay, value, initial)
     if has_scan_kernels(*tensors):
+        if value.ndim == 3 and dim == 1 and value.shape[-1] >= FEW and len(value) <= MANY:  # not copied to [T, N]
+            return recurrence_rows(decay, value, initial, reverse)
         carry = None if initial is None else initial.reshape(-1)
         return from_rows(recurrence_rows(to_rows(decay, dim), to_rows(value, dim), carry, reverse), value.shape, dim)
 
+    initial = None if initial is None else initial.unsqueeze(dim)
     dtype = compute_dtype(*tensors)
     is_functional = value.is_cuda or needs_functional(*tensors)
     decay, cut = decay.to(dtype), decay == 0

@@ -21,6 +21,7 @@ __all__ = [
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
+    "has_triton",
     "processors",
     "recurrence_rows",
     "row_kernels",
@@ -45,6 +46,11 @@ def _has_triton() -> bool:
 
 
 _HAS_TRITON = _has_triton()
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return _HAS_TRITON
 
 
 def has_scan_kernels(*tensors: Tensor) -> bool:
@@ -91,16 +97,18 @@ def gae_rows(
 def recurrence_rows(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """``y_t = value_t + decay_t * y_(t-1)`` over ``[T, N]`` rows, or ``y_(t+1)`` with ``reverse``, in one launch.
 
+    A batch of them, ``[B, T, N]`` in the order of its memory, is one launch too.
+
     Reference: :mod:`torchrl_perf.functional.scan`.
 
     Args:
-        decay: ``[T, N]`` float32, bfloat16 or float16 on CUDA, any strides.
-        value: ``[T, N]``, likewise.
-        initial: ``[N]`` carry before the first step of the scan, or None for zero.
+        decay: ``[*, T, N]`` float32, bfloat16 or float16 on CUDA, any strides.
+        value: ``[*, T, N]``, likewise.
+        initial: ``[*, N]`` carry before the first step of the scan, or None for zero.
         reverse: from the last step to the first.
 
     Returns:
-        ``[T, N]`` float32 with the memory layout of ``value``.
+        ``[*, T, N]`` float32 with the memory layout of ``value``.
     """
     if torch.compiler.is_compiling():
         return _recurrence_op(decay, value, initial, reverse)
@@ -201,20 +209,25 @@ def slice_kernels(flags: Tensor) -> ModuleType | None:
 def cell_kernels(name: str, inputs: Tensor, weight: Tensor) -> ModuleType | None:
     """The kernels of a gated cell's sequences, or None where the loop over steps serves.
 
-    They take float32 where recurrent layers may use TF32 (``torch.backends.cudnn.allow_tf32``, which is so unless a
-    script or ``precision="ieee"`` says otherwise), and weights that fit on chip: up to 128 hidden units.
+    They take float32. A sequence is one launch where recurrent layers may use TF32
+    (``torch.backends.cudnn.allow_tf32``, which is so unless a script or ``precision="ieee"`` says otherwise), and
+    weights fit on chip, as those of up to 128 hidden units do. Else a step is a matrix product and one launch.
 
     Args:
-        name: ``"gru"`` or ``"lstm"``, :mod:`torchrl_perf.kernels.gru` or :mod:`torchrl_perf.kernels.lstm`.
+        name: ``"gru"`` or ``"lstm"``: :mod:`torchrl_perf.kernels.gru` and :mod:`torchrl_perf.kernels.lstm`, else
+            :mod:`torchrl_perf.kernels.gru_steps` and :mod:`torchrl_perf.kernels.lstm_steps`.
         inputs: of a sequence, or their gradient.
         weight: ``[G H, H]``, of G gates.
     """
-    if not (_HAS_TRITON and inputs.is_cuda and inputs.numel() and _cudnn_takes_tf32()):
+    if not (_HAS_TRITON and inputs.is_cuda and inputs.numel()):
         return None
     if inputs.dtype != torch.float32 or weight.dtype != torch.float32:
         return None
     rows, hidden = weight.shape
-    return _module_of_cells(name) if _fits_on_chip(rows // hidden, hidden, inputs.device.index) else None
+    on_chip = None
+    if _cudnn_takes_tf32() and _fits_on_chip(rows // hidden, hidden, inputs.device.index):
+        on_chip = _module_of_cells(name)
+    return on_chip or _module_of_cells(f"{name}_steps")
 
 
 def step_kernels(x: Tensor) -> ModuleType | None:

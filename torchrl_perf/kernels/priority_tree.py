@@ -123,23 +123,28 @@ def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constex
 
 
 @triton.jit
-def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, level, top, FAN: tl.constexpr):
-    """One node of the third level and the FAN nodes below it, from their children: one kernel less than two.
+def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, arrived_ptr, level, top, FAN: tl.constexpr):
+    """One node of the second level, from its children, and of the third, by the last of its children to arrive.
 
     The second level begins at ``level``, where the first ends, and is padded with nodes that have no children.
     """
-    parent = tl.program_id(0)
-    node = parent * FAN + tl.arange(0, FAN)
-    child = node[:, None] * FAN + tl.arange(0, FAN)[None, :]
+    node = tl.program_id(0)
+    child = node * FAN + tl.arange(0, FAN)
     weights = tl.load(sums_ptr + child, mask=child < level, other=0.0)
-    tl.store(running_ptr + child, tl.cumsum(weights, axis=1), mask=child < level)
-    totals = tl.sum(weights, axis=1)
-    minima = tl.min(tl.load(minima_ptr + child, mask=child < level, other=float("inf")), axis=1)
-    tl.store(sums_ptr + level + node, totals)
-    tl.store(minima_ptr + level + node, minima)
-    tl.store(running_ptr + level + node, tl.cumsum(totals, axis=0))
-    tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
-    tl.store(minima_ptr + top + parent, tl.min(minima, axis=0))
+    tl.store(running_ptr + child, tl.cumsum(weights, axis=0), mask=child < level)
+    tl.store(sums_ptr + level + node, tl.sum(weights, axis=0))
+    minimum = tl.min(tl.load(minima_ptr + child, mask=child < level, other=float("inf")), axis=0)
+    tl.store(minima_ptr + level + node, minimum)
+    parent = node // FAN
+    tl.debug_barrier()  # every thread of this program has written
+    arrived = tl.atomic_add(arrived_ptr + parent, 1, sem="acq_rel")
+    if arrived == FAN - 1:
+        sibling = level + parent * FAN + tl.arange(0, FAN)
+        totals = tl.load(sums_ptr + sibling, volatile=True)
+        tl.store(running_ptr + sibling, tl.cumsum(totals, axis=0))
+        tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
+        tl.store(minima_ptr + top + parent, tl.min(tl.load(minima_ptr + sibling, volatile=True), axis=0))
+        tl.store(arrived_ptr + parent, 0)
 
 
 @triton.jit
@@ -169,22 +174,13 @@ def _descend(running_ptr, node, mass, FAN: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def _draw_kernel(
-    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
-    generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
-    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _drawn(
+    sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second,
+    LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One slot a uniform number, its importance weight and its generation; without a ring the slot alone.
-
-    A tree whose weights are all 0 gives rows of the ring uniformly, with weight 1.
-    """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_draw = i < num_draws
-    uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
+    """One slot for each uniform number ``[BLOCK]``, in proportion to the weights."""
     column = tl.arange(0, TOP)
-    top_sums = tl.load(sums_ptr + top + column, mask=column < num_top, other=0.0)
-    running = tl.cumsum(top_sums, axis=0)
+    running = tl.cumsum(tl.load(sums_ptr + top + column, mask=column < num_top, other=0.0), axis=0)
     total = tl.max(running, axis=0)
     mass = tl.where(total > 0.0, tl.minimum(uniform * total, total * _BELOW_ONE), -1.0)
     child, before = _rank(tl.broadcast_to(running[None, :], (BLOCK, TOP)), mass)
@@ -194,19 +190,52 @@ def _draw_kernel(
     if LEVELS >= 2:
         node, mass = _descend(running_ptr, node, mass, FAN, 8)
     slot, mass = _descend(running_leaves_ptr, node, mass, FAN, 8)
+    return slot
+
+
+@triton.jit
+def drawn_row(
+    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform, beta_ptr, cursor_ptr, length_ptr, steps,
+    num_streams, num_top, top, second,
+    LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots of a ring, importance weights and generations for uniform numbers ``[BLOCK]``.
+
+    A tree whose weights are all 0 gives rows of the ring uniformly, with weight 1.
+    """
+    slot = _drawn(sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second, LEVELS, FAN, TOP, BLOCK)
+    column = tl.arange(0, TOP)
+    minimum = tl.min(tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf")), axis=0)
+    cursor = tl.load(cursor_ptr)
+    weight = weight_of(tl.load(words_ptr + slot))
+    is_empty = weight <= 0.0  # a leaf of weight 0 is drawn only where all are
+    slot = tl.where(is_empty, uniform_slot(uniform, cursor, tl.load(length_ptr), steps, num_streams), slot)
+    ratio = tl.where(is_empty, 1.0, tl.minimum(weight / minimum, _HUGE))
+    importance = tl.exp2(-tl.load(beta_ptr) * tl.log2(ratio))
+    _, generation = age_and_generation(slot, cursor, steps, num_streams)
+    return slot, importance, generation
+
+
+@triton.jit
+def _draw_kernel(
+    words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
+    generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
+    HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One slot a uniform number, its importance weight and its generation; without a ring the slot alone."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_draw = i < num_draws
+    uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
     if HAS_RING:
-        top_minima = tl.load(minima_ptr + top + column, mask=column < num_top, other=float("inf"))
-        cursor = tl.load(cursor_ptr)
-        length = tl.load(length_ptr)
-        weight = weight_of(tl.load(words_ptr + slot))
-        is_empty = weight <= 0.0  # a leaf of weight 0 is drawn only where all are
-        slot = tl.where(is_empty, uniform_slot(uniform, cursor, length, steps, num_streams), slot)
-        ratio = tl.minimum(weight / tl.min(top_minima, axis=0), _HUGE)
-        ratio = tl.where(is_empty, 1.0, ratio)
-        importance = tl.exp2(-tl.load(beta_ptr) * tl.log2(ratio))
-        _, generation = age_and_generation(slot, cursor, steps, num_streams)
+        slot, importance, generation = drawn_row(
+            words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform, beta_ptr, cursor_ptr, length_ptr,
+            steps, num_streams, num_top, top, second, LEVELS, FAN, TOP, BLOCK,
+        )  # fmt: skip
         tl.store(weight_ptr + i, importance, mask=is_draw)
         tl.store(generation_ptr + i, generation, mask=is_draw)
+    else:
+        slot = _drawn(sums_ptr, running_leaves_ptr, running_ptr, uniform, num_top, top, second, LEVELS, FAN, TOP, BLOCK)
     tl.store(index_ptr + i, slot, mask=is_draw)
 
 
@@ -265,12 +294,13 @@ def launch_write(
 
 
 def launch_refresh(
-    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, Tensor], index: Tensor | None,
+    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, ...], index: Tensor | None,
     levels: tuple[int, ...], num_slots: int,
 ) -> None:  # fmt: skip
     """Launch the sums of all levels above the slots ``index`` (of all slots for None).
 
-    ``running`` is ``(running_leaves, running)``, see the module.
+    ``running`` is ``(running_leaves, running)``, see the module, and behind them int32 zeros, one for each node of the
+    third level.
     """
     num_nodes = words.shape[0] // FAN_OUT
     is_all = index is None or index.shape[0] >= num_nodes
@@ -283,12 +313,17 @@ def launch_refresh(
         args, constants = (sums, minima, running[1], levels[0]), {"FAN": FAN_OUT}
         launch(_next_level_kernel, (levels[0] // FAN_OUT,), args, constants, num_warps=1)
     elif len(levels) == 3:
-        args = (sums, minima, running[1], levels[0], levels[0] + levels[1])
-        launch(_two_levels_kernel, (levels[1] // FAN_OUT,), args, {"FAN": FAN_OUT}, num_warps=8)
+        args = (sums, minima, running[1], running[2], levels[0], levels[0] + levels[1])
+        launch(_two_levels_kernel, (levels[1],), args, {"FAN": FAN_OUT}, num_warps=1)
+
+
+def tree_constants(levels: tuple[int, ...]) -> dict[str, int]:
+    """Constants of kernels that draw from a tree."""
+    return {"LEVELS": len(levels), "FAN": FAN_OUT, "TOP": max(2, 1 << (levels[-1] - 1).bit_length())}
 
 
 def launch_draw(
-    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, Tensor], uniform: Tensor,
+    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, ...], uniform: Tensor,
     levels: tuple[int, ...], beta: Tensor | None, ring: tuple[Tensor, Tensor, int, int] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launch the draws of ``uniform [B]`` float64: slots, and with a ring importance weights and generations."""
@@ -299,14 +334,11 @@ def launch_draw(
         weight, generation = torch.empty_like(uniform, dtype=torch.float32), torch.empty_like(index)
     cursor, length, steps, num_streams = ring if ring is not None else (words, words, 0, 0)
     args = (
-        words, sums, minima, *running, uniform, index, weight, generation, words if beta is None else beta,
+        words, sums, minima, *running[:2], uniform, index, weight, generation, words if beta is None else beta,
         cursor, length, num_draws, steps, num_streams, levels[-1], sum(levels[:-1]),
         levels[0] if len(levels) == 3 else 0,
     )  # fmt: skip
-    constants = {
-        "HAS_RING": ring is not None, "LEVELS": len(levels), "FAN": FAN_OUT,
-        "TOP": max(2, 1 << (levels[-1] - 1).bit_length()), "BLOCK": DRAW_BLOCK,
-    }  # fmt: skip
+    constants = {"HAS_RING": ring is not None, **tree_constants(levels), "BLOCK": DRAW_BLOCK}
     launch(_draw_kernel, (-(-num_draws // DRAW_BLOCK),), args, constants, num_warps=DRAW_WARPS)
     return index, weight, generation
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels.launch import launch
-from torchrl_perf.kernels.priority_tree import uniform_slot
+from torchrl_perf.kernels.priority_tree import drawn_row, tree_constants, uniform_slot
 
 
 @triton.jit
@@ -64,6 +64,33 @@ def _draw_and_gather(
     place = uniform_slot(uniform, tl.load(cursor_ptr), tl.load(length_ptr), steps, num_streams)
     tl.store(index_ptr + row, place, mask=is_row & (tl.program_id(1) == 0))
     _move_rows(source_ptr, out_ptr, place, row, is_row, source_stride, IS_WORDS, WIDTH, ALIGN, BLOCK_W)
+
+
+@triton.jit
+def _draw_by_weight_and_gather(
+    source_ptr, words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
+    generation_ptr, out_ptr, beta_ptr, cursor_ptr, length_ptr, num_rows, source_stride, steps, num_streams, num_top,
+    top, second,
+    LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, IS_WORDS: tl.constexpr, WIDTH: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Slots of a tree of weights, one a uniform number, their importance weights and generations, and their rows."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    # a draw of one number alone is one that Triton fails to compile: eight equal ones take as long
+    DRAWS: tl.constexpr = BLOCK_R if BLOCK_R > 1 else 8
+    drawn = row if BLOCK_R > 1 else tl.program_id(0) + tl.arange(0, DRAWS) * 0
+    is_drawn = drawn < num_rows
+    uniform = tl.load(uniform_ptr + drawn, mask=is_drawn, other=0.0)
+    slot, importance, generation = drawn_row(
+        words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform, beta_ptr, cursor_ptr, length_ptr,
+        steps, num_streams, num_top, top, second, LEVELS, FAN, TOP, DRAWS,
+    )  # fmt: skip
+    is_told = is_drawn & (tl.program_id(1) == 0)
+    tl.store(index_ptr + drawn, slot, mask=is_told)
+    tl.store(weight_ptr + drawn, importance, mask=is_told)
+    tl.store(generation_ptr + drawn, generation, mask=is_told)
+    place = slot if BLOCK_R > 1 else tl.max(slot, 0) + tl.zeros((BLOCK_R,), dtype=tl.int64)
+    _move_rows(source_ptr, out_ptr, place, row, row < num_rows, source_stride, IS_WORDS, WIDTH, ALIGN, BLOCK_W)
 
 
 @triton.jit
@@ -147,6 +174,38 @@ def launch_draw_and_gather(
     args = (source, uniform, index, out, cursor, length, rows, row_bytes // scale, steps, num_streams)
     launch(_draw_and_gather, grid, args, constants, num_warps=warps)
     return index, out
+
+
+def launch_draw_by_weight_and_gather(
+    source: Tensor, tree: tuple[Tensor, ...], levels: tuple[int, ...], uniform: Tensor, beta: Tensor,
+    ring: tuple[Tensor, Tensor, int, int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Slots drawn in proportion to their weights, and their rows, in one launch.
+
+    Args:
+        source: as for :func:`launch_draw_and_gather`.
+        tree: words, sums, minima and both running sums, see :mod:`~torchrl_perf.kernels.priority_tree`.
+        levels: of the tree.
+        uniform: ``[B]`` float64 in [0, 1).
+        beta: exponent of the importance weights, 0-d float32.
+        ring: cursor, length, steps and number of streams.
+
+    Returns:
+        Slots ``[B]`` int64, importance weights ``[B]`` float32, generations ``[B]`` int64 and the rows
+        ``[B, row_bytes]`` uint8, contiguous.
+    """
+    rows, row_bytes = uniform.shape[0], source.shape[1]
+    scale, grid, constants, warps = _gather_plan(rows, row_bytes, math.gcd(row_bytes, source.data_ptr(), 16))
+    index = torch.empty_like(uniform, dtype=torch.int64)
+    weight, generation = torch.empty_like(uniform, dtype=torch.float32), torch.empty_like(index)
+    out = source.new_empty((rows, row_bytes))
+    cursor, length, steps, num_streams = ring
+    args = (
+        source, *tree, uniform, index, weight, generation, out, beta, cursor, length, rows, row_bytes // scale, steps,
+        num_streams, levels[-1], sum(levels[:-1]), levels[0] if len(levels) == 3 else 0,
+    )  # fmt: skip
+    launch(_draw_by_weight_and_gather, grid, args, {**tree_constants(levels), **constants}, num_warps=warps)
+    return index, weight, generation, out
 
 
 @functools.lru_cache(maxsize=256)

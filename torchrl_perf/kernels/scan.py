@@ -128,11 +128,16 @@ def _gae_kernel(
 @triton.jit
 def _recurrence_kernel(
     decay_ptr, value_ptr, initial_ptr, out_ptr, num_steps, num_envs,
-    decay_t, decay_n, value_t, value_n, initial_n, out_t, out_n,
+    decay_t, decay_n, value_t, value_n, initial_n, out_t, out_n, decay_b, value_b, initial_b, out_b,
     HAS_INITIAL: tl.constexpr, REVERSE: tl.constexpr, TIME_CONTIGUOUS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """``y_t = value_t + decay_t * y`` of the step before (REVERSE: after) in time."""
+    """``y_t = value_t + decay_t * y`` of the step before (REVERSE: after) in time; a batch b of them along the grid."""
+    batch = tl.program_id(1).to(tl.int64)
+    decay_ptr += batch * decay_b
+    value_ptr += batch * value_b
+    initial_ptr += batch * initial_b
+    out_ptr += batch * out_b
     n, is_env = _columns(num_envs, TIME_CONTIGUOUS, BLOCK_N)
     carry = tl.zeros([BLOCK_N], tl.float32)
     if HAS_INITIAL:
@@ -213,14 +218,19 @@ def launch_gae(
 
 def launch_recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """Launch the plain recurrence; arguments and result as in :func:`torchrl_perf.kernels.recurrence_rows`."""
-    num_steps, num_envs = value.shape
+    num_steps, num_envs = value.shape[-2:]
+    batches = len(value) if value.ndim > 2 else 1
     out = torch.empty_like(value, dtype=torch.float32)
     time_contiguous = _is_time_contiguous(value)
-    block_n, block_t, num_warps = launch_shape(num_envs, num_steps, time_contiguous=time_contiguous)
+    block_n, block_t, num_warps = launch_shape(batches * num_envs, num_steps, time_contiguous=time_contiguous)
+    block_n = min(block_n, triton.next_power_of_2(num_envs))
+    carries = value[..., 0, :] if initial is None else initial
+    grid = triton.cdiv(num_envs, block_n), batches
     with torch.cuda.device_of(value):
-        _recurrence_kernel[(triton.cdiv(num_envs, block_n),)](
-            decay, value, value if initial is None else initial, out, num_steps, num_envs,
-            *decay.stride(), *value.stride(), 0 if initial is None else initial.stride(0), *out.stride(),
+        _recurrence_kernel[grid](
+            decay, value, carries, out, num_steps, num_envs,
+            *decay.stride()[-2:], *value.stride()[-2:], carries.stride(-1), *out.stride()[-2:],
+            *(each.stride(0) if batches > 1 else 0 for each in (decay, value, carries, out)),
             HAS_INITIAL=initial is not None, REVERSE=reverse, TIME_CONTIGUOUS=time_contiguous,
             BLOCK_T=block_t, BLOCK_N=block_n, num_warps=num_warps, num_stages=1,
         )  # fmt: skip
@@ -229,4 +239,4 @@ def launch_recurrence(decay: Tensor, value: Tensor, initial: Tensor | None, reve
 
 def _is_time_contiguous(rows: Tensor) -> bool:
     """Whether neighbouring steps, rather than neighbouring environments, are neighbours in memory."""
-    return rows.shape[1] == 1 or rows.stride(0) < rows.stride(1)
+    return rows.shape[-1] == 1 or rows.stride(-2) < rows.stride(-1)

@@ -70,6 +70,11 @@ class DeviceActor(ProbabilisticActor):
         read = [*in_keys] if valid_key is None else [*in_keys, valid_key]
         self._entries_read = [unravel_key(key) for key in read]
 
+    @property
+    def made_of(self) -> tuple[type[Distribution], dict[str, Any]]:
+        """The distribution's class, and its arguments beside the parameters."""
+        return self._distribution_class, self._distribution_kwargs
+
     def forward(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None, **kwargs: Any
     ) -> TensorDictBase:

@@ -76,7 +76,10 @@ class DeterministicActor(TensorDictModuleBase):
 
     def action(self, *inputs: Tensor) -> Tensor:
         """``[*, D]`` actions of the network's inputs, differentiable."""
-        raw = self.module(*inputs)
+        return self.bounded(self.module(*inputs))
+
+    def bounded(self, raw: Tensor) -> Tensor:
+        """``[*, D]`` actions of the network's outputs ``[*, D]``, differentiable."""
         wide, low, high = widened(raw), widened(self.low), widened(self.high)
         unit = torch.tanh(wide) if self.squash == "tanh" else wide.atan() * (2 / math.pi)
         action = (high + low) / 2 + (high - low) / 2 * unit

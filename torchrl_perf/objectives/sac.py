@@ -339,6 +339,15 @@ class DeviceSACLoss(OffPolicyLoss):
         """Loss and priority of each row ``[*]``, and values ``[*, K]``, the last two detached."""
         with torch.no_grad():
             next_value = self.values(self.target_critic, td, next_action, following=True)
+        critic = without_shared(self, "qvalue_network") if self.separate_losses else self.critic
+        value = self.values(critic, td, td.get(self.action_key))
+        return *self.rows_of_values(td, value, next_value, next_log_prob), value.detach()
+
+    def rows_of_values(
+        self, td: TensorDictBase, value: Tensor, next_value: Tensor, next_log_prob: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and priority of each row ``[*]`` from the critics' values and the target critics', ``[*, K]`` each."""
+        with torch.no_grad():
             reward, terminated = self.outcome(td, next_log_prob.shape)
             if self.lmbda is None:
                 discount = self.discount(td, reward.shape)
@@ -346,10 +355,7 @@ class DeviceSACLoss(OffPolicyLoss):
             else:
                 soft = next_value.amin(-1) - self.alpha * next_log_prob
                 target = self.returns(td, soft, reward, terminated)
-        critic = without_shared(self, "qvalue_network") if self.separate_losses else self.critic
-        value = self.values(critic, td, td.get(self.action_key))
-        loss, priority = critic_rows(value, target, self.loss_function)
-        return loss, priority, value.detach()
+        return critic_rows(value, target, self.loss_function)
 
     def critic_losses(
         self, td: TensorDictBase, next_action: Tensor, next_log_prob: Tensor
@@ -372,7 +378,10 @@ class DeviceSACLoss(OffPolicyLoss):
                 compiled function, which cannot do that.
         """
         critic = without_gradient(self.critic) if detached else self.critic
-        value = self.values(critic, td, action)
+        return self.actor_losses_of_values(td, self.values(critic, td, action), log_prob)
+
+    def actor_losses_of_values(self, td: TensorDictBase, value: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`actor_losses` from the critics' values ``[*, K]`` of the action."""
         loss = self.reduced(self.alpha * log_prob - value.amin(-1), td)
         if self.reduction != "mean":
             return loss, self.reduced(-self.log_alpha * (log_prob.detach() + self.target_entropy), td)

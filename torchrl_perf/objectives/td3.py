@@ -310,7 +310,10 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
             td: the batch ``[*]``.
             noise: ``[*, D]`` standard normal numbers instead of fresh ones.
         """
-        action = self.act(self.target_actor, td, following=True)
+        return self.smoothed(self.act(self.target_actor, td, following=True), noise)
+
+    def smoothed(self, action: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Actions ``[*, D]`` with the clipped noise of the targets, within the bounds."""
         if self.target_noise == 0:
             return action if "max_action" not in self._buffers else action.clamp(*self._bounds())
         low, high = self._bounds()
@@ -328,15 +331,21 @@ class DeviceTD3Loss(DeterministicPolicyLoss):
             noise: as for :meth:`next_action`.
         """
         with torch.no_grad():
+            next_value = self.values(self.target_critic, td, self.next_action(td, noise), following=True)
+        value = self.values(self.online_critic(), td, cast("Tensor", td.get(self.action_key)))
+        return self.losses_of_values(td, value, next_value)
+
+    def losses_of_values(self, td: TensorDictBase, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`critic_losses` from the critics' values and the target critics', ``[*, K]`` each."""
+        with torch.no_grad():
             reward, terminated = self.outcome(td, td.batch_size)
             discount = bootstrap_discount(self, td, reward, terminated)
-            following = self.values(self.target_critic, td, self.next_action(td, noise), following=True).amin(-1)
+            following = next_value.amin(-1)
             # values of a terminal state are ignored, NaN or not
             if self.lmbda is None:
                 target = reward + discount * following.masked_fill(terminated, 0.0)
             else:
                 target = self.returns(td, following, reward, terminated)
-        value = self.values(self.online_critic(), td, cast("Tensor", td.get(self.action_key)))
         loss, priority = critic_rows(value, target, self.loss_function)
         return self.reduced(loss, td), priority, self.mean(value.detach().mean(-1), td)
 

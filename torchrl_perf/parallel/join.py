@@ -52,7 +52,13 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, one_shot: bool = True) -> Ranks:
+def join(
+    device: torch.device | str = "auto",
+    *,
+    seconds: float = HANG_SECONDS,
+    one_shot: bool = True,
+    by_host: bool = False,
+) -> Ranks:
     """The processes that ``torchrun`` started, this one among them; a process alone where it started none.
 
     With CUDA the GPU of number ``LOCAL_RANK`` becomes the current device. Called again it gives the same processes.
@@ -61,9 +67,12 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
         device: ``"auto"`` (CUDA where there is one), ``"cpu"`` or ``"cuda"``.
         seconds: longest wait for another rank within a collective.
         one_shot: see :class:`Ranks`.
+        by_host: see :class:`Ranks`; nothing to a process alone.
 
     Raises:
+        ValueError: for ``by_host`` where hosts do not have as many ranks each.
         RankError: for a GPU or a backend that is not there, and a port in use.
+        RankStoppedError: where another rank of this host says that.
     """
     wants_cuda = torch.device("cpu" if device == "auto" else device).type == "cuda"
     on_cuda = wants_cuda or (device == "auto" and torch.cuda.is_available())
@@ -78,7 +87,7 @@ def join(device: torch.device | str = "auto", *, seconds: float = HANG_SECONDS, 
     if not _DEADLINES:
         _DEADLINES.append(Deadline())
         atexit.register(_leave_at_the_end)
-    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, seconds=seconds))
+    _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, by_host=by_host, seconds=seconds))
     return _JOINED[0]
 
 
@@ -198,15 +207,22 @@ def compare(ranks: Ranks, settings: Mapping[str, Any] | Sequence[str]) -> None:
 
 
 def _own_device() -> torch.device:
-    """The GPU of this rank, which becomes the current one."""
+    """The GPU of this rank, which becomes the current one.
+
+    Raises:
+        RankError: on the first rank of a host that cannot have one.
+        RankStoppedError: on its others, which have the same to say and no store yet by which to agree.
+    """
     number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= there:
-        raise RankError(
+        kind = RankError if number == there else RankStoppedError
+        raise kind(
             f"gpus: expected a GPU for each rank of this host, received {there} for {place_of()}. Remedy: "
             f"--nproc-per-node {max(there, 1)} or fewer, or --device cpu."
         )
     if not dist.is_nccl_available():
-        raise RankError(
+        kind = RankError if number == 0 else RankStoppedError
+        raise kind(
             "ranks: expected a PyTorch with NCCL for several ranks on CUDA, received one without. Remedy: a build for "
             "Linux with CUDA, or --device cpu."
         )

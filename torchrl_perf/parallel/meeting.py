@@ -7,13 +7,21 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["agent_store", "meet", "met"]
+__all__ = ["agent_store", "has_agent_store", "meet", "met"]
 
 LOOK_SECONDS = 0.02
 """Between two looks of the first rank for others."""
 
+WORD_LOOKS = 50
+"""Looks for a word whose number is there already."""
+
 _MET: list[str] = []
 """The name of the present life, once the processes have met."""
+
+
+def has_agent_store() -> bool:
+    """Whether the agent of ``torchrun`` holds the store; where it does not, the first rank does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def agent_store(seconds: float) -> dist.Store | None:
@@ -22,7 +30,7 @@ def agent_store(seconds: float) -> dist.Store | None:
     Args:
         seconds: longest wait for an answer.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+    if not has_agent_store():
         return None
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
@@ -65,25 +73,27 @@ def met() -> str:
 
 def _answer(shared: dist.Store, name: str, size: int, seconds: float) -> None:
     """Answers every word, those of earlier lives as well, until the others have come."""
-    answered, until = 0, time.monotonic() + seconds
-    while shared.add(f"came/{name}", 0) < size - 1:
+    answered, looks = 0, 0
+    while (came := shared.add(f"came/{name}", 0)) < size - 1:
         if answered < shared.add("asked", 0):
             answered += 1
             # one that was killed between its two calls has left a number without a word
             if _is_there(shared, f"asks/{answered}"):
                 shared.set(f"answer/{shared.get(f'asks/{answered}').decode()}", name)
             continue
-        if time.monotonic() > until:
-            came = shared.add(f"came/{name}", 0)
-            raise TimeoutError(f"{1 + came} of {size} processes have come within {seconds:g} s")
+        if looks * LOOK_SECONDS > seconds:
+            raise TimeoutError(
+                f"ranks: expected {size} processes within {seconds:g} s, received {1 + came}. Remedy: start the "
+                "others, or a larger --rank-timeout."
+            )
+        looks += 1
         time.sleep(LOOK_SECONDS)
 
 
 def _is_there(shared: dist.Store, key: str) -> bool:
     """Whether a word is there, or comes within a moment of its number."""
-    until = time.monotonic() + 1.0
-    while not shared.check([key]):
-        if time.monotonic() > until:
-            return False
+    for _ in range(WORD_LOOKS):
+        if shared.check([key]):
+            return True
         time.sleep(LOOK_SECONDS)
-    return True
+    return False

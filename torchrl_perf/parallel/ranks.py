@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchrl_perf.functional.moments import Moments, merged_moments
+from torchrl_perf.parallel.levels import TwoLevels, problem_of_hosts
 from torchrl_perf.parallel.one_shot import OneShot
+from torchrl_perf.parallel.place import own_place
 
 __all__ = ["RankStoppedError", "Ranks"]
 
@@ -44,7 +46,13 @@ class Ranks:
         group: a process group of ``torch.distributed``; None is a process alone. Its backends have to serve the device,
             and the CPU for values.
         one_shot: whether small buffers on CUDA are summed over symmetric memory where peers can reach each other.
+        by_host: whether sums are made in two levels, within each host and then between hosts; all ranks of the default
+            group. NCCL has trees of its own over hosts, so that this pays where it does not find the shorter way.
         seconds: longest wait for a rank that is behind the others.
+
+    Raises:
+        ValueError: for ``by_host`` of one host, or of hosts with one rank or different numbers of them; on the first
+            rank, a RankStoppedError on the others.
 
     Attributes:
         rank: of this process, from 0.
@@ -56,7 +64,13 @@ class Ranks:
     """
 
     def __init__(
-        self, device: torch.device, group: Any = None, *, one_shot: bool = True, seconds: float = HANG_SECONDS
+        self,
+        device: torch.device,
+        group: Any = None,
+        *,
+        one_shot: bool = True,
+        by_host: bool = False,
+        seconds: float = HANG_SECONDS,
     ) -> None:
         self.device, self._group = torch.device(device), group
         self.seconds, self.begun = seconds, 0
@@ -64,9 +78,19 @@ class Ranks:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.sums: Counter[tuple[int, torch.dtype]] = Counter()
-        self._one_shot = (
-            OneShot(group, self.size) if one_shot and self.device.type == "cuda" and self.size > 1 else None
-        )
+        self._one_shot: OneShot | None = None
+        self._levels: TwoLevels | None = None
+        fast = one_shot and self.device.type == "cuda"
+        if self.size == 1 or not (fast or by_host):
+            return
+        hosts = self._hosts()
+        if by_host:
+            if problem := problem_of_hosts(hosts):
+                raise ValueError(problem) if self.first else RankStoppedError(problem)
+            self._levels = TwoLevels(self.rank, hosts, self.device, seconds)
+            self._one_shot = OneShot(self._levels.inner, self._levels.size) if fast else None
+        elif len(set(hosts)) == 1:  # a host may have as many GPUs as there are ranks on several
+            self._one_shot = OneShot(group, self.size)
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> Self:
@@ -82,6 +106,13 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is the rank that writes logs and folders."""
         return self.rank == 0
+
+    def _hosts(self) -> list[str]:
+        """The host of each rank; all ask together."""
+        place = own_place()
+        kernels: list[Any] = [None] * self.size
+        dist.all_gather_object(kernels, place.kernel or place.host, group=self._group)
+        return kernels
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # of a copied network: the processes are the same
@@ -116,8 +147,13 @@ class Ranks:
             return values
         self.begun += 1
         self.sums[values.numel(), values.dtype] += 1
+        of_host = None
         if self._one_shot is not None and self._one_shot.holds(values):
-            return self._one_shot.sum(values)
+            of_host = self._one_shot.sum(values)
+        if self._levels is not None:
+            return self._levels.sum(values, of_host)
+        if of_host is not None:
+            return of_host
         dist.all_reduce(values, group=self._group)
         return values
 

@@ -3,20 +3,19 @@
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from torchrl_perf.parallel.join import RankLostError, world_size
 from torchrl_perf.parallel.launch import note_that_it_was_told
-from torchrl_perf.parallel.meeting import met
+from torchrl_perf.parallel.meeting import has_agent_store, met
+from torchrl_perf.parallel.place import Place, began, own_place
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
@@ -36,17 +35,6 @@ HANGS = ("silent", "still")
 
 _WATCHES: list["RankWatch"] = []
 """The one of this process, while there is one."""
-
-
-class Place(NamedTuple):
-    """Where a rank runs."""
-
-    host: str
-    pid: int
-    started: str
-    """When its process began, which another one of the same number did not; empty where the host does not tell."""
-    kernel: str
-    """Of which the number of the process is: host names may be alike."""
 
 
 class Lost(NamedTuple):
@@ -93,6 +81,7 @@ class RankWatch:
         self._lock, self._end, self._found = threading.Lock(), threading.Event(), threading.Event()
         self._lost: Lost | None = None
         self._silent_beats = SILENT_BEATS
+        self._chosen: bool | None = None  # to say what has happened
         self._beat()
         ranks.values(None)  # everyone has left a word
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -162,6 +151,8 @@ class RankWatch:
             self._lost = self._lost or self._of_store()
         if self._lost is None:
             return
+        if self._lost.state == "stuck":
+            self._tells()  # decided while all are there: they end at the same time, and the store with one of them
         self._found.set()
         if self._lost.state in HANGS:
             self._kill_hanging(self._lost)
@@ -231,10 +222,12 @@ class RankWatch:
 
     def _tells(self) -> bool:
         """Whether this rank says it: the first that asks, or the lowest where there is no one to ask."""
-        if not self._store_is_gone:
-            with contextlib.suppress(RuntimeError):
-                return self._store.add("told", 1) == 1
-        return self._ranks.rank == min({0, 1} - {0 if self._lost is None else self._lost.rank})
+        if self._chosen is None:
+            self._chosen = self._ranks.rank == min({0, 1} - {0 if self._lost is None else self._lost.rank})
+            if not self._store_is_gone:
+                with contextlib.suppress(RuntimeError):
+                    self._chosen = self._store.add("told", 1) == 1
+        return self._chosen
 
     def _words(self, lost: Lost, step: int | None) -> str:
         # ranks are never more than one collective apart
@@ -292,6 +285,8 @@ def first_to_tell() -> bool:
     """Whether this process is the first of the run that asks, so that one rank alone says what all have come upon."""
     if world_size() == 1:
         return True
+    if os.environ.get("RANK") == "0" and not dist.is_initialized() and not has_agent_store():
+        return True  # the store would be here
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     life = met() or "/".join(os.environ.get(name, "") for name in names)
     try:
@@ -317,20 +312,3 @@ def _main_thread() -> str:
     """Where the main thread is: the innermost line of Python."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def own_place() -> Place:
-    """Where this process runs."""
-    kernel = ""
-    with contextlib.suppress(OSError):
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    return Place(socket.gethostname(), os.getpid(), began(os.getpid()) if kernel else "", kernel)
-
-
-def began(pid: int) -> str:
-    """When a process of this host began, in the kernel's ticks; empty for one that is not there, and for a corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

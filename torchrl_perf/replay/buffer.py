@@ -20,6 +20,7 @@ from torchrl_perf.replay._checks import check_entries_of_state, check_least_of_s
 from torchrl_perf.replay.buffer_options import check_buffer_options, is_consuming
 from torchrl_perf.replay.dated_rows import DatedRows, Drawn
 from torchrl_perf.replay.layout import put_entry
+from torchrl_perf.replay.prioritized import DevicePrioritizedSampler
 from torchrl_perf.replay.random import DeviceRandomSampler
 from torchrl_perf.replay.recorded import Parts, RecordedCalls
 from torchrl_perf.replay.signatures import shows_arguments
@@ -200,6 +201,8 @@ class DeviceReplayBuffer(TensorDictReplayBuffer):
         sampler = self._sampler
         if type(sampler) is DeviceRandomSampler:
             (index, data), info = sampler.sample_rows(self._storage, batch_size), {}
+        elif type(sampler) is DevicePrioritizedSampler:
+            index, data, info = sampler.sample_rows(self._storage, batch_size)
         else:
             index, info = sampler.sample(self._storage, batch_size)
             data = self._storage.get(index)

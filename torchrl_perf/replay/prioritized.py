@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
@@ -26,7 +26,7 @@ from torchrl_perf.replay._checks import (
     state_error,
 )
 from torchrl_perf.replay.layout import Key
-from torchrl_perf.replay.priority_tree import PriorityTree
+from torchrl_perf.replay.priority_tree import PriorityTree, Rows
 from torchrl_perf.replay.random import reads, refuse_capture, ring_of, row_mask, sampled_ring, wrote_outside
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.signatures import shows_arguments
@@ -221,15 +221,40 @@ class DevicePrioritizedSampler(PrioritizedSampler):
             ValueError: if no row is filled.
             TypeError: for another storage.
         """
+        tree, uniform = self._ready(storage, batch_size, generator)
+        return self._told(tree.draw_rows(uniform, self._beta_now, storage.ring), storage)
+
+    def sample_rows(self, storage: DeviceStorage, batch_size: int) -> tuple[Tensor, TensorDict, dict[str, Tensor]]:
+        """Draw slots as :meth:`sample` does, and read their rows: one launch for plain rows on CUDA.
+
+        Args:
+            storage: a :class:`~torchrl_perf.replay.DeviceStorage`.
+            batch_size: rows B.
+
+        Returns:
+            Slots ``[B]`` int64, the rows ``[B]``, and the info.
+
+        Raises:
+            ValueError, TypeError: see :meth:`sample`.
+        """
+        tree, uniform = self._ready(storage, batch_size, None)
+        rows, data = storage.draw_by_weight(tree, uniform, self._beta_now)
+        index, info = self._told(rows, storage)
+        return index, data, info
+
+    def _ready(self, storage: Any, batch_size: int, generator: torch.Generator | None) -> tuple[PriorityTree, Tensor]:
+        """The tree of a storage that rows can be drawn from, and random numbers ``[B]`` float64."""
         ring = sampled_ring(storage, batch_size, _NAME)
         tree = self._tree if storage is self._storage and self._tree is not None else self.attach(storage, ring)
         if self.mask_key is not None and wrote_outside(storage) != self._seen_writes:
             self.refresh(storage)
         source = self._rng if generator is None else generator
-        uniform = torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=source)
-        rows = tree.draw_rows(uniform, self._beta_now, ring)
+        return tree, torch.rand(batch_size, dtype=torch.float64, device=tree.device, generator=source)
+
+    @staticmethod
+    def _told(rows: Rows, storage: Any) -> tuple[Tensor, dict[str, Tensor]]:
         # TorchRL's buffers pass only the index on to ``update_priority``; it carries the generations.
-        ring.vouch(rows.index).generation = rows.generation  # pyright: ignore[reportAttributeAccessIssue]
+        storage.ring.vouch(rows.index).generation = rows.generation
         return rows.index, {"priority_weight": rows.weight, "index_generation": rows.generation}
 
     def is_steady(self, storage: DeviceStorage) -> bool:

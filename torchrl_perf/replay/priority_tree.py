@@ -17,7 +17,7 @@ from torchrl_perf.functional.priority_tree import (
     uniform_rows,
     write_leaves_,
 )
-from torchrl_perf.kernels import tree_kernels
+from torchrl_perf.kernels import gather_rows, row_kernels, tree_kernels
 
 __all__ = ["PriorityTree", "RingCounters", "Rows"]
 
@@ -105,7 +105,8 @@ class PriorityTree:
         self._top_sums, self._top_minima = self._sums[-self._levels[-1] :], self._minima[-self._levels[-1] :]
 
     def _make_running(self) -> tuple[Tensor, ...]:
-        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums)
+        arrived = torch.zeros(self._levels[-1], dtype=torch.int32, device=self._sums.device)
+        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums), arrived
 
     @property
     def words(self) -> Tensor:
@@ -265,6 +266,27 @@ class PriorityTree:
         index = torch.where(is_empty, any_row, index)
         weight = torch.where(is_empty, 1.0, importance_weight(weight, self._first_minima.amin(), beta))
         return Rows(index, weight, ring.generation(index))
+
+    def draw_memory(self, uniform: Tensor, beta: Tensor, ring: RingCounters, memory: Tensor) -> tuple[Rows, Tensor]:
+        """:meth:`draw_rows`, and the bytes of the rows: in one launch on CUDA.
+
+        Args:
+            uniform: as there, and so are the next two.
+            beta: as there.
+            ring: as there.
+            memory: ``[num_slots, row_bytes]`` uint8, contiguous.
+
+        Returns:
+            The rows, and ``[B, row_bytes]``.
+        """
+        kernels = None if tree_kernels(self._words) is None else row_kernels(memory)
+        if kernels is None:
+            rows = self.draw_rows(uniform, beta, ring)
+            return rows, gather_rows(memory, rows.index)
+        tree = (self._words, self._sums, self._minima, *self._running[:2])
+        counters = (ring.cursor, ring.length, ring.steps, ring.num_streams)
+        *found, out = kernels.launch_draw_by_weight_and_gather(memory, tree, self._levels, uniform, beta, counters)
+        return Rows(*found), out
 
     def forget_(self, ring: RingCounters) -> None:
         """Sets the weights of rows that are no longer valid in the ring to 0; takes time in proportion to the slots."""

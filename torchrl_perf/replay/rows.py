@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchrl_perf.kernels import gather_rows, row_kernels, write_rows
 from torchrl_perf.replay.layout import Field, Key, Leaves, RowLayout
+from torchrl_perf.replay.priority_tree import PriorityTree, Rows
 from torchrl_perf.replay.ring import Ring
 
 
@@ -143,6 +144,13 @@ class PackedRows:
             memory, ring.uniform(count, generator), ring.cursor, ring.length, ring.steps, ring.num_streams
         )
         return ring.vouch(slot), layout.views(rows, (count,))
+
+    def draw_by_weight(self, tree: PriorityTree, uniform: Tensor, beta: Tensor) -> tuple[Rows, list[Tensor]]:
+        """Slots of a single buffer drawn by a tree's weights, and their values, in one launch on CUDA."""
+        (layout, memory), ring = self.parts[0], self.ring
+        drawn, rows = tree.draw_memory(uniform, beta, ring, memory)
+        ring.vouch(drawn.index)
+        return drawn, layout.views(rows, (uniform.shape[0],))
 
     def state(self, slots: Tensor) -> list[Tensor]:
         """Copies of the rows at ``slots``, uint8, one tensor a buffer."""

@@ -14,6 +14,7 @@ from torchrl_perf.replay import _checks as checks
 from torchrl_perf.replay.compact import NEXT_FRAME
 from torchrl_perf.replay.copied_rows import CopiedRows
 from torchrl_perf.replay.layout import Skeleton, build
+from torchrl_perf.replay.priority_tree import PriorityTree, Rows
 from torchrl_perf.replay.ring import slots_of
 from torchrl_perf.replay.row_memory import RowMemory
 from torchrl_perf.replay.state import DeviceStorageCheckpointer, load_storage_state, storage_state
@@ -154,6 +155,25 @@ class DeviceStorage(RowMemory):
             return index, self._gather(index)
         index, values = self.rows.draw(count, generator)
         return index, self._assemble(values, index.shape)
+
+    def draw_by_weight(self, tree: PriorityTree, uniform: Tensor, beta: Tensor) -> tuple[Rows, TensorDict]:
+        """Rows drawn in proportion to the weights of a tree, of which there must be some.
+
+        Plain rows are drawn and read in one launch on CUDA.
+
+        Args:
+            tree: weights of the slots.
+            uniform: ``[B]`` float64 in [0, 1).
+            beta: exponent of the importance weights, 0-d float32.
+
+        Returns:
+            Slots, weights and generations, and the rows ``[B]`` as :meth:`get` gives them.
+        """
+        if not self._is_plain:
+            drawn = tree.draw_rows(uniform, beta, self.ring)
+            return drawn, self._gather(self.ring.vouch(drawn.index))
+        drawn, values = self.rows.draw_by_weight(tree, uniform, beta)
+        return drawn, self._assemble(values, drawn.index.shape)
 
     def _gather(self, index: Tensor) -> TensorDict:
         """Copies of the rows at slots of any shape."""

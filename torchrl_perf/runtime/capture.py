@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl_perf.runtime._graph import record, warming_up
 from torchrl_perf.runtime._signature import cloned, detached, difference, leaves, shallow, signature
 from torchrl_perf.runtime.compile import compiled
+from torchrl_perf.runtime.upstream.tensors import cut_graphs
 from torchrl_perf.runtime.waits.audit import HostSyncError, no_host_sync
 from torchrl_perf.runtime.waits.frames import locate, traceback_chain
 
@@ -61,6 +62,7 @@ class Captured:
         device: torch.device,
         pool: Any,
         generators: Sequence[torch.Generator],
+        parameters: Iterable[Tensor],
         audit: bool,
     ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -76,6 +78,7 @@ class Captured:
         self._warmup, self._warm = warmup, 0
         self._audit = audit
         self._generators = tuple(generators)
+        self._parameters = tuple(parameters)
         self._shared_pool = pool
         self._own_pool: Any = None
         self._inputs: dict[str, Tensor] = {}
@@ -171,6 +174,7 @@ class Captured:
         first = self._warm == 0
         start = time.perf_counter()
         place = warming_up(self.device) if self.device.type == "cuda" else nullcontext()
+        self._cut_graphs()
         try:
             with _running(), place:
                 result = self._audited(args) if first and self._audit else self._run(*shallow(args))
@@ -181,6 +185,12 @@ class Captured:
         if self._warm < self._warmup:
             self.warmup_seconds += time.perf_counter() - start
         return result
+
+    def _cut_graphs(self) -> None:
+        # the hooks by which torch's own data parallelism shares gradients are on the nodes that would be replaced
+        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if self.device.type == "cuda" and not shared:
+            cut_graphs(self._parameters)
 
     def _audited(self, args: tuple[Any, ...]) -> Any:
         """Run the function eagerly, refusing host waits and writes to its arguments."""
@@ -256,6 +266,7 @@ class Captured:
         """Record the graph and replay it once, which is this call's effect."""
         start = time.perf_counter()
         inputs = cloned(args)
+        self._cut_graphs()
         try:
             with _running():
                 graph, outputs = record(lambda: self._run(*shallow(inputs)), self.device, self.pool, self._generators)
@@ -265,7 +276,8 @@ class Captured:
             raise CaptureError(
                 f"expected {_name(self._fn)} to be captured on call {self.calls + 1}, received {type(error).__name__} "
                 f"at {site}: {error}. Remedy: no host wait, no torch.cuda.synchronize, no first-time initialisation or "
-                "compilation after the warm-up (raise warmup=), optimisers with capturable=True"
+                "compilation after the warm-up (raise warmup=), optimisers with capturable=True, copies of parameters "
+                "by detach().clone() or the parameters as parameters="
             ) from error
         self._check_outputs(outputs)
         self._inputs = {path: leaf for path, leaf in leaves(inputs, "args") if isinstance(leaf, Tensor)}
@@ -316,6 +328,7 @@ def capture(
     device: torch.device | str | None = None,
     pool: Any = None,
     generators: Sequence[torch.Generator] = (),
+    parameters: Iterable[Tensor] = (),
     audit: bool = True,
 ) -> Captured:
     """Make a function a CUDA graph that replays with no host work; on a CPU, the function or its compiled form.
@@ -349,6 +362,9 @@ def capture(
         pool: memory pool to share, as ``other.pool``. Sharing saves memory, but graphs of one pool must replay in the
             order in which they were recorded, and a replay may overwrite the outputs of the others. None: its own pool.
         generators: CUDA generators besides the default one that ``fn`` draws from.
+        parameters: leaves of which ``fn`` computes gradients. Graphs that somebody else still holds of them, such as
+            that of a copy by ``clone()`` without ``detach()``, are cut off while ``fn`` is recorded, which they would
+            make fail; not where ``torch.distributed`` is in use.
         audit: False skips the audit of call 1.
 
     Returns:
@@ -370,5 +386,6 @@ def capture(
         device=_resolve(device),
         pool=pool,
         generators=generators,
+        parameters=parameters,
         audit=audit,
     )

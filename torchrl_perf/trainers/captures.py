@@ -51,7 +51,8 @@ def capture_iteration(trainer: Any) -> Captures:
     A graph holds the whole iteration where the envs are tensors, and all but the collection where they are not.
     """
     # no eager audit: its different rounding would break bitwise resume; recording refuses host waits all the same
-    captured = {"device": trainer.device, "audit": False}
+    # parameters may have been copied by now, with their graph
+    captured = {"device": trainer.device, "audit": False, "parameters": list(trainer.algorithm.loss.parameters())}
     if trainer.mode != "graph":
         return Captures(trainer.iteration, trainer.digest)
     if collects_on_device(trainer.collector):

@@ -12,7 +12,8 @@ from torchrl.envs import EnvBase
 
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, make_ensemble_critic
+from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.chained_deterministic import chained_deterministic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
     DeterministicConfig,
@@ -20,6 +21,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     NoisyActor,
     make_deterministic_actor,
 )
+from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 
@@ -115,6 +117,10 @@ class DDPG(NoisyActor, ActorCritic):
     def make_passes(self) -> DeterministicPasses:
         """The deterministic policy gradient, with the noise of TD3's targets."""
         return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer, noise=self._target_noise)
+
+    def make_chained(self) -> Any:
+        """The update in few launches, for perceptrons."""
+        return chained_deterministic(self)
 
     def _target_noise(self, sample: TensorDictBase) -> Tensor | None:
         """``[B, D]`` standard normal numbers for the target's actions; None where they have no noise."""

@@ -108,8 +108,9 @@ _ROBOTS: dict[str, Settings] = {
     # networks that are one kernel, and half as many updates: steps of the env are four times as fast as others'
     "HalfCheetah": _robot(num_steps=32, minibatches=8, learning_rate=5e-4, hidden_sizes=(128, 128), activation="tanh"),
     # steps of 8 ms
-    "Hopper": _robot(gamma=0.995),
-    "Walker2d": _robot(gamma=0.99),
+    "Hopper": _robot(total_steps=30_000_000, learning_rate=5e-4, anneal_learning_rate=True, gamma=0.995),
+    "Walker2d": _robot(total_steps=30_000_000, learning_rate=5e-4, anneal_learning_rate=True, gamma=0.99),
+    "Ant": _robot(total_steps=20_000_000, learning_rate=5e-4, anneal_learning_rate=True),
     # forces within +-0.4
     **dict.fromkeys(("Humanoid", "HumanoidStandup"), _robot(gamma=0.98, initial_scale=0.4)),
     # a stroke pays late (arXiv:2208.07587)

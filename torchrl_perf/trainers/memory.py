@@ -1,5 +1,6 @@
 """The recurrent trunk of an actor and its critic: settings, modules, and streams in place of single rows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -29,6 +30,7 @@ __all__ = [
     "StreamMemorySettings",
     "Streams",
     "actor_inputs",
+    "check_streams",
     "head_inputs",
     "make_trunk",
     "on_inputs",
@@ -73,25 +75,43 @@ class StreamMemorySettings(MemorySettings):
         if not checks.sound("memory") or self.memory == "none":
             return
         config = cast("Any", self)
-        if checks.sound("num_envs", "minibatches") and config.num_envs % config.minibatches:
-            checks.add(
-                "minibatches",
-                f"minibatches: expected a divisor of num_envs = {config.num_envs} with memory={self.memory!r}, whose "
-                f"minibatches are whole streams, received {config.minibatches}. Remedy: a number of envs that it "
-                "divides.",
-            )
-        if checks.sound("burn_in", "num_steps") and self.burn_in >= config.num_steps:
-            checks.add(
-                "burn_in",
-                f"burn_in: expected fewer steps than num_steps = {config.num_steps}, or nothing is learnt, received "
-                f"{self.burn_in}. Remedy: longer streams, or burn_in={config.num_steps // 4}.",
-            )
+        for name, others in (("minibatches", ["num_envs"]), ("burn_in", ["num_steps"])):
+            if checks.sound(name, *others) and (problem := stream_problems(config).get(name)):
+                checks.add(name, problem)
         if checks.sound("shared_trunk") and config.shared_trunk:
             checks.add(
                 "shared_trunk",
                 f"shared_trunk: expected False with memory={self.memory!r}, which actor and critic share already, "
                 "received True. Remedy: leave it out.",
             )
+
+
+def stream_problems(config: Any) -> dict[str, str]:
+    """What of a config does not fit minibatches of whole streams, by field."""
+    problems = {}
+    if config.num_envs % config.minibatches:
+        problems["minibatches"] = (
+            f"minibatches: expected a divisor of num_envs = {config.num_envs} with memory={config.memory!r}, whose "
+            f"minibatches are whole streams, received {config.minibatches}. Remedy: minibatches="
+            f"{math.gcd(config.num_envs, config.minibatches)}, or a number of envs that they divide."
+        )
+    if config.burn_in >= config.num_steps:
+        problems["burn_in"] = (
+            f"burn_in: expected fewer steps than num_steps = {config.num_steps}, or nothing is learnt, received "
+            f"{config.burn_in}. Remedy: longer streams, or burn_in={config.num_steps // 4}."
+        )
+    return problems
+
+
+def check_streams(config: Any) -> None:
+    """Refuse settings that do not fit the streams of a memory that came from Python.
+
+    Raises:
+        ValueError: for minibatches that would split streams, a burn-in as long as they are, a trunk that actor and
+            critic share twice.
+    """
+    for problem in stream_problems(config).values():
+        raise ValueError(problem.replace("memory='none'", "a memory"))
 
 
 def remembers(config: Any) -> bool:

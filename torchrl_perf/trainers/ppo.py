@@ -20,7 +20,8 @@ from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
-from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, remembers
+from torchrl_perf.trainers.given_memory import on_shared_memory
+from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, check_streams, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
@@ -236,12 +237,17 @@ class PPO(OnPolicyAlgorithm):
                 "Remedy: shared_trunk=False; networks of your own share the modules that they both hold."
             )
         self.valid_key = valid_key_of(env)
+        given = actor, critic
         if remembers(config):
             self._check_memory({"actor": actor, "critic": critic})
+        else:
+            actor, critic = on_shared_memory(actor, critic)
+        has_memory = remembers(config) or (actor, critic) != given
         self.actor = acceleration.policy(actor or self.make_actor(env))
         self.streams = None
-        if remembers(config):
+        if has_memory:
             self.streams = Streams(list(cast("Any", self.actor))[:-1], config.burn_in)
+            check_streams(config)
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
         if self.valid_key is not None and config.loss == "torchrl":
@@ -268,15 +274,11 @@ class PPO(OnPolicyAlgorithm):
         return self.actor if self.streams is None else cast("Any", self.actor)[-1]
 
     def _check_memory(self, given: Mapping[str, nn.Module | None]) -> None:
-        """Refuse what no memory can be put below."""
-        expected, received = "", ""
+        """Refuse networks that no memory can be put below."""
         if parts := [name for name, one in given.items() if one is not None]:
-            expected, received = "networks of the trainer's own", f"{' and '.join(parts)} from Python"
-        elif self.valid_key is not None:
-            expected, received = "an env whose rows all count", f"{type(self.env).__name__}, with {self.valid_key!r}"
-        if expected:
             raise ValueError(
-                f"memory: expected with {self.config.memory!r} {expected}, received {received}. Remedy: memory='none'."
+                f"memory: expected with {self.config.memory!r} networks of the trainer's own, received "
+                f"{' and '.join(parts)} from Python. Remedy: memory='none'."
             )
 
     def make_actor(self, env: EnvBase) -> nn.Module:
@@ -406,9 +408,10 @@ class PPO(OnPolicyAlgorithm):
         if isinstance(self.loss, DeviceClipPPOLoss):
             flags = rows.select(*self.loss.valid_keys, strict=False)
             valid = self.loss.valid_rows(cast("TensorDictBase", flags[index]), advantage.shape[:-1])
-        if self.streams is not None and self.streams.burn_in:  # an env whose rows do not all count has no memory
-            valid = torch.zeros(advantage.shape[:-1], dtype=torch.bool, device=advantage.device)
-            valid[:, self.streams.learnt(advantage.shape[1])] = True
+        if self.streams is not None and self.streams.burn_in:
+            learnt = torch.zeros(advantage.shape[:-1], dtype=torch.bool, device=advantage.device)
+            learnt[..., self.streams.learnt(advantage.shape[-2])] = True
+            valid = learnt if valid is None else valid & learnt
         return advantage, valid
 
     @contextlib.contextmanager

@@ -17,8 +17,9 @@ CELLS = (nn.RNNBase, nn.RNNCellBase, LSTMModule, GRUModule, DTActor, OnlineDTAct
 ROW_STATE = "recurrent_state"  # what TorchRL's modules call it by default
 REMEDY = (
     "Remedy: a network of what one row holds, such as observations stacked by TorchRL's CatFrames below a "
-    "TransformedEnv; or a loop of your own on sequences: TorchRL's losses on a collector's batches [N, T] as they "
-    "are, or on slices of a DeviceSliceSampler, within set_recurrent_mode(True)."
+    "TransformedEnv; for PPO actor and critic that stand on one recurrent module (docs/memory.md); or a loop of your "
+    "own on sequences: TorchRL's losses on a collector's batches [N, T] as they are, or on slices of a "
+    "DeviceSliceSampler, within set_recurrent_mode(True)."
 )
 
 

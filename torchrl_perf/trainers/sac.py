@@ -27,9 +27,10 @@ from torchrl_perf.trainers.off_policy.actor_critic import (
     Pass,
     Passes,
     actor_layers,
-    make_ensemble_critic,
 )
 from torchrl_perf.trainers.off_policy.algorithm import Setup
+from torchrl_perf.trainers.off_policy.chained_sac import chained_sac
+from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
@@ -231,6 +232,10 @@ class SAC(ActorCritic):
     def make_passes(self) -> SACPasses:
         """The equations of soft actor-critic."""
         return SACPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
+
+    def make_chained(self) -> Any:
+        """The update in few launches, for perceptrons."""
+        return chained_sac(self)
 
     def actor_groups(self) -> list[dict[str, Any]]:
         """Actor and, where it is learnt, temperature."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
@@ -13,9 +13,11 @@ from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf import envs
+from torchrl_perf.functional.masked import gumbel_argmax, masked_entropy, masked_expectation
 from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.metrics import DeviceMetrics, OptionUsage
 from torchrl_perf.modules import EnsembleQ, MixedSequential
+from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.option_actor import OptionActor, OptionConditioned, OptionNormalHead, OptionPolicy
 from torchrl_perf.modules.option_set import (
     ACTIVE_KEY,
@@ -30,7 +32,7 @@ from torchrl_perf.modules.options import OptionController
 from torchrl_perf.objectives.options import OptionLoss
 from torchrl_perf.objectives.sac import VALUE_KEY, DeviceSACLoss
 from torchrl_perf.replay import OptionReplay
-from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
+from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic, Pass, Passes, actor_layers
@@ -48,9 +50,11 @@ from torchrl_perf.trainers.sac import (
     sac_target_share,
     temperature_groups,
 )
-from torchrl_perf.trainers.spaces import vector_observation
+from torchrl_perf.trainers.spaces import continuous_action, vector_observation
 from torchrl_perf.transforms import OptionSegments, OptionState
 
+_OF_RETURNS = ("option_clip", "option_capacity")
+_MEANS_OF_CHOICE = ("option_entropy", "option_value", "option_kl")
 CHOICES = "choices"  # below it an update's sample holds the choices of options to learn from
 
 
@@ -75,24 +79,37 @@ class SACOptionsConfig(SACConfig):
     """Steps of each env in one iteration (T)."""
     learning_starts: int = 5_000
     """Frames collected with random options and the actor's first actions before the first update."""
+    option_learning: Literal["returns", "critic"] = "returns"
+    """What the choice of an option learns from: the returns of the choices that were made, weighed by their advantage;
+    or, at every state of a sample, what the critics say of all options that may begin there."""
+    option_relabel: float = 0.0
+    """Share of a sample's rows that are learnt from as steps of another option, drawn among those that may begin in
+    their state and whose range holds their action."""
     option_learning_rate: float = 3e-3
     """Adam's step size for the policy over options and its values."""
     option_temperature: float = 1.0
     """What the logits of the choice of an option are divided by."""
     option_entropy_coeff: float = 0.01
-    """Weight of the entropy of that choice."""
+    """Weight of the entropy of that choice, beside standardised advantages, or beside values in units of the reward
+    where the choice learns from the critics."""
     option_clip: float = 0.2
-    """Clipping range of the ratio to the probability with which an option was chosen."""
+    """option_learning="returns": clipping range of the ratio to the probability with which an option was chosen."""
     option_capacity: int = 2_000
-    """Choices of options that are kept to learn from; at least num_envs * num_steps."""
+    """option_learning="returns": choices of options that are kept to learn from; at least num_envs * num_steps."""
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
         checks.each(("option_learning_rate", "option_temperature"), is_positive, "a positive number")
         checks.each(("option_entropy_coeff",), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("option_relabel",), is_share, "a number in [0, 1]")
         checks.each(("option_clip",), lambda value: 0 < value < 1, "a number in (0, 1)")
         checks.each(("option_capacity",), is_count, "a positive integer")
-        if checks.sound("num_envs", "num_steps", "option_capacity") and self.option_capacity < self.batch_size:
+        if self.option_learning == "critic":
+            for name in _OF_RETURNS:
+                if getattr(self, name) != getattr(type(self).without_task(), name):
+                    problem = "expected its default with option_learning='critic', which keeps no choices, received "
+                    checks.add(name, f"{name}: {problem}{getattr(self, name)}. Remedy: leave it out.")
+        elif checks.sound("num_envs", "num_steps", "option_capacity") and self.option_capacity < self.batch_size:
             checks.add(
                 "option_capacity",
                 f"option_capacity: expected at least num_envs * num_steps = {self.batch_size}, the choices that one "
@@ -165,7 +182,11 @@ class OptionPasses(Passes):
     """Those of soft actor-critic, and with the actor's the loss of the policy over options.
 
     The choice of an option is learnt as an action that lasts, from its discounted reward, duration and true end
-    (:class:`OptionLoss`); a sample has choices below ``"choices"``.
+    (:class:`OptionLoss`); a sample has choices below ``"choices"``. Or it is learnt from the critics, which know the
+    value of each option, since their targets are those of intra-option learning (Sutton, Precup and Singh, 1999): then
+    the loss at a state is that of soft actor-critic for a choice, ``sum_o pi(o) (c log pi(o) - U(s, o))`` over the
+    options that may begin there, where ``U`` is the value of the actor's fresh action below the option, its entropy
+    included (arXiv:1910.07207). Each sample then teaches the choice in all its states, without the noise of returns.
 
     Args:
         sac: the passes of actor and critics.
@@ -175,8 +196,12 @@ class OptionPasses(Passes):
 
     def __init__(self, sac: SACPasses, algorithm: "SACOptions") -> None:
         self.sac, self.loss = sac, algorithm.loss
-        self._optimizer = algorithm.actor_optimizer
-        self._option_loss = Differentiable(self.loss, self._option_part, algorithm.option_params)
+        self._optimizer, self.controller = algorithm.actor_optimizer, algorithm.controller
+        self._read = {*algorithm.loss.actor.in_keys, *algorithm.loss.critic.in_keys} - {ACTIVE_KEY, "action"}
+        self._from_critic = algorithm.learns_from_critic
+        self._coeff = algorithm.config.option_entropy_coeff
+        part = self._critic_part if self._from_critic else self._option_part
+        self._option_loss = Differentiable(self.loss, part, algorithm.option_params)
 
     def noise(self, sample: TensorDictBase) -> Tensor | None:
         """The noise of the actor's draws."""
@@ -193,12 +218,31 @@ class OptionPasses(Passes):
     def actor(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
         """The losses of actor, temperature and controller."""
         below = self.sac.actor(sample, context, weight)
-        (loss,), row, pull = self._option_loss.pullback(sample.get(CHOICES))
+        learnt = (sample, self.option_values(sample)) if self._from_critic else sample.get(CHOICES)
+        (loss,), row, pull = self._option_loss.pullback(learnt)
         gradients, _ = pull([self._optimizer.cotangent(loss) * weight])
-        entropy, value, kl = row
-        means = {"option_entropy": entropy, "option_value": value, "option_kl": kl}
+        means = dict(zip(_MEANS_OF_CHOICE, row, strict=False))
         losses = {**below.losses, "loss_option": loss}
         return Pass(losses, {**below.means, **means}, below.gradients + gradients)
+
+    @torch.no_grad()
+    def option_values(self, sample: TensorDictBase) -> Tensor:
+        """``[B, O]``: what the critics say of each option in the states ``[B]``, of one fresh action below each."""
+        rows, controller = self.rows(sample), self.controller
+        count = controller.num_options
+        several = {key: rows.get(key).repeat_interleave(count, 0) for key in self._read}
+        option = torch.arange(count, device=controller.fallback.device).repeat(len(rows))
+        every = TensorDict({**several, ACTIVE_KEY: option}, len(option), device=option.device)
+        action, log_prob = self.loss.sample_states(every)
+        value = self.loss.values(self.loss.critic, every, action).amin(-1) - self.loss.alpha * log_prob
+        return value.view(len(rows), count)
+
+    def _critic_part(self, context: tuple[TensorDictBase, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+        (sample, values), controller = context, self.controller
+        rows = self.rows(sample)
+        log_probs = controller.log_probs(rows, controller.available(rows))
+        entropy, value = masked_entropy(log_probs).mean(), masked_expectation(log_probs, values).mean()
+        return (-value - self._coeff * entropy,), (entropy.detach(), value.detach())
 
     def _option_part(self, choices: TensorDictBase) -> tuple[tuple[Tensor, ...], ...]:
         losses = cast("OptionLoss", self.loss.option)(choices.copy())
@@ -227,6 +271,7 @@ class SACOptions(ActorCritic):
     Attributes:
         controller: the policy over options.
         usage: share of the steps that each option runs.
+        learns_from_critic: whether the choice is learnt from the critics; there are no segments and choices then.
         segments: makes choices of the steps of a batch.
         choices: those that have ended, to learn from.
 
@@ -238,7 +283,7 @@ class SACOptions(ActorCritic):
     loss: DeviceSACLoss
     reads_vector = True
     actor_losses = ("loss_actor", "loss_alpha", "loss_option")
-    actor_means = ("alpha", "entropy", "option_entropy", "option_value", "option_kl")
+    actor_means = ("alpha", "entropy", *_MEANS_OF_CHOICE)
     metric_names = ("option/max_usage", "option/num_used", "option/duration", "option/choice_rate")
     excluded_keys = (*OptionNormalHead.param_keys, "action_log_prob")
     carried = (OPTION_KEY, AGE_KEY)
@@ -267,6 +312,14 @@ class SACOptions(ActorCritic):
         self._find_options = find_options or (lambda env: task_options(config.env))
         self.networks = networks or OptionNetworks(config)
         self._usage, self._anneals_choice = usage, anneals_choice
+        self.learns_from_critic = config.option_learning == "critic"
+        if self.learns_from_critic:
+            if option_value is not None:
+                raise ValueError(
+                    "option_value: expected None with option_learning='critic', which reads the values off the critics,"
+                    f" received {type(option_value).__name__}. Remedy: option_learning='returns'."
+                )
+            self.actor_means = tuple(name for name in self.actor_means if name != "option_kl")
         super().__init__(config, actor=None if policy is None else policy.actor, critic=critic)
 
     # -- construction -------------------------------------------------------------------------------------------------
@@ -308,6 +361,9 @@ class SACOptions(ActorCritic):
             self.controller = self.networks.controller(selector, self.options, example())
         else:
             self.controller = self._policy.controller
+        if self.learns_from_critic:
+            loss.option = nn.ModuleDict({"actor_network": self.controller})  # at the place of the other loss's
+            return loss
         loss.option = OptionLoss(
             self.controller,
             self._option_value or self.networks.choice(setup.specs, self.options, setup.device),
@@ -329,6 +385,8 @@ class SACOptions(ActorCritic):
     @property
     def option_params(self) -> list[nn.Parameter]:
         """Parameters of the policy over options and of its values."""
+        if self.learns_from_critic:
+            return list(self.controller.parameters())
         option = cast("OptionLoss", self.loss.option)
         return [*option.controller.parameters(), *option.value.parameters()]
 
@@ -347,10 +405,18 @@ class SACOptions(ActorCritic):
         self.networks.config = self.config  # of several ranks, that of this rank's part
         policy = super().build(setup)
         self._following_option = setup.compiled(self.controller.following_option)
+        self._relabelled = setup.compiled(self.relabelled)
+        if self.config.option_relabel:
+            low, high = action_bounds(continuous_action(setup.specs))
+            middle, half = (high + low) / 2, (high - low) / 2
+            parts = torch.tensor(self.options.action_ranges, dtype=low.dtype, device=low.device)
+            self._ranges = middle + half * parts[:, :1], middle + half * parts[:, 1:]
         return policy
 
     def connect(self, collector: Any) -> None:
         """Makes the memory of the choices, which are of the form of a batch's."""
+        if self.learns_from_critic:
+            return
         config, example = self.config, collector.batch
         keys = [key for key in self.controller.in_keys if key not in (OPTION_KEY, AGE_KEY)]
         self.segments = OptionSegments(example, gamma=config.gamma, keys=None if self._policy else keys)
@@ -373,24 +439,48 @@ class SACOptions(ActorCritic):
 
     def keep(self, batch: TensorDictBase) -> TensorDictBase:
         """Keeps the options that ended, and counts those that run; the transitions without what only choices need."""
-        self.choices.extend(self.segments(batch))
+        if not self.learns_from_critic:
+            self.choices.extend(self.segments(batch))
         self.usage.update(batch.get(ACTIVE_KEY), batch.get(START_KEY))
         return batch.exclude(START_KEY, LOG_PROB_KEY, AVAILABLE_KEY)
 
     def experience(self) -> dict[str, Stateful]:
         """The options that run, and those that have ended."""
+        if self.learns_from_critic:
+            return {"option_usage": self.usage}
         return {"option_segments": self.segments, "option_choices": self.choices, "option_usage": self.usage}
 
     def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
+        if self.config.option_relabel:
+            option = self._relabelled(sample)
+            sample.set(ACTIVE_KEY, option).set(("next", OPTION_KEY), option)
         sample.set(("next", ACTIVE_KEY), self._following_option(sample))
-        choices = self.setup.repaired(self.choices.sample(len(sample)))
-        return super().update(sample.set(CHOICES, choices), number)
+        if not self.learns_from_critic:
+            sample.set(CHOICES, self.setup.repaired(self.choices.sample(len(sample))))
+        return super().update(sample, number)
+
+    @torch.no_grad()
+    def relabelled(self, sample: TensorDictBase) -> Tensor:
+        """Options int64 ``[B]`` to learn from a sample's steps as, see ``option_relabel``.
+
+        What an action brings is the same below every option that allows it, so that one step teaches the value of each
+        (Sutton, Precup and Singh, 1999); without that, options that are hardly ever chosen are hardly ever learnt.
+        """
+        option, action = sample.get(ACTIVE_KEY), sample.get("action").unsqueeze(-2)
+        low, high = self._ranges
+        fits = ((action >= low) & (action <= high)).all(-1) & self.controller.available(sample)
+        # equal chances of those that fit
+        drawn = gumbel_argmax(torch.where(fits, 0.0, -torch.inf))
+        chance = torch.rand(option.shape, dtype=torch.float32, device=option.device)
+        return torch.where((chance < self.config.option_relabel) & fits.any(-1), drawn, option)
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
         self.controller.write_following(rows)
-        super().probe(rows.set(CHOICES, self.setup.repaired(self.choices.sample(len(rows)))))
+        if not self.learns_from_critic:
+            rows.set(CHOICES, self.setup.repaired(self.choices.sample(len(rows))))
+        super().probe(rows)
 
     def target_share(self) -> float | Tensor:
         """``tau`` at each ``target_interval``-th update."""

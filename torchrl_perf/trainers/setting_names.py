@@ -82,6 +82,24 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "log_dir": ("run_dir",),
     "save_interval": ("checkpoint_interval",),
     "random_seed": ("seed",),
+    # of a published trainer of fuel breaks
+    "num_episodes": ("total_steps",),
+    "num_parallel_envs": ("num_envs",),
+    "steps_per_episode": ("num_steps",),
+    "grid_size": ("size",),
+    "num_landscapes": ("landscapes",),
+    "memory_simulations": ("fires",),
+    "percentage_increment": ("budget",),
+    "pretrain_steps": ("demonstrations",),
+    "experience_buffer_size": ("capacity",),
+    "train_frequency": ("updates_per_iteration",),
+    "initial_epsilon": ("eps_start",),
+    "epsilon_min": ("eps_end",),
+    "epsilon_decay": ("eps_frames",),
+    "target_update_frequency": ("target_interval",),
+    "checkpoint_frequency": ("checkpoint_interval",),
+    "cleanup_frequency": ("gc_interval",),
+    "memory_cleanup_frequency": ("memory_rule",),
 }
 """Names that other libraries have for a setting; the first that an algorithm has is meant, or all of one rank."""
 TOGETHER = ("actor_learning_rate", "critic_learning_rate")

@@ -1,4 +1,4 @@
-"""Placements of fuel breaks that need no learning: random, a column, a cross, and the cells that DomiRank puts first.
+"""Placements of fuel breaks that need no learning: random, a column, a cross, and the cells of highest centrality.
 
 Dimension key: ``N`` rows, ``H``, ``W`` cells.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchrl_perf.envs.fuel_breaks.betweenness import betweenness
 from torchrl_perf.envs.fuel_breaks.domirank import domirank
 
-__all__ = ["column_breaks", "cross_breaks", "domirank_breaks", "first_cells", "random_breaks"]
+__all__ = ["betweenness_breaks", "column_breaks", "cross_breaks", "domirank_breaks", "first_cells", "random_breaks"]
 
 
 def first_cells(score: Tensor, allowed: Tensor, budget: int) -> Tensor:
@@ -66,3 +67,21 @@ def domirank_breaks(burnable: Tensor, budget: int, *, neighbours: int = 8, share
     .834 of the cells burn at p = .4), but not where they spread to 4.
     """
     return first_cells(domirank(burnable, neighbours=neighbours, share=share), burnable, budget)
+
+
+def betweenness_breaks(burnable: Tensor, budget: int, *, neighbours: int = 8, anew: bool = False) -> Tensor:
+    """The burnable cells of the highest betweenness: bool ``[N, H, W]`` of bool ``[N, H, W]``.
+
+    Args:
+        burnable: bool ``[N, H, W]``.
+        budget: number of cells.
+        neighbours: 8 or 4.
+        anew: compute it after each break for the fuel that is left, which is ``budget`` times the work: cells of the
+            highest betweenness lie side by side, and a break takes the ways away from those beside it.
+    """
+    if not anew:
+        return first_cells(betweenness(burnable, neighbours=neighbours), burnable, budget)
+    left = burnable
+    for _ in range(budget):
+        left = left & ~first_cells(betweenness(left, neighbours=neighbours), left, 1)
+    return burnable & ~left

@@ -5,8 +5,10 @@ Dimension key: ``N`` worlds.
 
 from __future__ import annotations
 
+import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +103,8 @@ class Simulation:
         with warp.ScopedDevice(warp.device_from_torch(device)):
             self.model = self._put(model, varied)
             self._limit(model, settings, device)
-            self.data = self._allocate(model, settings)
+            with self._fitting():
+                self.data = self._allocate(model, settings)
         self._inputs = {name: warp.to_torch(getattr(self.data, name)) for name in (*inner, "ctrl")}
         self._outputs = {name: warp.to_torch(getattr(self.data, name)) for name in self.names}
         self._overflow = warp.to_torch(self.data.overflow)
@@ -109,9 +112,10 @@ class Simulation:
         self._physics = WarpProgram(self._run, device)
         self._places = WarpProgram(self._place, device)
         self._handle = _register(self)
-        self._physics.warm_up(record=record)
-        if any(name in PLACES for name in self.observed):
-            self._places.warm_up(record=record)
+        with self._fitting():
+            self._physics.warm_up(record=record)
+            if any(name in PLACES for name in self.observed):
+                self._places.warm_up(record=record)
         self._overflow.zero_()
 
     def _put(self, model: Any, varied: Sequence[str]) -> Any:
@@ -137,12 +141,20 @@ class Simulation:
 
     def _allocate(self, model: Any, settings: PhysicsSettings) -> Any:
         sizes = {"nconmax": settings.nconmax, "njmax": settings.njmax}
+        return self._mjw.make_data(model, nworld=self.num_worlds, **sizes)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Within it Warp allocates: its data, and what the first step needs."""
         try:
-            return self._mjw.make_data(model, nworld=self.num_worlds, **sizes)
+            yield
         except (MemoryError, RuntimeError) as error:
+            text = " ".join(str(error).split())
+            if not isinstance(error, MemoryError) and not re.search("alloc|memory", text, re.IGNORECASE):
+                raise
             raise ValueError(
-                f"num_envs: expected worlds that fit on the device, received {self.num_worlds}: {error}. Remedy: fewer "
-                "worlds, or smaller nconmax= and njmax=."
+                f"num_envs: expected worlds that fit on the device, received {self.num_worlds}: {text[:200]}. Remedy: "
+                "fewer worlds, or smaller nconmax= and njmax=."
             ) from error
 
     def _run(self) -> None:

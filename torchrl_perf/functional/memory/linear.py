@@ -31,7 +31,7 @@ def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
 
 @torch.library.custom_op("torchrl_perf::linear_scan", mutates_args=())
 def _scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
-    solved = linear_recurrence(decay, value, initial).to(value.dtype)
+    solved = linear_recurrence(decay, value, initial).to(value.dtype).contiguous()
     return solved.clone() if solved is value else solved  # one step is the value itself
 
 
@@ -40,18 +40,20 @@ def _scan_backward(grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor)
     following = torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
     of_value = reverse_linear_recurrence(following, grad.to(decay.dtype)).to(grad.dtype)
     before = torch.cat((initial.unsqueeze(1), solved[:, :-1]), 1)
-    of_decay = torch.where(decay == 0, 0.0, of_value * before)
-    return of_decay.to(decay.dtype), of_value.clone(), torch.where(decay[:, 0] == 0, 0.0, decay[:, 0] * of_value[:, 0])
+    of_decay = torch.where(decay == 0, 0.0, of_value * before).to(decay.dtype)
+    of_initial = torch.where(decay[:, 0] == 0, 0.0, decay[:, 0] * of_value[:, 0])
+    # a compiler believes in the layout that it is told, so that there is one whatever comes in
+    return of_decay.contiguous(), of_value.clone(memory_format=torch.contiguous_format), of_initial.contiguous()
 
 
 @_scan.register_fake
 def _(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
-    return torch.empty_like(value)
+    return value.new_empty(value.shape)
 
 
 @_scan_backward.register_fake
 def _(grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(decay), torch.empty_like(grad), torch.empty_like(initial)
+    return decay.new_empty(decay.shape), grad.new_empty(grad.shape), initial.new_empty(initial.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

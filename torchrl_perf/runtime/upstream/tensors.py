@@ -4,7 +4,7 @@ A part is some 5 us of host time by ``as_strided`` and ``.data``, a stream 9 us 
 path whose whole length is some 100 us.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,24 @@ def under_a_mode() -> bool:
 def has_gradient_hooks(param: Tensor) -> bool:
     """Whether something waits for the gradient of a leaf: hooks that change it, or that are called once it is there."""
     return bool(param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None))
+
+
+def cut_graphs(params: Iterable[Tensor]) -> None:
+    """Give each leaf a new node for its gradients, so that graphs which others hold of it no longer reach this one.
+
+    Such a node keeps the stream on which it was made, for as long as any graph through the leaf lives: a copy of a
+    parameter by ``clone()`` is enough. A gradient that is computed on another stream then makes the node's own stream
+    wait, which the recording of a CUDA graph refuses. Values, gradients and hooks of the leaf stay, and the graphs that
+    are held still end in it. A new node comes with the next use of a leaf whose data had another dtype meanwhile.
+
+    Args:
+        params: leaves, or tensors that are left alone: those without a gradient, and what no leaf is.
+    """
+    for param in params:
+        if param.is_leaf and param.requires_grad:
+            kept = param.data
+            param.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
+            param.data = kept
 
 
 def is_transformed() -> bool:

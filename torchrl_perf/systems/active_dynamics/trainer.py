@@ -44,6 +44,7 @@ from torchrl_perf.trainers.device import (
 )
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.run.joint_rows import window_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_floor import check_fits
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -176,7 +177,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         """State on the device that changes between iterations, beside parameters, moments and envs."""
         device = self.device
         self.metrics = DeviceMetrics(device)
-        self.episodes = EpisodeStatistics(self.config.num_envs, device)
+        self.episodes = EpisodeStatistics(self.config.num_envs, device, window=window_of(self.ranks.size))
         self.phases = PhaseTimer(device)
         self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
         self.iterations_done = 0

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from torchrl_perf.envs.durotaxis import ColonyCurriculum, Durotaxis
+from torchrl_perf.envs.durotaxis import Durotaxis
 from torchrl_perf.modules import HybridActor
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor
+from torchrl_perf.systems.durotaxis.stages import last_stage
 from torchrl_perf.trainers.blueprints import ACTOR, Blueprint
 
 __all__ = ["COLONY", "make_colony"]
@@ -25,7 +26,7 @@ def make_colony(config: DurotaxisConfig, device: torch.device, **options: Any) -
         "reward_mode": config.reward_mode,
         "max_episode_steps": config.max_episode_steps,
         "actions": config.actions,
-        "curriculum": ColonyCurriculum(),
+        "curriculum": last_stage(config),
         "device": device,
         "size": (config.width, config.height),
         "critical_nodes": config.critical_nodes,

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torchrl_perf.systems.durotaxis.stages import stage_problems
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
 from torchrl_perf.trainers.memory import STREAM_MEMORY_SETTINGS
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS
@@ -85,6 +86,13 @@ class DurotaxisConfig(PPOConfig):
     """Five numbers for the whole colony, or also a choice for each node, to spawn or to be deleted."""
     stage_one_frames: int = 0
     """Env steps at the start in which only the action's share to delete counts and the rest is fixed; 0 for none."""
+    stage_frames: str = "0"
+    """Env steps from which each stage of the task applies, from 0 on: "0, 100000" has two."""
+    stage_goals: str = "0.95"
+    """Share of the width that is the goal of each stage, or one for all: "0.5, 0.95" begins with a nearer one. A policy
+    is judged by the last."""
+    stage_nodes: str = ""
+    """Nodes that end an episode in each stage, at most critical_nodes, or one for all; "" is critical_nodes."""
     encoder_width: int = 32
     """Size of the embeddings of nodes and colony."""
     encoder_layers: int = 1
@@ -106,6 +114,9 @@ class DurotaxisConfig(PPOConfig):
         checks.each(counts, is_count, "a positive integer")
         checks.each(("width", "height", "simplex_temperature"), is_positive, "a positive number")
         checks.each(("stage_one_frames", "simplex_groups"), lambda value: value >= 0, "0 or a positive integer")
+        if checks.sound("stage_frames", "stage_goals", "stage_nodes", "critical_nodes", "stage_one_frames"):
+            for problem in stage_problems(self):
+                checks.add(problem.partition(":")[0], problem)
         checks.each(("delete_max",), lambda value: 0 < value <= 1, "a number in (0, 1]")
         for name in ("encoder_heads", "simplex_groups"):
             part = getattr(self, name)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.modules import ValueOperator
 
-from torchrl_perf.envs.durotaxis import GRAPH_FEATURES, ColonyCurriculum, Durotaxis
+from torchrl_perf.envs.durotaxis import GRAPH_FEATURES, Durotaxis
 from torchrl_perf.metrics import DeviceMetrics
 from torchrl_perf.modules import HybridActor
 from torchrl_perf.runtime.precision import Acceleration
@@ -16,6 +16,7 @@ from torchrl_perf.systems.durotaxis.blueprint import make_colony
 from torchrl_perf.systems.durotaxis.config import DurotaxisConfig
 from torchrl_perf.systems.durotaxis.evaluation import EpisodeColumns
 from torchrl_perf.systems.durotaxis.networks import make_colony_actor, make_colony_critic
+from torchrl_perf.systems.durotaxis.stages import curriculum_of
 from torchrl_perf.trainers.on_policy.trainer import OnPolicyTrainer
 from torchrl_perf.trainers.ppo import PPO
 from torchrl_perf.trainers.run.numerics import NumericalGuard
@@ -169,10 +170,7 @@ class DurotaxisTrainer(OnPolicyTrainer):
 
     def make_env(self) -> EnvBase:
         """The colony as the config describes it."""
-        stages = ColonyCurriculum()
-        if self.config.stage_one_frames:
-            stages = ColonyCurriculum(frames=(0, self.config.stage_one_frames), delete_only=(True, False))
-        return make_colony(self.config, self.device, curriculum=stages)
+        return make_colony(self.config, self.device, curriculum=curriculum_of(self.config))
 
 
 def _durotaxis(env: EnvBase) -> Durotaxis:

@@ -1,4 +1,4 @@
-"""Comparison of a policy's placements with random ones, columns and DomiRank's.
+"""Comparison of a policy's placements with random ones, columns and those of centralities.
 
 Dimension key: ``L`` landscapes, ``H``, ``W`` cells.
 """
@@ -14,7 +14,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.envs.fuel_breaks import FuelBreaks, column_breaks, domirank_breaks, random_breaks
+from torchrl_perf.envs.fuel_breaks import (
+    FuelBreaks,
+    betweenness_breaks,
+    column_breaks,
+    domirank_breaks,
+    random_breaks,
+)
 
 __all__ = ["Paired", "PlacementFigures", "burned_by", "compare", "draw", "paired", "place", "placements"]
 
@@ -27,7 +33,7 @@ class PlacementFigures:
     """Burned fractions of several placements under the same fires, means over the landscapes."""
 
     burned: dict[str, float]
-    """By name: ``policy``, ``random``, ``column``, ``domirank``, ``none``."""
+    """By name: ``policy``, ``random``, ``column``, ``domirank``, ``betweenness``, ``none``."""
     error: dict[str, float]
     """Standard errors of the fires, with the landscapes and placements taken as given."""
     fires: int
@@ -121,7 +127,7 @@ def place(policy: Policy, env: FuelBreaks) -> Tensor:
 
 
 def placements(policy: Policy | None, env: FuelBreaks, *, seed: int = 0) -> dict[str, Tensor]:
-    """Breaks by name, bool ``[L, H, W]`` each: the policy's, random ones, a column, DomiRank's, and none.
+    """Breaks by name, bool ``[L, H, W]`` each: the policy's, random ones, a column, by DomiRank, by betweenness, none.
 
     Args:
         policy: as for :func:`place`; None leaves it out.
@@ -135,6 +141,7 @@ def placements(policy: Policy | None, env: FuelBreaks, *, seed: int = 0) -> dict
         "random": random_breaks(burnable, env.budget, generator=generator),
         "column": column_breaks(burnable, env.budget),
         "domirank": domirank_breaks(burnable, env.budget, neighbours=env.neighbours),
+        "betweenness": betweenness_breaks(burnable, env.budget, neighbours=env.neighbours),
         "none": torch.zeros_like(burnable),
     }
 

@@ -11,8 +11,21 @@ from torchrl_perf.trainers.sac_options import SACOptionsConfig
 __all__ = ["OPTIONS_MARKET_PRESETS", "OptionsMarketConfig"]
 
 PRESET_NAMES = Literal[
-    "OptionMarket", "OptionMarketOriginal", "OptionMarketKelly", "OptionMarketZeroEdge", "OptionMarketSP500"
+    "OptionMarket",
+    "OptionMarketPlain",
+    "OptionMarketOriginal",
+    "OptionMarketKelly",
+    "OptionMarketZeroEdge",
+    "OptionMarketSP500",
 ]
+
+
+OF_OPTIONS = (
+    *("option_learning", "option_relabel", "option_learning_rate", "option_temperature", "option_entropy_coeff"),
+    *("option_clip", "option_capacity", "option_temperature_final", "option_temperature_frames"),
+    *("directed", "trend_unit", "max_option_share", "min_options_used"),
+)
+"""Settings that mean nothing without options."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,9 @@ class OptionsMarketConfig(SACOptionsConfig):
     )
 
     env: PRESET_NAMES = "OptionMarket"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which settings to start from: hourly bars of five regimes; of two that differ in volatility alone, with the
-    original's rules for purchases and sales; a market without costs whose best position is known; one where only not
-    trading is right; or the S&P 500. The task is that of the settings."""
+    """Which settings to start from: hourly bars of five regimes; the same without options; of two regimes that differ
+    in volatility alone, with the original's rules for purchases and sales; a market without costs whose best position
+    is known; one where only not trading is right; or the S&P 500. The task is that of the settings."""
     num_steps: int = 8
     """Steps of each env in one iteration (T)."""
     gamma: float = 0.992
@@ -67,9 +80,10 @@ class OptionsMarketConfig(SACOptionsConfig):
     """What a step is rewarded with: log growth of the equity, or what trades realised."""
     reward_scale: float = 100.0
     """What rewards are multiplied by before they are learnt from: 100 makes log growth per cent."""
-    options: Literal["trading", "positions", "exposure", "sides"] = "trading"
+    options: Literal["trading", "positions", "exposure", "sides", "none"] = "trading"
     """The six options of a trader with rules of their own, for purchases and sales or for positions; or ranges of the
-    position that last for a while: of various sizes, or the sides of the market, whose size is up to the actor."""
+    position that last for a while: of various sizes, or the sides of the market, whose size is up to the actor. Or
+    none: plain soft actor-critic."""
     trend_unit: Literal["volatility", "price"] = "volatility"
     """options="trading": what the distance of two averages that makes a trend is measured in; 1.5 or 3 times the
     present volatility, or 1.5 or 3 % of the price."""
@@ -112,7 +126,19 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("first_date", "last_date") and self.last_date and self.first_date > self.last_date:
             problem = f"expected a date from first_date = {self.first_date!r} on, received {self.last_date!r}."
             checks.add("last_date", f"last_date: {problem} Remedy: a later one.")
-        if checks.sound("options", "semantics") and self.options != "trading" and self.semantics != "target":
+        if checks.sound("options") and self.options == "none":
+            usual = type(self).without_task()
+            for name in OF_OPTIONS:
+                if checks.sound(name) and getattr(self, name) != getattr(usual, name):
+                    problem = (
+                        f"expected {getattr(usual, name)!r} with options='none', received {getattr(self, name)!r}."
+                    )
+                    checks.add(name, f"{name}: {problem} Remedy: leave it out, or --env OptionMarketPlain.")
+        if (
+            checks.sound("options", "semantics")
+            and self.options not in ("trading", "none")
+            and self.semantics != "target"
+        ):
             problem = (
                 f"expected 'target' with options={self.options!r}, ranges of a position, received {self.semantics!r}."
             )
@@ -262,3 +288,10 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     ),
 }
 """Settings by env name. All are for two CPU cores."""
+# the same without options, which they are to be compared with
+OPTIONS_MARKET_PRESETS["OptionMarketPlain"] = dataclasses.replace(
+    OPTIONS_MARKET_PRESETS["OptionMarket"],
+    env="OptionMarketPlain",
+    options="none",
+    **{field.name: field.default for field in dataclasses.fields(OptionsMarketConfig) if field.name in OF_OPTIONS},
+)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_perf.envs.market import PriceSeries
+from torchrl_perf.envs.market import OptionMarket, PriceSeries
 from torchrl_perf.envs.market.market import LEAST_GROWTH
 from torchrl_perf.envs.market.recorded import RecordedMarket
 from torchrl_perf.runtime.seeds import seeded
@@ -112,7 +112,7 @@ class Fold:
 
 
 def evaluate(
-    policy: Policy, env: TransformedEnv, *, seed: int = 0, max_steps: int | None = None
+    policy: Policy, env: TransformedEnv | OptionMarket, *, seed: int = 0, max_steps: int | None = None
 ) -> tuple[TradingFigures, EquityRecording]:
     """Let a policy trade the first episode of each row of an env, without exploration, on separate random numbers.
 
@@ -136,7 +136,9 @@ def evaluate(
     return figures_of(recording, names), recording
 
 
-def evaluate_informed(env: TransformedEnv, *, seed: int = 0, max_steps: int | None = None) -> TradingFigures:
+def evaluate_informed(
+    env: TransformedEnv | OptionMarket, *, seed: int = 0, max_steps: int | None = None
+) -> TradingFigures:
     """Figures of the best trader of the env's market, who sees its regimes, on the same prices for the same seed.
 
     Args:
@@ -281,7 +283,8 @@ def _fold(
         found = []
         for first, last in ((start, middle), (max(middle - history, 0), end)):
             prices = series.prices[first:last]
-            env = make_options_market_env(config, trainer.device, options=trainer.options, prices=prices, **options)
+            own = None if config.options == "none" else trainer.options
+            env = make_options_market_env(config, trainer.device, options=own, prices=prices, **options)
             found.append(evaluate(trainer.policy, env, seed=config.seed))
     finally:
         trainer.close()

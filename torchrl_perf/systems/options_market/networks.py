@@ -137,8 +137,8 @@ def make_market_options(config: OptionsMarketConfig, market: OptionMarket) -> Op
 
 def make_options_market_env(
     config: OptionsMarketConfig, device: torch.device | str, *, options: OptionSet | None = None, **arguments: Any
-) -> TransformedEnv:
-    """The market of a run, with the state of the options.
+) -> TransformedEnv | OptionMarket:
+    """The market of a run, with the state of the options, where there are options.
 
     Args:
         config: as for :func:`make_market`.
@@ -147,6 +147,8 @@ def make_options_market_env(
         **arguments: replace those of the market, as for :func:`make_market`.
     """
     market = make_market(config, device, **arguments)
+    if config.options == "none":
+        return market
     chosen = make_market_options(config, market) if options is None else options
     return TransformedEnv(market, OptionState(chosen.num_options))
 

@@ -14,9 +14,12 @@ from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.market import reading
+from torchrl_perf.modules import DeviceActor, MixedSequential
+from torchrl_perf.modules.bounds import action_bounds
 from torchrl_perf.modules.option_actor import OptionPolicy
 from torchrl_perf.modules.option_set import OptionSet
 from torchrl_perf.modules.options import OptionController
+from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalHead
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import (
     Compressed,
@@ -25,11 +28,14 @@ from torchrl_perf.systems.options_market.networks import (
     market_of,
     with_compression,
 )
+from torchrl_perf.trainers.off_policy.actor_critic import actor_layers
+from torchrl_perf.trainers.off_policy.algorithm import Algorithm
 from torchrl_perf.trainers.off_policy.task import Task
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.sac import SAC, make_sac_critic
 from torchrl_perf.trainers.sac_options import OptionNetworks, SACOptions
 
-__all__ = ["MarketNetworks", "MarketTask", "OptionsMarketTrainer"]
+__all__ = ["MarketNetworks", "MarketTask", "OptionsMarketTrainer", "make_plain_actor"]
 
 MIN_SHARE = 0.05
 
@@ -66,13 +72,12 @@ class MarketTask(Task):
         config: gives the factor of the rewards.
     """
 
-    metric_names = (
-        *("market/weight", "market/exposure", "market/turnover", "market/cost", "market/trades"),
-        "option/temperature",
-    )
+    metric_names = ("market/weight", "market/exposure", "market/turnover", "market/cost", "market/trades")
 
     def __init__(self, config: OptionsMarketConfig) -> None:
         self.config = config
+        if config.options != "none":
+            self.metric_names = (*self.metric_names, "option/temperature")
 
     def make_env(self, config: Any, device: torch.device) -> EnvBase:
         """The market, without the state of options."""
@@ -102,7 +107,27 @@ class MarketTask(Task):
         }
         for name, value in rows.items():
             trainer.metrics.add(name, finite(value))
-        trainer.metrics.add("option/temperature", trainer.controller.temperature, reduce="last")
+        if self.config.options != "none":
+            trainer.metrics.add("option/temperature", trainer.controller.temperature, reduce="last")
+
+
+def make_plain_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
+    """The actor of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
+    layers = with_compression(actor_layers(observation.shape[-1], 2 * action.shape[-1], config))
+    head = SquashedNormalHead(*action_bounds(action))
+    return DeviceActor(
+        MixedSequential(*layers, head, precision=config.precision).to(action.device),
+        distribution_class=SquashedNormal,
+        param_keys=SquashedNormalHead.param_keys,
+        in_keys=["observation"],
+        spec=action,
+    )
+
+
+def make_plain_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> TensorDictModule:
+    """The critics of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
+    plain = make_sac_critic(observation, action, config)
+    return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
 
 
 class OptionsMarketTrainer(OffPolicyTrainer):
@@ -116,6 +141,9 @@ class OptionsMarketTrainer(OffPolicyTrainer):
     traded in a step in units of the equity, ``market/cost``, the same of what it cost, ``market/trades``, the share of
     steps with a trade; ``option/usage_<name>``, ``option/max_usage``, ``option/num_used``, ``option/duration``, with an
     :class:`~torchrl_perf.metrics.OptionCollapseWarning` by the limits of the config; ``option/temperature``.
+
+    With ``options="none"`` it is plain soft actor-critic of the same networks, which options are to be compared with:
+    it has neither the metrics nor the parts of options.
 
     Args:
         config: every choice of the run.
@@ -145,7 +173,17 @@ class OptionsMarketTrainer(OffPolicyTrainer):
         critic: nn.Module | None = None,
         networks: OptionNetworks | None = None,
     ) -> None:
-        algorithm = SACOptions(
+        if config.options == "none":
+            given = {"options": options, "policy": policy, "option_value": option_value, "networks": networks}
+            if wrong := [name for name, part in given.items() if part is not None]:
+                raise ValueError(
+                    f"{', '.join(wrong)}: expected None with options='none', received parts of options. Remedy: leave "
+                    "them out, or another setting of options."
+                )
+            plain = SAC(config, critic=critic, make_actor=make_plain_actor, make_critic=make_plain_critic)
+            super().__init__(config, plain, env=env, collector=collector, task=MarketTask(config))
+            return
+        algorithm: Algorithm = SACOptions(
             config,
             options=options,
             policy=policy if policy is not None else getattr(collector, "policy", None),

@@ -1,51 +1,42 @@
 """What off-policy algorithms with an actor and a critic share: one update of both, compiled whole or in stages."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchrl.data import TensorSpec
 
-from torchrl_perf.functional.pullback import Differentiable
+from torchrl_perf.kernels import has_triton
 from torchrl_perf.modules.aligned import AlignedLinear
-from torchrl_perf.modules.encoders.observations import EncodedCritic, ObservationEncoder
-from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.mlp import hidden_layers
-from torchrl_perf.modules.normalization import NormalizedCritic
-from torchrl_perf.objectives.sac import VALUE_KEY
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import Part, WholeUpdates, parts_of
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.memory import make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
-from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update, with_steps
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
+from torchrl_perf.trainers.off_policy.passes import Outcome, Pass, Passes, share_of
 from torchrl_perf.trainers.off_policy.shard_weights import weight_of
 from torchrl_perf.trainers.off_policy.slice_memory import (
-    CRITIC_FEATURES,
     SLICE_MEMORY_SETTINGS,
     SliceMemory,
     SliceMemorySettings,
 )
+from torchrl_perf.trainers.off_policy.unused import refuse_unused
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
 from torchrl_perf.trainers.run.state import Stateful
-from torchrl_perf.trainers.spaces import (
-    Inputs,
-    continuous_action,
-    inputs_of,
-    readable_observation,
-    vector_observation,
-)
+from torchrl_perf.trainers.spaces import continuous_action, readable_observation, vector_observation
 
 MakeNetwork = Callable[[TensorSpec, TensorSpec, Any], nn.Module]
 """Makes an actor or a critic of the specs of observation ``[*, O]`` and action ``[*, D]`` and the config."""
@@ -101,89 +92,6 @@ class ActorCriticConfig(SliceMemorySettings, CriticNetworkSettings, OffPolicyCon
         checks.each(("hidden_size",), is_count, "a positive integer")
         checks.each(("actor_learning_rate", "critic_learning_rate", "max_grad_norm"), is_positive, "a positive number")
         checks.each(("tau",), is_share, "a number in [0, 1]")
-
-
-class Pass(NamedTuple):
-    """Losses of rows ``[b]`` and their gradients; all 0-d without a gradient, but for the last two."""
-
-    losses: dict[str, Tensor]
-    """By name: what is minimised is their sum."""
-    means: dict[str, Tensor]
-    """Other statistics, by name: means over the rows."""
-    gradients: list[Tensor]
-    """One for each parameter of the optimiser, of the losses times the weight."""
-    priority: Tensor | None = None
-    """``[b]``, of the critics' pass."""
-
-    @property
-    def loss(self) -> Tensor:
-        """The losses in all, 0-d."""
-        first, *others = self.losses.values()
-        return sum(others, first)
-
-
-class Outcome(NamedTuple):
-    """What an update did; the statistics are named by :class:`Pass`, 0 for those of an actor that waits."""
-
-    priority: Tensor
-    """``[B]``."""
-    statistics: dict[str, Tensor]
-    """0-d, with the norms ``grad_norm_critic`` and ``grad_norm_actor``."""
-    critic_taken: Tensor
-    """bool 0-d, whether the critics' step was."""
-    actor_taken: Tensor
-    """The same of the actor's; True where it waits."""
-
-
-class Passes(ABC):
-    """The equations of an actor-critic: what each of its two steps minimises.
-
-    A pass gives gradients instead of a loss to differentiate, so that eagerly and within a compiled update the same
-    lines are run (:class:`~torchrl_perf.functional.pullback.Differentiable`).
-    """
-
-    slices: SliceMemory | None = None
-    """Of an algorithm with a memory, whose samples are slices ``[S]``."""
-
-    def compile_alone(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Has each differentiated function compiled by itself, see :meth:`Differentiable.compile_alone`."""
-        for part in vars(self).values():
-            if isinstance(part, Differentiable):
-                part.compile_alone(compile)
-
-    def rows(self, sample: TensorDictBase) -> TensorDictBase:
-        """What actor and targets read of a sample: its rows ``[B]``, or with a memory ``[S, T]`` with its features."""
-        return sample if self.slices is None else self.slices.rows(sample)
-
-    def learnt(self, sample: TensorDictBase) -> TensorDictBase:
-        """What the critics learn from: the same, with a memory that learns with them."""
-        return sample if self.slices is None else self.slices.learnt(sample)
-
-    def noise(self, sample: TensorDictBase) -> Tensor | None:
-        """``[k B, D]`` numbers that the passes draw with, so that they are the same however often they are repeated."""
-        return None
-
-    def actor_context(self, sample: TensorDictBase, noise: Tensor | None) -> Any:
-        """What the actor's pass needs where the critics' was made apart from it; arguments as of :meth:`context`."""
-        return self.context(sample, noise)
-
-    def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Any:
-        """What the passes of critics and actor have in common; by default the noise.
-
-        Args:
-            sample: the batch ``[b]``.
-            noise: what :meth:`noise` gave for these rows, or None for fresh numbers.
-            to_actor: whether the actor's pass follows, or only the critics'.
-        """
-        return noise
-
-    @abstractmethod
-    def critic(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
-        """The critics' loss ``loss_critic``, the means ``value`` and ``td_error``, and priorities ``[b]``."""
-
-    @abstractmethod
-    def actor(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
-        """The losses of the actor and of what learns with it."""
 
 
 class ActorCritic(Algorithm):
@@ -293,6 +201,8 @@ class ActorCritic(Algorithm):
         self.weights = dict.fromkeys(self._of_the_actor, self.actor_interval) if self.actor_interval > 1 else {}
         self._update_fn = setup.compiled(self._update)
         self._critic_step_fn, self._actor_step_fn = map(setup.compiled, (self._critic_step, self._actor_step))
+        self._optimizers = self.critic_optimizer, self.actor_optimizer
+        self._may_decay = any(group["weight_decay"] for one in self._optimizers for group in one.param_groups)
         self._conclude_fn = setup.compiled(self._conclude)
         if self.slices is None:
             self._critic_micro_fn, self._actor_micro_fn = map(setup.compiled, (self._critic_micro, self._actor_micro))
@@ -300,6 +210,8 @@ class ActorCritic(Algorithm):
             self._critic_micro_fn, self._actor_micro_fn = self._critic_micro, self._actor_micro
             self._prepared_fn = setup.compiled(self.slices.prepared)
             self.passes.compile_alone(setup.compiled)
+        plain = self.slices is None and not setup.ranks.several and setup.device.type == "cuda" and has_triton()
+        self._chained = self.make_chained() if plain and setup.mode != "eager" else None
         self._tries = WholeUpdates(setup.micro, trials=3 * self.actor_interval)
         self._critic_share_fn, self._actor_share_fn = map(setup.compiled, (self._critic_share, self._actor_share))
         # a collector's that does not act with this actor is refused where the collector is checked
@@ -321,8 +233,10 @@ class ActorCritic(Algorithm):
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""
         due, micro = (number + 1) % self.actor_interval == 0, self.setup.micro
         with self.setup.acceleration.active(self.setup.device), torch.no_grad():
-            # ranks agree on gradients between the stages, and the compiler differentiates no memory
-            in_stages = self.setup.ranks.several or self.slices is not None
+            # ranks agree on gradients between the stages, the compiler differentiates no memory and calls no hook
+            in_stages = self.setup.ranks.several or self.slices is not None or self._hooked
+            if self._may_decay:
+                self._may_decay = refuse_unused(self.passes, self._optimizers, self.parameter_names, sample)
             at_once = self.setup.kernels.on and micro.parts == 1 and not in_stages
             outcome = self._whole_update(sample, due) if at_once else None
             outcome = outcome or self._staged_update(sample, due)
@@ -338,6 +252,10 @@ class ActorCritic(Algorithm):
             context = self.passes.context(rows, None)
             self.passes.critic(rows, context)
             self.passes.actor(rows, context)
+
+    def make_chained(self) -> Any:
+        """The update in few launches (:mod:`~torchrl_perf.trainers.off_policy.chained`); None where there is none."""
+        return None
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -408,6 +326,11 @@ class ActorCritic(Algorithm):
         return self.actor_optimizer.apply_gradients(grads, loss, self._actor_targets, tau)
 
     @property
+    def _hooked(self) -> bool:
+        """Whether something is called before or behind a step of an optimiser."""
+        return any(map(has_step_hooks, self._optimizers))
+
+    @property
     def _of_the_actor(self) -> tuple[str, ...]:
         """Names of the statistics that an update has in which the actor does not wait."""
         return (*self.actor_losses, *self.actor_means, "grad_norm_actor")
@@ -421,12 +344,12 @@ class ActorCritic(Algorithm):
         critic = self.passes.critic(sample, context)
         critic_step = self._critic_step(critic.gradients, critic.loss, tau)
         if not actor_due:
-            return self._outcome(critic, critic_step)
+            return self.outcome_of(critic, critic_step)
         actor = self.passes.actor(sample, context)
         # stacked by the caller: fused with the sums over the batch, it is a kernel that Triton fails to compile
-        return self._outcome(critic, critic_step, actor, self._actor_step(actor.gradients, actor.loss, tau))
+        return self.outcome_of(critic, critic_step, actor, self._actor_step(actor.gradients, actor.loss, tau))
 
-    def _outcome(
+    def outcome_of(
         self,
         critic: Pass,
         critic_step: tuple[Tensor, Tensor],
@@ -446,8 +369,10 @@ class ActorCritic(Algorithm):
 
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
         """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made."""
-        args = () if due else (False,)
-        return self._tries(lambda: self._update_fn(sample, *args), len(sample), self._state)
+        args, update = () if due else (False,), self._update_fn
+        if self._chained is not None and self._chained.takes(len(sample)):
+            update = self._chained
+        return self._tries(lambda: update(sample, *args), len(sample), self._state)
 
     def _state(self) -> list[Tensor]:
         """What an update writes."""
@@ -469,24 +394,25 @@ class ActorCritic(Algorithm):
             if parts == 1 and compiled:
                 return self._critic_share_fn(sample, noise, share)
             if parts > 1:
-                return _shared(self._split(self._critic_micro_fn, sample, noise, parts), share)
+                return share_of(self._split(self._critic_micro_fn, sample, noise, parts), share)
             carry.append(self.passes.context(sample, noise, to_actor=due))
-            return _shared(self.passes.critic(sample, carry[0]), share)
+            return share_of(self.passes.critic(sample, carry[0]), share)
 
         def actors(parts: int) -> Pass:
             if parts == 1 and compiled:
                 return self._actor_share_fn(sample, noise, share)
             if parts == 1 and carry:
-                return _shared(self.passes.actor(sample, carry.pop()), share)
-            return _shared(self._split(self._actor_micro_fn, sample, noise, parts), share)
+                return share_of(self.passes.actor(sample, carry.pop()), share)
+            return share_of(self._split(self._actor_micro_fn, sample, noise, parts), share)
 
         critic = micro.run(critics, rows, undo=carry.clear)
         critic = self._agreed(critic, self._shared_critic, weight)
-        critic_step = self._critic_step_fn(critic.gradients, critic.loss, tau)
+        steps = (self._critic_step, self._actor_step) if self._hooked else (self._critic_step_fn, self._actor_step_fn)
+        critic_step = steps[0](critic.gradients, critic.loss, tau)
         if not due:
-            return self._outcome(critic, critic_step)
+            return self.outcome_of(critic, critic_step)
         actor = self._agreed(micro.run(actors, rows), self._shared_actor, weight)
-        return self._outcome(critic, critic_step, actor, self._actor_step_fn(actor.gradients, actor.loss, tau))
+        return self.outcome_of(critic, critic_step, actor, steps[1](actor.gradients, actor.loss, tau))
 
     def _agreed(self, found: Pass, shared: SharedGradients, weight: Tensor | None) -> Pass:
         """The pass of the rows of all ranks, of each one's share; the priorities are those of this rank's rows."""
@@ -534,10 +460,10 @@ class ActorCritic(Algorithm):
         return self.passes.actor(sample, self.passes.actor_context(sample, noise), weight)
 
     def _critic_share(self, sample: TensorDictBase, noise: Tensor | None, share: float) -> Pass:
-        return _shared(self._critic_micro(sample, noise, share), share, gradients=False)
+        return share_of(self._critic_micro(sample, noise, share), share, gradients=False)
 
     def _actor_share(self, sample: TensorDictBase, noise: Tensor | None, share: float) -> Pass:
-        return _shared(self._actor_micro(sample, noise, share), share, gradients=False)
+        return share_of(self._actor_micro(sample, noise, share), share, gradients=False)
 
     def _conclude(
         self, statistics: Mapping[str, Tensor], critic_taken: Tensor, actor_taken: Tensor
@@ -552,48 +478,8 @@ class ActorCritic(Algorithm):
         return torch.stack(losses), torch.cat([critic.grad_norms, actor.grad_norms]), taken, fault
 
 
-def _shared(found: Pass, share: float, *, gradients: bool = True) -> Pass:
-    """A rank's share of a pass: what the sum over ranks makes the mean of; gradients may be multiplied already."""
-    if share == 1.0:
-        return found
-    return Pass(
-        {name: value * share for name, value in found.losses.items()},
-        {name: value * share for name, value in found.means.items()},
-        list(torch._foreach_mul(found.gradients, share)) if gradients else found.gradients,
-        found.priority,
-    )
-
-
 def actor_layers(in_features: int, out_features: int, config: ActorCriticConfig) -> list[nn.Module]:
     """The layers of an actor: hidden ones and a linear one."""
     sizes = [in_features, *config.widths]
     hidden = hidden_layers(sizes, config.activation, layer_norm=config.layer_norm, linear=AlignedLinear)
     return [*hidden, AlignedLinear(sizes[-1], out_features)]
-
-
-def make_ensemble_critic(
-    observation: TensorSpec, action: TensorSpec, config: ActorCriticConfig, num_critics: int
-) -> TensorDictModule:
-    """K action values in one batched network: reads observations and ``action``, writes ``[*, K]``.
-
-    Args:
-        observation: spec ``[*, O]`` of ``"observation"``, or a Composite of all observations.
-        action: spec ``[*, D]``.
-        config: gives widths, activation and precision.
-        num_critics: K.
-    """
-    inputs = Inputs([CRITIC_FEATURES], config.memory_size) if remembers(config) else inputs_of(observation, config)
-    net: nn.Module = EnsembleQ(
-        num_critics,
-        inputs.size + action.shape[-1],
-        activation=config.activation,
-        precision=config.precision,
-        device=action.device,
-        **config.critic_layers,
-    )
-    if inputs.parts:
-        encoder = ObservationEncoder(inputs.parts, precision=config.precision, device=action.device)
-        net = EncodedCritic(encoder, net)
-    elif not remembers(config) and (layer := make_normalization(inputs, config, action.device)) is not None:
-        net = NormalizedCritic(layer, net)
-    return TensorDictModule(net, in_keys=[*inputs.keys, "action"], out_keys=[VALUE_KEY])

@@ -33,6 +33,7 @@ from torchrl_perf.trainers.off_policy.algorithm import Algorithm, Setup, Update
 from torchrl_perf.trainers.off_policy.config import OffPolicyConfig
 from torchrl_perf.trainers.off_policy.shard_weights import corrections_of, shard_correction
 from torchrl_perf.trainers.off_policy.task import Task
+from torchrl_perf.trainers.run.joint_rows import window_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
@@ -396,7 +397,7 @@ class OffPolicyTrainer(Checkpointed):
         self._fill_left = config.fill_iterations
         self.metrics = DeviceMetrics(device)
         self.algorithm.watch(self.metrics, self.env)
-        self.episodes = EpisodeStatistics(config.num_streams, device)
+        self.episodes = EpisodeStatistics(config.num_streams, device, window=window_of(self.ranks.size))
         self.valid_key = VALID if self.env is not None and VALID in self.env.observation_spec.keys() else None
         self.phases = PhaseTimer(device)
         self.micro = MicroBatches(device, enabled=config.split_on_oom)

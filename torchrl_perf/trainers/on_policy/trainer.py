@@ -35,6 +35,7 @@ from torchrl_perf.trainers.on_policy.minibatches import minibatch_indices
 from torchrl_perf.trainers.on_policy.whole_step import WholeStep
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
+from torchrl_perf.trainers.run.joint_rows import window_of
 from torchrl_perf.trainers.run.made_of import describe
 from torchrl_perf.trainers.run.memory_estimate import announce_memory
 from torchrl_perf.trainers.run.memory_floor import check_fits
@@ -149,7 +150,7 @@ class OnPolicyTrainer(Checkpointed):
             **adam_options(config),
         )
         self.metrics = DeviceMetrics(self.device)
-        self.episodes = EpisodeStatistics(specs.batch_size[0], self.device)
+        self.episodes = EpisodeStatistics(specs.batch_size[0], self.device, window=window_of(self.ranks.size))
         self.phases = PhaseTimer(self.device)
         self.iterations_done = 0
         self._make_state()

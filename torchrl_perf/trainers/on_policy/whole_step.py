@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.runtime.compile_switch import CompileSwitch
 from torchrl_perf.runtime.oom import MicroBatches, WholeUpdates, first_line
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.runtime.upstream.tensors import has_gradient_hooks
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
@@ -34,7 +35,9 @@ class WholeStep:
 
     What the compiler refuses, such as a network with operators that ``torch.func`` cannot differentiate, is made in
     parts, and the log says so once. So is an update of parameters of which some are frozen or have hooks on their
-    gradients: ``torch.func`` would differentiate the frozen ones, and calls no hook.
+    gradients: ``torch.func`` would differentiate the frozen ones, and calls no hook. So is one of an optimiser with
+    hooks around its step, and one with a weight decay and parameters that the loss does not depend on: their gradients
+    would be zeros, to which the decay is added.
 
     Args:
         module: whose parameters are learnt.
@@ -69,6 +72,7 @@ class WholeStep:
         self._tries = WholeUpdates(micro, trials=1)
         self._step_fn = kernels.function(self._step)
         self._refused = False
+        self._unused: bool | None = None
 
     def __call__(self, rows: TensorDictBase, index: Tensor) -> Noted | None:
         """What the guard is to note of the update; None where nothing was done, and parts are to be made.
@@ -81,6 +85,8 @@ class WholeStep:
             return None
         if not all(param.requires_grad and not has_gradient_hooks(param) for param in self.optimizer.params):
             return None
+        if has_step_hooks(self.optimizer) or self._decays_unused(rows, index):
+            return None
         try:
             noted = self._tries(
                 lambda: self._step_fn(rows, index, self.optimizer.learning_rate), len(index), self._state
@@ -90,6 +96,15 @@ class WholeStep:
             noted = None
         self._refused = noted is None and self._micro.parts == 1
         return noted
+
+    def _decays_unused(self, rows: TensorDictBase, index: Tensor) -> bool:
+        """Whether a parameter that the loss does not depend on would decay; found out once, by an eager pass."""
+        if self._unused is None and any(group["weight_decay"] for group in self.optimizer.param_groups):
+            with torch.random.fork_rng([]), torch.compiler.set_stance("force_eager"):
+                (total,), _, pull = self._loss.pullback((rows, index))
+                pull([torch.ones_like(total)])
+            self._unused = len(self._loss.depended_on) < len(self.optimizer.params)
+        return bool(self._unused)
 
     def _state(self) -> list[Tensor]:
         """What an update writes."""

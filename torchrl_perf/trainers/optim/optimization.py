@@ -13,8 +13,10 @@ from torchrl_perf.kernels import adam_kernels
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
+from torchrl_perf.trainers.optim.hooks import within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
     check_params,
@@ -106,6 +108,7 @@ class GuardedAdam(torch.optim.Optimizer):
             ``"foreach"`` on a CPU, where PyTorch has none with a learning rate in a tensor.
     """
 
+    _in_hooks = False  # while those of apply_gradients are called
     _step_supports_amp_scaling = True  # tells torch.amp.GradScaler to set grad_scale and found_inf, and to call step
 
     def __init__(  # noqa: PLR0913  PyTorch's arguments of Adam, and what this one adds
@@ -208,6 +211,15 @@ class GuardedAdam(torch.optim.Optimizer):
             for param in emptied:
                 for name in MOMENTS:
                     self.state[param][name].zero_()
+
+    @property
+    def step_counts(self) -> Tensor:
+        """Steps taken of each parameter, ``[P]`` float32, to be counted in place by who takes them by other means."""
+        return self._steps
+
+    def take_over_settings(self) -> None:
+        """Heeds what was changed in ``param_groups`` and ``state``; for who takes steps by other means."""
+        self._read_groups()
 
     @property
     def adam(self) -> "GuardedAdam":
@@ -388,7 +400,8 @@ class GuardedAdam(torch.optim.Optimizer):
     ) -> tuple[Tensor, Tensor]:
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
-        Nothing is read by the host, and a compiler takes it whole.
+        Nothing is read by the host, and a compiler takes it whole. Hooks around the step are called, with the gradients
+        at the parameters, but not within a compiled function: callers that compile it ask ``has_step_hooks`` before.
 
         Args:
             grads: one for each of ``params``, of the loss times the loss scale where there is one.
@@ -402,6 +415,13 @@ class GuardedAdam(torch.optim.Optimizer):
         """
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
+        elif has_step_hooks(self) and not self._in_hooks:
+            self._in_hooks = True
+            try:
+                with within_hooks(self, grads) as changed:
+                    return self.apply_gradients(changed, loss, targets, tau, unless=unless)
+            finally:
+                self._in_hooks = False
         else:
             self._read_groups()
             norms = self._norms_of(grads)

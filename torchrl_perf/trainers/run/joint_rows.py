@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torchrl_perf.functional.rows.nonfinite import KINDS
+from torchrl_perf.parallel.ranks import share
 from torchrl_perf.trainers.run.numerics import OWN, ROW, UPDATE
 
-__all__ = ["joint_row", "rank_of_fault"]
+__all__ = ["joint_row", "rank_of_fault", "window_of"]
 
 SUMMED = ("episode/count", "buffer/rows")
 """Totals that each rank reports as its last value."""
@@ -14,7 +15,16 @@ AGREED = ("nonfinite/loss", "nonfinite/gradient")
 """Sums that are the same on all ranks, since losses and gradients are."""
 FIRST_BAD = "train/first_bad_iteration"
 WINDOW = 100
-"""Episodes that a rank's mean is over, at most."""
+"""Episodes that the mean of a run is over."""
+
+
+def window_of(ranks: int) -> int:
+    """Episodes that a rank's mean is over, at most: its part of the run's, so that both lag alike.
+
+    Args:
+        ranks: of the run.
+    """
+    return share(WINDOW, ranks)
 
 
 def joint_row(rows: Sequence[Mapping[str, float]], reductions: Mapping[str, str]) -> dict[str, float]:
@@ -62,6 +72,6 @@ def _joined(name: str, reduction: str, values: list[float], rows: Sequence[Mappi
     if name == FIRST_BAD:
         return min((value for value in values if value >= 0), default=-1.0)
     if name.startswith("episode/mean_"):
-        weights = [min(row.get("episode/count", 1.0), WINDOW) for row in rows if name in row]
+        weights = [min(row.get("episode/count", 1.0), window_of(len(rows))) for row in rows if name in row]
         return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
     return math.fsum(values) / len(values)

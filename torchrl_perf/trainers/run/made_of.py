@@ -241,9 +241,9 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Tensor):
         return _digest(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Composite):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | Composite):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         entries = [_plain(entry) for entry in value]

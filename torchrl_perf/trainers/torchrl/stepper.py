@@ -117,7 +117,7 @@ class GuardedStepper(OptimizationStepper):
                 priority = rows.get(key, None)
                 return values if priority is None else {**values, "": priority}
 
-            self._captured = capture(update, device=self.device)
+            self._captured = capture(update, device=self.device, parameters=self.optimizer.params)
         # without a priority of its own, which the loss would overwrite in place
         values = dict(self._captured(sub_batch.exclude(key)))
         priority = values.pop("", None)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.chain import chain_tiles
 from torchrl_perf.functional.mlp import fusable
+from torchrl_perf.functional.resident import stays_on_chip
 from torchrl_perf.modules import FusedMLP
 from torchrl_perf.runtime import Acceleration, capture, time_cuda
 
@@ -59,6 +60,6 @@ def _gradients(net: FusedMLP, x: Tensor) -> tuple[Any, ...]:
 def _tiles(net: FusedMLP, x: Tensor) -> str:
     """The tiles of a network; nothing for one whose weights lie on chip."""
     params = [tensor for layer in net if isinstance(layer, nn.Linear) for tensor in (layer.weight, layer.bias)]
-    if len(params) == 6 and fusable(x, params):
+    if (len(params) == 6 and fusable(x, params)) or stays_on_chip(x, params, net.activation, 0.0, net.precision):
         return "weights on chip"
     return " ".join(map(str, chain_tiles(x, params, net.activation, precision=net.precision)))

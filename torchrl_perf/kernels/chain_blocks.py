@@ -10,6 +10,11 @@ __all__ = ["ROOM", "blocks_for"]
 
 ROOM = 200 * 1024
 """Bytes of shared memory of a program that the large tiles need: those of an H100; other cards get small ones."""
+PAIRED = {
+    "forward": Blocks(64, 128, 32, 4, 3, registers=168),
+    "backward": Blocks(64, 128, 32, 4, 3, registers=168),
+}
+"""Of networks with up to 64 inputs, or outputs, and 256 units in the layer behind the one next to them."""
 MANY_ROWS = 8192
 """Rows from which the device is full of programs of 64 rows."""
 
@@ -48,4 +53,7 @@ def _many(direction: str, net: Network) -> Blocks:
             return Blocks(128, 256, 32, 8, 3, pair=True)
         if direction == "backward" and hidden[-2] <= 256:
             return Blocks(64, 256, 32, 4, 2, pair=True)
+    small, beside = (inputs, hidden[1:2]) if direction == "forward" else (outputs, hidden[-2:-1])
+    if beside and padded(small) <= 64 and beside[0] <= 256:
+        return PAIRED[direction]
     return Blocks(64, 128, 32, 4, 3, registers=168)

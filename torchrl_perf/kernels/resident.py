@@ -38,19 +38,23 @@ def pack_kernel(
 
 
 @triton.jit
-def _block(ptr, row, col, start, rows, WIDTH: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr):
-    """Columns of ROWS rows; zeros beyond the last row and column."""
+def _block(
+    ptr, row, col, start, rows, WIDTH: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, first: tl.constexpr = 0
+):  # fmt: skip
+    """Columns of ROWS rows from the first on; zeros beyond the last row and column."""
     r = start + tl.arange(0, ROWS)
-    i = tl.arange(0, PAD)
+    i = first + tl.arange(0, PAD)
     place = ptr + (r.to(tl.int64) * row)[:, None] + (i * col)[None, :]
     return tl.load(place, mask=(r < rows)[:, None] & (i < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit
-def _put(ptr, value, start, rows, WIDTH: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr):
-    """Writes what :func:`_block` reads of a contiguous matrix."""
+def _put(
+    ptr, value, start, rows, first: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Writes columns from the first on of a contiguous matrix that is WIDTH wide."""
     r = start + tl.arange(0, ROWS)
-    i = tl.arange(0, PAD)
+    i = first + tl.arange(0, PAD)
     place = ptr + (r.to(tl.int64) * WIDTH)[:, None] + i[None, :]
     tl.store(place, value, mask=(r < rows)[:, None] & (i < WIDTH)[None, :])
 
@@ -73,36 +77,56 @@ def _columns(value, dtype: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
+def _piece(ptr, k, n, row, col, K: tl.constexpr, N: tl.constexpr):
+    """Numbers k (down) and n (across) of a ``[K, N]`` matrix with these strides; zeros beyond its ends."""
+    place = ptr + (k * row)[:, None] + (n * col)[None, :]
+    return tl.load(place, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+
+
+@triton.jit
 def resident_forward_kernel(
     x_ptr, w1_ptr, b1_ptr, half_ptr, b2_ptr, b3_ptr, y_ptr, h1_ptr, h2_ptr, rows, x_row, x_col,
     IN: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, OUT: tl.constexpr, IN_PAD: tl.constexpr,
     PAD1: tl.constexpr, PAD2: tl.constexpr, OUT_PAD: tl.constexpr, ROWS: tl.constexpr, ACT: tl.constexpr,
-    SAVE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    SAVE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, PART: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rows of this program, and of those that follow it, through all layers."""
+    """Rows of this program, and of those that follow it, through all layers.
+
+    PART units of the second layer are made at once: the sums of all 256 would not stay in registers.
+    """
     dtype: tl.constexpr = half_ptr.dtype.element_ty
     i = tl.arange(0, IN_PAD)
     k = tl.arange(0, PAD1)
-    n = tl.arange(0, PAD2)
+    n = tl.arange(0, PART)
     o = tl.arange(0, OUT_PAD)
-    w1 = tl.load(w1_ptr + (k * IN)[None, :] + i[:, None], mask=(i < IN)[:, None] & (k < H1)[None, :], other=0.0)
+    last_ptr = half_ptr + H1 * H2
+    w1 = _piece(w1_ptr, i, k, 1, IN, IN, H1)
     # biases as weights of an input that is 1: as a vector each thread would hold a quarter of them
     w1 += tl.load(b1_ptr + k[None, :] + (i * 0)[:, None], mask=(i == IN)[:, None] & (k < H1)[None, :], other=0.0)
-    w2 = tl.load(half_ptr + (n * H1)[None, :] + k[:, None], mask=(k < H1)[:, None] & (n < H2)[None, :], other=0.0)
-    b2 = tl.load(b2_ptr + n, mask=n < H2, other=0.0)
-    w3 = tl.load(half_ptr + H1 * H2 + (o * H2)[None, :] + n[:, None],
-                 mask=(n < H2)[:, None] & (o < OUT)[None, :], other=0.0)  # fmt: skip
     b3 = tl.load(b3_ptr + o, mask=o < OUT, other=0.0)
+    lower2 = _piece(half_ptr, k, n, 1, H1, H1, H2)
+    lower3 = _piece(last_ptr, n, o, 1, H2, H2, OUT)
+    lower_bias = tl.load(b2_ptr + n, mask=n < H2, other=0.0)
+    if PART < PAD2:
+        upper2 = _piece(half_ptr, k, PART + n, 1, H1, H1, H2)
+        upper3 = _piece(last_ptr, PART + n, o, 1, H2, H2, OUT)
+        upper_bias = tl.load(b2_ptr + PART + n, mask=PART + n < H2, other=0.0)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         x = _block(x_ptr, x_row, x_col, start, rows, IN, IN_PAD, ROWS)
         x = tl.where((i == IN)[None, :], 1.0, x)
-        h = activate(_times(x, w1, PRECISION), ACT, FAST).to(dtype)
+        below = activate(_times(x, w1, PRECISION), ACT, FAST).to(dtype)
         if SAVE:
-            _put(h1_ptr, h, start, rows, H1, PAD1, ROWS)
-        h = activate(tl.dot(h, w2) * (1.0 / SCALE) + b2[None, :], ACT, FAST).to(dtype)
+            _put(h1_ptr, below, start, rows, 0, H1, PAD1, ROWS)
+        h = activate(tl.dot(below, lower2) * (1.0 / SCALE) + lower_bias[None, :], ACT, FAST).to(dtype)
         if SAVE:
-            _put(h2_ptr, h, start, rows, H2, PAD2, ROWS)
-        _put(y_ptr, tl.dot(h, w3) * (1.0 / SCALE) + b3[None, :], start, rows, OUT, OUT_PAD, ROWS)
+            _put(h2_ptr, h, start, rows, 0, H2, PART, ROWS)
+        y = tl.dot(h, lower3)
+        if PART < PAD2:
+            h = activate(tl.dot(below, upper2) * (1.0 / SCALE) + upper_bias[None, :], ACT, FAST).to(dtype)
+            if SAVE:
+                _put(h2_ptr, h, start, rows, PART, H2, PART, ROWS)
+            y = tl.dot(h, upper3, y)
+        _put(y_ptr, y * (1.0 / SCALE) + b3[None, :], start, rows, 0, OUT, OUT_PAD, ROWS)
 
 
 @triton.jit
@@ -117,28 +141,71 @@ def largest_kernel(
 
 
 @triton.jit
+def _above(
+    g, w3, h2_ptr, d_ptr, start, rows, scale, first: tl.constexpr, H2: tl.constexpr, PART: tl.constexpr,
+    ROWS: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Gradients of PART units of the second layer, before its activation, in 16 bits; written, too."""
+    u = _block(h2_ptr, H2, 1, start, rows, H2, PART, ROWS, first).to(tl.float32)
+    d = (_times(g, w3, PRECISION) * slope(u, u, ACT) * (1.0 / scale)).to(dtype)
+    _put(d_ptr, d, start, rows, first, H2, PART, ROWS)
+    return d
+
+
+@triton.jit
+def _of_first_layer(
+    total, x, of_x, h1_ptr, out_ptr, start, rows, scale, first: tl.constexpr, IN: tl.constexpr, H1: tl.constexpr,
+    OUT: tl.constexpr, IN_PAD: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, ACT: tl.constexpr,
+    SCALE: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """From products the sums over the rows for weights and biases of PART units of the first layer; writes them."""
+    u = _block(h1_ptr, H1, 1, start, rows, H1, PART, ROWS, first).to(tl.float32)
+    total *= slope(u, u, ACT)
+    if SCALE != 1:
+        large = _power(tl.max(tl.max(tl.abs(total), 1), 0))
+        part = tl.dot(tl.trans((total / large).to(dtype)), x) * (of_x * (large * scale / SCALE))[None, :]
+    else:
+        part = tl.dot(tl.trans(total.to(dtype)), x)
+    i = tl.arange(0, IN_PAD)
+    k = first + tl.arange(0, PART)
+    is_unit = (k < H1)[:, None]
+    tl.store(out_ptr + k[:, None] + (i * 0)[None, :], part, mask=is_unit & (i == IN)[None, :])
+    place = out_ptr + H1 + OUT + (k * IN)[:, None] + i[None, :]
+    tl.store(place, part, mask=is_unit & (i < IN)[None, :])
+
+
+@triton.jit
 def resident_backward_kernel(
     x_ptr, g_ptr, half_ptr, w3_ptr, h1_ptr, h2_ptr, large_ptr, d_ptr, scale_ptr, sum_ptr, rows, x_row, x_col, g_row,
     g_col, IN: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, OUT: tl.constexpr, IN_PAD: tl.constexpr,
     PAD1: tl.constexpr, PAD2: tl.constexpr, OUT_PAD: tl.constexpr, ROWS: tl.constexpr, ACT: tl.constexpr,
-    LARGE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    LARGE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, PART1: tl.constexpr, PART2: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradients of the second layer, before its activation, and of each block of rows sums for the parameters.
 
     The former in 16 bits, and if SCALE is not 1 divided by ``scale``. The latter: biases of the first layer and of the
-    last, and weights of the first.
+    last, and weights of the first. PART1 and PART2 units of a layer, all or half of them, are in registers at once.
     """
     dtype: tl.constexpr = half_ptr.dtype.element_ty
     i = tl.arange(0, IN_PAD)
-    k = tl.arange(0, PAD1)
-    n = tl.arange(0, PAD2)
+    k = tl.arange(0, PART1)
+    n = tl.arange(0, PART2)
     o = tl.arange(0, OUT_PAD)
-    w2 = tl.load(half_ptr + (n * H1)[:, None] + k[None, :], mask=(n < H2)[:, None] & (k < H1)[None, :], other=0.0)
-    w3 = tl.load(w3_ptr + (o * H2)[:, None] + n[None, :], mask=(o < OUT)[:, None] & (n < H2)[None, :], other=0.0)
+    lower = _piece(half_ptr, n, k, H1, 1, H2, H1)
+    last = _piece(w3_ptr, o, n, H2, 1, OUT, H2)
+    sizes = tl.max(tl.abs(last), 1)
+    if PART1 < PAD1:
+        right = _piece(half_ptr, n, PART1 + k, H1, 1, H2, H1)
+    if PART2 < PAD2:
+        upper = _piece(half_ptr, PART2 + n, k, H1, 1, H2, H1)
+        upper_last = _piece(w3_ptr, o, PART2 + n, H2, 1, OUT, H2)
+        sizes = tl.maximum(sizes, tl.max(tl.abs(upper_last), 1))
+        if PART1 < PAD1:
+            upper_right = _piece(half_ptr, PART2 + n, PART1 + k, H1, 1, H2, H1)
     scale = 1.0
     if SCALE != 1:
         parts = tl.load(large_ptr + tl.arange(0, LARGE)[:, None] * OUT_PAD + o[None, :])
-        scale = _power(tl.sum(tl.max(parts, 0) * tl.max(tl.abs(w3), 1), 0))
+        scale = _power(tl.sum(tl.max(parts, 0) * sizes, 0))
         if tl.program_id(0) == 0:
             tl.store(scale_ptr, scale)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -148,22 +215,19 @@ def resident_backward_kernel(
         x, of_x = _columns(x, dtype, SCALE != 1)
         g = _block(g_ptr, g_row, g_col, start, rows, OUT, OUT_PAD, ROWS)
         tl.store(out_ptr + H1 + o, tl.sum(g, 0), mask=o < OUT)
-        h = _block(h2_ptr, H2, 1, start, rows, H2, PAD2, ROWS)
-        u = h.to(tl.float32)
-        d = (_times(g, w3, PRECISION) * slope(u, u, ACT) * (1.0 / scale)).to(dtype)
-        _put(d_ptr, d, start, rows, H2, PAD2, ROWS)
-        total = tl.dot(d, w2)
-        u = _block(h1_ptr, H1, 1, start, rows, H1, PAD1, ROWS).to(tl.float32)
-        total *= slope(u, u, ACT)
-        if SCALE != 1:
-            large = _power(tl.max(tl.max(tl.abs(total), 1), 0))
-            part = tl.dot(tl.trans((total / large).to(dtype)), x) * (of_x * (large * scale / SCALE))[None, :]
-        else:
-            part = tl.dot(tl.trans(total.to(dtype)), x)
-        is_unit = (k < H1)[:, None]
-        tl.store(out_ptr + k[:, None] + (i * 0)[None, :], part, mask=is_unit & (i == IN)[None, :])
-        place = out_ptr + H1 + OUT + (k * IN)[:, None] + i[None, :]
-        tl.store(place, part, mask=is_unit & (i < IN)[None, :])
+        d = _above(g, last, h2_ptr, d_ptr, start, rows, scale, 0, H2, PART2, ROWS, ACT, PRECISION, dtype)
+        total = tl.dot(d, lower)
+        if PART2 < PAD2:
+            e = _above(g, upper_last, h2_ptr, d_ptr, start, rows, scale, PART2, H2, PART2, ROWS, ACT, PRECISION, dtype)
+            total = tl.dot(e, upper, total)
+        _of_first_layer(total, x, of_x, h1_ptr, out_ptr, start, rows, scale, 0, IN, H1, OUT, IN_PAD, PART1, ROWS, ACT,
+                        SCALE, dtype)  # fmt: skip
+        if PART1 < PAD1:
+            total = tl.dot(d, right)
+            if PART2 < PAD2:
+                total = tl.dot(e, upper_right, total)
+            _of_first_layer(total, x, of_x, h1_ptr, out_ptr, start, rows, scale, PART1, IN, H1, OUT, IN_PAD, PART1,
+                            ROWS, ACT, SCALE, dtype)  # fmt: skip
 
 
 @triton.jit

@@ -22,6 +22,11 @@ from torchrl_perf.kernels.resident import (
 
 ROWS = 128
 """Rows of a block, which two groups of four warps share."""
+PART = 128
+"""Units whose sums, of that many rows, leave room in the registers for what they are made of."""
+
+PROGRAMS = 128
+"""Programs that look for the largest gradients: a walk through more rows than a few would wait for memory each time."""
 
 
 def half_dtype(net: Network) -> torch.dtype:
@@ -32,6 +37,11 @@ def half_dtype(net: Network) -> torch.dtype:
 def _scale(net: Network) -> int:
     """What weights are multiplied with; 1 where 16 bits are what was asked for."""
     return 1 if net.precision in ("bf16", "fp16") else 16
+
+
+def _part(width: int) -> int:
+    """Units of a layer that are in registers at once: all, or half of the widest."""
+    return min(padded(width), PART)
 
 
 def _constants(net: Network) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def forward(
         {
             **_constants(net), "ROWS": ROWS, "ACT": ACTIVATIONS[net.activation], "SAVE": keep, "SCALE": _scale(net),
             "PRECISION": net.precision, "FAST": not triton.knobs.runtime.interpret,
+            "PART": _part(net.sizes[2]),
         },
         num_warps=8, num_stages=1,
     )  # fmt: skip
@@ -98,11 +109,11 @@ def backward(
     d = torch.empty(count, units, dtype=kept.dtype, device=x.device)
     sums = grad.new_empty(blocks, first + outputs + first * inputs)
     scale = grad.new_empty(()) if is_scaled else grad.new_ones(())
-    large = grad.new_empty(32 if is_scaled else 0, padded(outputs))
+    large = grad.new_empty(PROGRAMS if is_scaled else 0, padded(outputs))
     if is_scaled:
         launch(
-            largest_kernel, (32,), (grad, large, count, *grad.stride()),
-            {"OUT": outputs, "OUT_PAD": padded(outputs), "ROWS": 128}, num_warps=4,
+            largest_kernel, (PROGRAMS,), (grad, large, count, *grad.stride()),
+            {"OUT": outputs, "OUT_PAD": padded(outputs), "ROWS": 256}, num_warps=4,
         )  # fmt: skip
     launch(
         resident_backward_kernel, (min(blocks, processors),),
@@ -111,8 +122,8 @@ def backward(
             *grad.stride(),
         ),
         {
-            **_constants(net), "ROWS": ROWS, "ACT": ACTIVATIONS[net.activation], "LARGE": 32,
-            "SCALE": _scale(net), "PRECISION": net.precision,
+            **_constants(net), "ROWS": ROWS, "ACT": ACTIVATIONS[net.activation], "LARGE": PROGRAMS,
+            "SCALE": _scale(net), "PRECISION": net.precision, "PART1": _part(first), "PART2": _part(units),
         },
         num_warps=8, num_stages=1,
     )  # fmt: skip

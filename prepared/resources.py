@@ -52,6 +52,7 @@ def resources(kernel, args, constants, **options):
         file.flush()
         text = subprocess.run([DUMP, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
         sass = subprocess.run([DUMP, "-sass", file.name], capture_output=True, text=True).stdout
+    layouts = made.asm["ttgir"].count("ttg.convert_layout")
     found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text))
     count = lambda pattern: len(re.findall(pattern, sass))
     return {
@@ -60,7 +61,7 @@ def resources(kernel, args, constants, **options):
         "spilled": (count(r"\bSTL"), count(r"\bLDL")), "HGMMA": count("HGMMA"), "HMMA": count("HMMA"),
         "LDGSTS": count("LDGSTS"), "LDG128": count(r"LDG\.E\.128"), "LDG": count(r"LDG\.E"),
         "STG": count(r"STG\.E"), "BAR": count(r"BAR\.SYNC"), "LDS": count(r"\bLDS"), "STS": count(r"\bSTS"),
-        "SHFL": count("SHFL"), "lines": count(r"\n\s+/\*[0-9a-f]{4,5}\*/"), "sass": sass,
+        "SHFL": count("SHFL"), "layouts": layouts, "lines": count(r"\n\s+/\*[0-9a-f]{4,5}\*/"), "sass": sass,
     }  # fmt: skip
 
 

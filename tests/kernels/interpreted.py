@@ -38,10 +38,10 @@ def gluon_kernels(name: str) -> ModuleType:
         patch.setattr(triton.experimental, "gluon", modules["triton.experimental.gluon"], raising=False)
         for place, module in modules.items():
             patch.setitem(sys.modules, place, module)
-        found = importlib.import_module(path)
-    for module in (found, importlib.import_module("torchrl_perf.kernels.cells")):
+        loaded = [importlib.import_module(each) for each in (path, "torchrl_perf.kernels.cells")]
+    for module in loaded:
         module.tl = tl  # the interpreter looks for it among the names of a function
-    return found
+    return loaded[0]
 
 
 class _Shared:

@@ -11,10 +11,13 @@ sizes, one to three, each a multiple of ``FAN_OUT`` except the last (the top). `
 of the leaves. Import this module only where Triton is.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from torchrl_perf.functional.priority_tree import FAN_OUT, LARGEST_PRIORITY
 from torchrl_perf.kernels.launch import launch
@@ -25,6 +28,10 @@ _HUGE = tl.constexpr(torch.finfo(torch.float32).max)
 _WEIGHT_BITS = tl.constexpr(0x7FFFFFFF)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 DRAW_BLOCK, DRAW_WARPS = 8, 1
+TOGETHER = True
+"""Whether sums of all levels are one launch, where the rows are fewer than the nodes of the first."""
+EARLY = False
+"""Whether launches of an update begin before the one before has ended (programmatic dependent launch, from sm_90)."""
 
 
 @triton.jit
@@ -45,15 +52,27 @@ def weight_of(word) -> tl.tensor:
 @triton.jit
 def _write_kernel(
     index_ptr, priority_ptr, keep_ptr, generation_ptr, words_ptr, max_bits_ptr, alpha_ptr, cursor_ptr, length_ptr,
-    eps, num_rows, priority_stride, num_slots, steps, num_streams,
+    counts_ptr, eps, num_rows, priority_stride, num_slots, steps, num_streams, num_second,
     HAS_KEEP: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_MAX: tl.constexpr, HAS_RING: tl.constexpr,
-    HAS_GENERATION: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_GENERATION: tl.constexpr, COUNTS: tl.constexpr, FAN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Weights into the leaves, with tickets that the sums of the first level clear."""
+    """Weights into the leaves, with tickets that the sums of the first level clear.
+
+    With COUNTS also how many rows lie below each node of the second level, and how many such nodes below each of the
+    third: so many programs will come by there.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = i < num_rows
     slot = tl.load(index_ptr + i, mask=is_row, other=-1).to(tl.int64)
     priority = tl.load(priority_ptr + i * priority_stride, mask=is_row, other=-1.0).to(tl.float32)
+    if COUNTS:
+        is_slot = is_row & (slot >= 0) & (slot < num_slots)
+        node = slot // (FAN * FAN)
+        seen = tl.atomic_add(counts_ptr + node, 1, mask=is_slot, sem="relaxed")
+        tl.atomic_add(counts_ptr + num_second + node // FAN, 1, mask=is_slot & (seen == 0), sem="relaxed")
     # False for a NaN too, and for the lanes beyond the last row.
     is_kept = (priority >= 0.0) & (slot >= 0) & (slot < num_slots)
     if HAS_KEEP:
@@ -145,6 +164,61 @@ def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, arrived_ptr, level, to
         tl.store(sums_ptr + top + parent, tl.sum(totals, axis=0))
         tl.store(minima_ptr + top + parent, tl.min(tl.load(minima_ptr + sibling, volatile=True), axis=0))
         tl.store(arrived_ptr + parent, 0)
+
+
+@triton.jit
+def _sums_above(sums_ptr, minima_ptr, running_ptr, node, child_ptr, FAN: tl.constexpr):
+    """Sums of a node, number ``node`` of all, from its children, the first of which is number ``child_ptr``.
+
+    The children were written by other programs of this launch: their values are read past the cache.
+    """
+    child = child_ptr + tl.arange(0, FAN)
+    weights = tl.load(sums_ptr + child, volatile=True)
+    tl.store(running_ptr + child, tl.cumsum(weights, axis=0))
+    tl.store(sums_ptr + node, tl.sum(weights, axis=0))
+    tl.store(minima_ptr + node, tl.min(tl.load(minima_ptr + child, volatile=True), axis=0))
+
+
+@triton.jit
+def _all_levels_kernel(
+    index_ptr, words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, counts_ptr, num_slots, level,
+    num_second, num_counts, LEVELS: tl.constexpr, FAN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The nodes of all levels above one row's slot; clears the tickets of its leaves.
+
+    A node of the second level is made by the last program that comes by, one of the third by the last of those:
+    ``counts_ptr`` has how many will, and behind that how many have.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.load(index_ptr + tl.program_id(0)).to(tl.int64)
+    if (slot >= 0) & (slot < num_slots):
+        node = slot // FAN
+        leaf = node * FAN + tl.arange(0, FAN)
+        word = tl.load(words_ptr + leaf)
+        tl.store(words_ptr + leaf, word & _WEIGHT_BITS, mask=word > _WEIGHT_BITS)
+        weight = weight_of(word)
+        weights = weight.to(tl.float64)
+        tl.store(running_leaves_ptr + leaf, tl.cumsum(weights, axis=0))
+        tl.store(sums_ptr + node, tl.sum(weights, axis=0))
+        tl.store(minima_ptr + node, tl.min(tl.where(weight > 0.0, weight, float("inf")), axis=0))
+        second = node // FAN
+        tl.debug_barrier()  # every thread of this program has written
+        arrived = tl.atomic_add(counts_ptr + num_counts + second, 1, sem="acq_rel") + 1
+        if arrived == tl.load(counts_ptr + second):
+            _sums_above(sums_ptr, minima_ptr, running_ptr, level + second, second * FAN, FAN)
+            tl.store(counts_ptr + second, 0)
+            tl.store(counts_ptr + num_counts + second, 0)
+            if LEVELS == 3:
+                third = num_second + second // FAN
+                tl.debug_barrier()
+                arrived = tl.atomic_add(counts_ptr + num_counts + third, 1, sem="acq_rel") + 1
+                if arrived == tl.load(counts_ptr + third):
+                    first = level + (third - num_second) * FAN
+                    _sums_above(sums_ptr, minima_ptr, running_ptr, level + third, first, FAN)
+                    tl.store(counts_ptr + third, 0)
+                    tl.store(counts_ptr + num_counts + third, 0)
 
 
 @triton.jit
@@ -271,8 +345,13 @@ def launch_write(
     alpha: Tensor | None,
     max_priority: Tensor | None,
     ring: tuple[Tensor, Tensor, int, int, Tensor | None] | None,
+    counts: Tensor | None = None,
+    num_second: int = 0,
 ) -> None:
-    """Launch the write of leaves; arguments as in :meth:`PriorityTree.update_`."""
+    """Launch the write of leaves; arguments as in :meth:`PriorityTree.update_`.
+
+    With ``counts`` the rows below each of the ``num_second`` nodes of the second level are counted there.
+    """
     num_rows = index.shape[0]
     cursor, length, steps, num_streams, generation = ring if ring is not None else (words, words, 0, 0, None)
     block = 128
@@ -284,13 +363,51 @@ def launch_write(
         words if max_priority is None else max_priority.view(torch.int32),
         words if alpha is None else alpha,
         cursor, length,
-        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams,
+        words if counts is None else counts,
+        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams, num_second,
     )  # fmt: skip
     constants = {
         "HAS_KEEP": keep is not None, "HAS_ALPHA": alpha is not None, "HAS_MAX": max_priority is not None,
-        "HAS_RING": ring is not None, "HAS_GENERATION": generation is not None, "BLOCK": block,
+        "HAS_RING": ring is not None, "HAS_GENERATION": generation is not None, "COUNTS": counts is not None,
+        "FAN": FAN_OUT, "BLOCK": block, "EARLY": EARLY,
     }  # fmt: skip
-    launch(_write_kernel, (-(-num_rows // block),), args, constants, num_warps=4)
+    launch(_write_kernel, (-(-num_rows // block),), args, constants, num_warps=4, **early())
+
+
+def early() -> dict[str, bool]:
+    """Options of a launch that begins while the one before ends, and waits for it itself."""
+    return {"launch_pdl": True} if EARLY else {}
+
+
+def launch_update(
+    words: Tensor, sums: Tensor, minima: Tensor, running: tuple[Tensor, ...], levels: tuple[int, ...], index: Tensor,
+    priority: Tensor, **options: Any,
+) -> None:  # fmt: skip
+    """Launch the write of leaves and the sums of all levels above them, in two launches where rows are few.
+
+    Args:
+        words: of the tree.
+        sums: of all levels.
+        minima: likewise.
+        running: as for :func:`launch_refresh`.
+        levels: sizes.
+        index: as in :meth:`PriorityTree.update_`.
+        priority: likewise.
+        **options: of :func:`launch_write`.
+    """
+    num_slots = options["num_slots"]
+    if not (TOGETHER and len(levels) > 1 and index.shape[0] < words.shape[0] // FAN_OUT):
+        launch_write(words, index, priority, **options)
+        launch_refresh(words, sums, minima, running, index, levels, num_slots)
+        return
+    index, counts, num_second = index.contiguous(), running[3], levels[1]
+    launch_write(words, index, priority, **options, counts=counts, num_second=num_second)
+    args = (
+        index, words, sums, minima, running[0], running[1], counts, num_slots, levels[0], num_second,
+        counts.shape[0] // 2,
+    )  # fmt: skip
+    constants = {"LEVELS": len(levels), "FAN": FAN_OUT, "EARLY": EARLY}
+    launch(_all_levels_kernel, (index.shape[0],), args, constants, num_warps=1, **early())
 
 
 def launch_refresh(

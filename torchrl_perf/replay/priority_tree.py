@@ -105,8 +105,12 @@ class PriorityTree:
         self._top_sums, self._top_minima = self._sums[-self._levels[-1] :], self._minima[-self._levels[-1] :]
 
     def _make_running(self) -> tuple[Tensor, ...]:
-        arrived = torch.zeros(self._levels[-1], dtype=torch.int32, device=self._sums.device)
-        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums), arrived
+        """Running sums of leaves and nodes, and what the kernels count: arrivals, and those that they expect."""
+        arrived, counts = (
+            torch.zeros(size, dtype=torch.int32, device=self._sums.device)
+            for size in (self._levels[-1], 2 * sum(self._levels[1:]))
+        )
+        return torch.zeros_like(self._words, dtype=torch.float64), torch.zeros_like(self._sums), arrived, counts
 
     @property
     def words(self) -> Tensor:
@@ -178,11 +182,10 @@ class PriorityTree:
         kernels = tree_kernels(self._words)
         if kernels is not None:
             counters = None if ring is None else (ring.cursor, ring.length, ring.steps, ring.num_streams, generation)
-            kernels.launch_write(
-                self._words, index, priority, num_slots=self.num_slots, eps=eps, keep=keep, alpha=alpha,
-                max_priority=max_priority, ring=counters,
+            kernels.launch_update(
+                self._words, self._sums, self._minima, self._running, self._levels, index, priority,
+                num_slots=self.num_slots, eps=eps, keep=keep, alpha=alpha, max_priority=max_priority, ring=counters,
             )  # fmt: skip
-            self._refresh_kernels(kernels, index)
             return
         priority = priority.to(torch.float32)
         weight, usable = priority_weight(priority, 1.0 if alpha is None else alpha, eps)

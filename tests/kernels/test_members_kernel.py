@@ -128,6 +128,24 @@ class TestAnywhere:
         compare(40, (5, 128, 130, 1), eps, 2, "elu", "fp16", inner=False, two=False, inputs=1)
         compare(40, (5, 128, 130, 1), eps, 1, "elu", "fp16", inner=True, two=False, inputs=1)
 
+    @pytest.mark.parametrize("way", ["own", "cublas"])
+    @pytest.mark.parametrize("activation", ["elu", "silu"])  # by value, and by what it was applied to
+    def test_layer_by_layer(self, monkeypatch, way, activation):
+        from torchrl_perf.kernels import layered_launch, members_launch
+
+        taken = []
+        forward = layered_launch.forward
+        monkeypatch.setattr(members_launch, "MANY_ROWS", 32)
+        monkeypatch.setattr(layered_launch, "ROWS", 32)
+        monkeypatch.setattr(layered_launch, "WAY", way)
+        monkeypatch.setattr(layered_launch, "WIDE", 32)
+        monkeypatch.setattr(layered_launch, "TILES", members_launch.Tiles(16, 32, 16))
+        monkeypatch.setattr(layered_launch, "forward", lambda *args: taken.append(1) or forward(*args))
+        compare(40, (5, 48, 33, 3), 0.0, 2, activation, "fp16", inner=False, two=True, inputs=2)
+        compare(70, (9, 33, 64, 40, 7), 0.0, 1, activation, "fp16", inner=True, two=False, inputs=1, fewer=38)
+        compare(70, (9, 33, 64, 40, 7), 0.0, 2, activation, "fp16", inner=True, two=True, inputs=4, fewer=20)
+        assert len(taken) == 3
+
     def test_parameters_that_lie_as_in_linear_layers(self):
         nn = torch.nn
         layers = nn.Sequential(nn.Linear(5, 20), nn.Tanh(), nn.Linear(20, 3)).to(kernel_device())

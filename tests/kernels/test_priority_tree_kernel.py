@@ -96,8 +96,12 @@ def check(device, num_slots, streams, top, batch=300, make_tree=PriorityTree):
         assert all(torch.equal(found, alone) for found, alone in zip(together, rows, strict=True))
         assert torch.equal(read, memory[rows.index])
 
+    spread = torch.randperm(num_slots, generator=generator)[:batch].to(device)  # no node is reached twice in the end
+    ours.set_(spread, torch.rand(len(spread), generator=generator).to(device))
+    ours.set_(spread[: batch // 2], torch.rand(len(spread[: batch // 2]), generator=generator).to(device))
     before = ours._sums.clone()
     ours.refresh_()
+    assert not any(counts.any() for counts in ours._running[2:]), "counts are left at 0"
     assert torch.equal(ours._sums, before), "sums do not depend on how they were reached"
     ours.set_(torch.arange(num_slots, device=device), torch.ones((), device=device))
     assert torch.equal(ours.total.cpu(), torch.tensor(num_slots, dtype=torch.float64))

@@ -72,6 +72,14 @@ class TestAnywhere:
             sizes, precision = tuple(min(size, 48) for size in sizes), "fp16" if precision == "bf16" else precision
         compare(*both(*make(rows_of(37), sizes), activation, precision), activation, precision)
 
+    @pytest.mark.parametrize("sizes", [(5, 40, 48, 3), (4, 50, 20, 2), (6, 20, 60, 1)], ids=str)
+    @pytest.mark.parametrize(("precision", "activation"), [("tf32", "tanh"), ("fp16", "elu")])
+    def test_layers_by_halves(self, monkeypatch, sizes, precision, activation):
+        from torchrl_perf.kernels import resident_launch
+
+        monkeypatch.setattr(resident_launch, "PART", 32)
+        compare(*both(*make(rows_of(37), sizes), activation, precision), activation, precision)
+
     @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
     def test_gradients_may_have_any_size(self, scale):
         compare(*both(*make(rows_of(70), (5, 40, 24, 3), scale), "tanh", "tf32"), "tanh", "tf32")

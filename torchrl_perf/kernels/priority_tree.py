@@ -58,8 +58,8 @@ def _write_kernel(
 ):  # fmt: skip
     """Weights into the leaves, with tickets that the sums of the first level clear.
 
-    With COUNTS also how many rows lie below each node of the second level, and how many such nodes below each of the
-    third: so many programs will come by there.
+    With COUNTS also how many rows lie below each node of the second level, and in a tree of 3 levels how many such
+    nodes below each of the third: so many programs will come by there.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -68,11 +68,12 @@ def _write_kernel(
     is_row = i < num_rows
     slot = tl.load(index_ptr + i, mask=is_row, other=-1).to(tl.int64)
     priority = tl.load(priority_ptr + i * priority_stride, mask=is_row, other=-1.0).to(tl.float32)
-    if COUNTS:
+    if COUNTS > 0:
         is_slot = is_row & (slot >= 0) & (slot < num_slots)
         node = slot // (FAN * FAN)
         seen = tl.atomic_add(counts_ptr + node, 1, mask=is_slot, sem="relaxed")
-        tl.atomic_add(counts_ptr + num_second + node // FAN, 1, mask=is_slot & (seen == 0), sem="relaxed")
+        if COUNTS == 3:
+            tl.atomic_add(counts_ptr + num_second + node // FAN, 1, mask=is_slot & (seen == 0), sem="relaxed")
     # False for a NaN too, and for the lanes beyond the last row.
     is_kept = (priority >= 0.0) & (slot >= 0) & (slot < num_slots)
     if HAS_KEEP:
@@ -346,11 +347,11 @@ def launch_write(
     max_priority: Tensor | None,
     ring: tuple[Tensor, Tensor, int, int, Tensor | None] | None,
     counts: Tensor | None = None,
-    num_second: int = 0,
+    levels: tuple[int, ...] = (0, 0),
 ) -> None:
     """Launch the write of leaves; arguments as in :meth:`PriorityTree.update_`.
 
-    With ``counts`` the rows below each of the ``num_second`` nodes of the second level are counted there.
+    With ``counts`` the rows below each node of the second of the ``levels`` are counted there.
     """
     num_rows = index.shape[0]
     cursor, length, steps, num_streams, generation = ring if ring is not None else (words, words, 0, 0, None)
@@ -364,12 +365,12 @@ def launch_write(
         words if alpha is None else alpha,
         cursor, length,
         words if counts is None else counts,
-        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams, num_second,
+        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams, levels[1],
     )  # fmt: skip
     constants = {
         "HAS_KEEP": keep is not None, "HAS_ALPHA": alpha is not None, "HAS_MAX": max_priority is not None,
-        "HAS_RING": ring is not None, "HAS_GENERATION": generation is not None, "COUNTS": counts is not None,
-        "FAN": FAN_OUT, "BLOCK": block, "EARLY": EARLY,
+        "HAS_RING": ring is not None, "HAS_GENERATION": generation is not None,
+        "COUNTS": 0 if counts is None else len(levels), "FAN": FAN_OUT, "BLOCK": block, "EARLY": EARLY,
     }  # fmt: skip
     launch(_write_kernel, (-(-num_rows // block),), args, constants, num_warps=4, **early())
 
@@ -400,10 +401,10 @@ def launch_update(
         launch_write(words, index, priority, **options)
         launch_refresh(words, sums, minima, running, index, levels, num_slots)
         return
-    index, counts, num_second = index.contiguous(), running[3], levels[1]
-    launch_write(words, index, priority, **options, counts=counts, num_second=num_second)
+    index, counts = index.contiguous(), running[3]
+    launch_write(words, index, priority, **options, counts=counts, levels=levels)
     args = (
-        index, words, sums, minima, running[0], running[1], counts, num_slots, levels[0], num_second,
+        index, words, sums, minima, running[0], running[1], counts, num_slots, levels[0], levels[1],
         counts.shape[0] // 2,
     )  # fmt: skip
     constants = {"LEVELS": len(levels), "FAN": FAN_OUT, "EARLY": EARLY}

@@ -23,7 +23,7 @@ from torchrl_perf.kernels.resident import (
 ROWS = 128
 """Rows of a block, which two groups of four warps share."""
 PART = 128
-"""Units whose sums, of that many rows, leave room in the registers for what they are made of."""
+"""Units whose sums, of that many rows, leave room in the registers for what they are made of: half of the widest."""
 
 PROGRAMS = 128
 """Programs that look for the largest gradients: a walk through more rows than a few would wait for memory each time."""

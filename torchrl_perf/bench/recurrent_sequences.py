@@ -21,8 +21,8 @@ CUDNN = ("cudnn-gru", "cudnn-lstm")
 TORCHRL = ("torchrl-pad", "torchrl-scan", "torchrl-triton")
 SEQUENCES = (*OURS, *CUDNN, *TORCHRL)
 """Layers by name; those of cuDNN know no resets, and TorchRL's are ``GRUModule`` by its back ends."""
-CAPTURED = (*OURS, *CUDNN)
-"""Those that can be recorded into a graph; TorchRL's asks the host where episodes begin."""
+CAPTURED = (*OURS, *CUDNN, "torchrl-triton")
+"""Those that can be recorded into a graph; TorchRL's other back ends ask the host where episodes begin."""
 
 
 def make_sequence(name: str, size: int, device: torch.device) -> tuple[nn.Module, Call]:
@@ -60,6 +60,8 @@ def _own(name: str, size: int, device: torch.device) -> tuple[nn.Module, Call]:
 
 
 def _torchrl(backend: str, size: int, device: torch.device) -> tuple[nn.Module, Call]:
+    if backend == "triton" and device.type != "cuda":
+        raise RuntimeError(f"device: expected 'cuda' for torchrl-triton, received '{device}'. Remedy: --sequences.")
     options: Any = {"recurrent_backend": backend, "device": device}
     module = GRUModule(size, size, in_key="x", out_key="y", **options)
 

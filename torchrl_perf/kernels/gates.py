@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrl_perf.kernels.activations import ACTIVATIONS, activate
 
-__all__ = ["BLOCK", "grid_of", "place", "sigmoid", "tanh", "tell_once"]
+__all__ = ["BLOCK", "before_step", "grid_of", "place", "sigmoid", "tanh", "tell_once"]
 
 BLOCK = 256
 """Entries of the state that a program computes."""
@@ -40,6 +40,17 @@ def place(num_rows, H: tl.constexpr, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = entry // H
     return row, entry % H, row < num_rows
+
+
+@triton.jit
+def before_step(after_ptr, initial_ptr, begins, at, first, mask, t, H: tl.constexpr):
+    """A state before the step t, 0 where an episode begins.
+
+    It is found at ``at - H`` of the states after each step, and of the first step at ``first`` of those before it.
+    """
+    value = tl.load(after_ptr + at - H, mask & (t > 0), other=0.0)
+    value += tl.load(initial_ptr + first, mask & (t == 0), other=0.0)
+    return tl.where(begins, 0.0, value)
 
 
 def grid_of(state: Tensor) -> tuple[int]:

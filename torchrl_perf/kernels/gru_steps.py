@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrl_perf.kernels.gates import BLOCK, grid_of, place, sigmoid, tanh, tell_once
+from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
@@ -61,9 +61,8 @@ def _backward_kernel(
     reset, update = tl.load(kept, mask), tl.load(kept + H, mask)
     new, of_new = tl.load(kept + 2 * H, mask), tl.load(kept + 3 * H, mask)
     at = (row * steps + step) * H + unit
-    before = tl.load(states_ptr + at - H, mask & (t > 0), other=0.0)
-    before += tl.load(initial_ptr + row * H + unit, mask & (t == 0), other=0.0)
-    before = tl.where(tl.load(begins, mask, other=0) != 0, 0.0, before)
+    is_first = tl.load(begins, mask, other=0) != 0
+    before = before_step(states_ptr, initial_ptr, is_first, at, row * H + unit, mask, t, H)
     d_new = grad * (1.0 - update) * (1.0 - new * new)
     d_update = grad * (before - new) * update * (1.0 - update)
     d_reset = d_new * of_new * reset * (1.0 - reset)

@@ -8,20 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrl_perf.kernels.gates import BLOCK, grid_of, place, sigmoid, tanh, tell_once
+from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
 
 NUMBERS = ["num_rows", "steps", "t"]
-
-
-@triton.jit
-def _before(after_ptr, initial_ptr, begins, at, first, mask, t, H: tl.constexpr):
-    """A state before the step t, 0 where an episode begins."""
-    value = tl.load(after_ptr + at - H, mask & (t > 0), other=0.0)
-    value += tl.load(initial_ptr + first, mask & (t == 0), other=0.0)
-    return tl.where(begins, 0.0, value)
 
 
 @triton.jit(do_not_specialize=NUMBERS)  # a variant for each step would be compiled
@@ -35,7 +27,7 @@ def _forward_kernel(
     inputs = inputs_ptr + row * in_row + t.to(tl.int64) * in_step + unit
     begins = begins_ptr + row * begin_row + t.to(tl.int64) * begin_step
     first, at = row * H + unit, (row * steps + t) * H + unit
-    cell = _before(cells_ptr, cell_ptr, tl.load(begins, mask, other=0) != 0, at, first, mask, t, H)
+    cell = before_step(cells_ptr, cell_ptr, tl.load(begins, mask, other=0) != 0, at, first, mask, t, H)
     into = sigmoid(tl.load(inputs, mask) + tl.load(gates, mask))
     forget = sigmoid(tl.load(inputs + H, mask) + tl.load(gates + H, mask))
     new = tanh(tl.load(inputs + 2 * H, mask) + tl.load(gates + 2 * H, mask))
@@ -77,8 +69,8 @@ def _backward_kernel(
     into, forget = tl.load(kept, mask), tl.load(kept + H, mask)
     new, out = tl.load(kept + 2 * H, mask), tl.load(kept + 3 * H, mask)
     is_first = tl.load(begins, mask, other=0) != 0
-    before = _before(states_ptr, state_ptr, is_first, at, first, mask, t, H)
-    past = _before(cells_ptr, cell_ptr, is_first, at, first, mask, t, H)
+    before = before_step(states_ptr, state_ptr, is_first, at, first, mask, t, H)
+    past = before_step(cells_ptr, cell_ptr, is_first, at, first, mask, t, H)
     squashed = tanh(tl.load(cells_ptr + at, mask))
     of_cell += grad * out * (1.0 - squashed * squashed)
     gates = of_gates_ptr + (row * steps + step) * 4 * H + unit

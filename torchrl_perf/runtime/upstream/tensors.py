@@ -53,6 +53,12 @@ def has_gradient_hooks(param: Tensor) -> bool:
     return bool(param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None))
 
 
+def call_gradient_hooks(param: Tensor) -> None:
+    """Call what waits until the gradient of a leaf is there, as a backward pass does once it has put it there."""
+    for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
+        hook(param)
+
+
 def cut_graphs(params: Iterable[Tensor]) -> None:
     """Give each leaf a new node for its gradients, so that graphs which others hold of it no longer reach this one.
 

@@ -29,6 +29,7 @@ SHAPES = (
 CRITICS = (
     (256, 2, 23, (256, 256), "relu", "tf32"),
     (256, 5, 23, (256, 256), "relu", "tf32"),
+    (8_192, 2, 23, (512, 256, 128), "relu", "bf16"),
     (32_768, 2, 23, (512, 256, 128), "relu", "bf16"),
 )
 """Rows, members of an ensemble of critics, inputs, hidden widths, activation and precision."""

@@ -117,11 +117,15 @@ class Members:
         """Tiles of the launches forward, backward and of all gradients, for B rows. It needs Triton.
 
         Each is rows of a program, units and depth of a product, warps, stages of loads ahead, and parts of the rows.
+        Where a layer is a launch of its own, forward and backward have the same.
         """
+        from torchrl_perf.kernels import layered_launch
         from torchrl_perf.kernels.members_launch import tiles_of
 
-        ways = ("forward", "backward", "gradients")
-        return tuple(tuple(tiles_of(way, self._net, rows, self.size)) for way in ways)
+        found = [tiles_of(way, self._net, rows, self.size) for way in ("forward", "backward", "gradients")]
+        if layered_launch.takes(self._net, rows):
+            found[:2] = [layered_launch.TILES] * 2
+        return tuple(map(tuple, found))
 
     @property
     def _net(self) -> Any:

@@ -1,3 +1,4 @@
+# ruff: noqa
 """Checks that prepared kernels are equal to the references, then times each beside what runs today, in one process.
 
     python prepared/go.py                      on a GPU, all parts, at most 240 s
@@ -285,8 +286,8 @@ def resident() -> None:
 def pair() -> None:
     """Actor and critic of 64-64: two launches each way, or one; at the rows of a minibatch of each size."""
     from torchrl_perf.functional.mlp import mlp
-    from torchrl_perf.kernels import mlp as single
-    from torchrl_perf.kernels import mlp_pair, processors
+    from torchrl_perf.kernels import mlp as kernels
+    from torchrl_perf.kernels import processors
 
     hidden, count = (32, 2) if DRY else (64, processors(DEVICE))
     precisions = ("ieee",) if DRY else ("tf32", "bf16")
@@ -304,16 +305,16 @@ def pair() -> None:
             return flat.split([p.numel() for params in both for p in params])
 
         def apart(both=both, x=x, grads=grads, precision=precision):
-            y = [single.forward(x, params, "tanh", precision, count) for params in both]
+            y = [kernels.forward(x, params, "tanh", precision, count) for params in both]
             flat = [
-                single.backward(grad, x, params, "tanh", precision, count)
+                kernels.backward(grad, x, params, "tanh", precision, count)
                 for grad, params in zip(grads, both, strict=True)
             ]
             return [*y, *parts(torch.cat(flat))]
 
         def together(both=both, x=x, grads=grads, precision=precision):
-            y = mlp_pair.forward(x, both, "tanh", precision, count)
-            return [*y, *parts(mlp_pair.backward(grads, x, both, "tanh", precision, count))]
+            y = kernels.forward_of(both, x, "tanh", precision, count)
+            return [*y, *parts(kernels.backward_of(grads, both, x, "tanh", precision, count))]
 
         limit = {"ieee": 1e-5, "tf32": 5e-3, "bf16": 4e-2}[precision]
         attempt("pair", f"{rows} rows, {precision}, today (and a cat)", apart, expected, limit)
@@ -325,6 +326,7 @@ def small() -> None:
     from torchrl_perf.functional.mlp import mlp
     from torchrl_perf.kernels import mlp as kernels
     from torchrl_perf.kernels import processors
+    from torchrl_perf.kernels.launch import launch
 
     hidden, count = (32, 2) if DRY else (64, processors(DEVICE))
     tiles = ((64, 4, 2), (64, 8, 1), (128, 8, 1), (32, 4, 2), (32, 8, 1), (32, 8, 2), (16, 4, 3), (16, 4, 4))
@@ -335,15 +337,16 @@ def small() -> None:
         wide = [p.double().requires_grad_() for p in params]
         expected = torch.autograd.grad(mlp(x.double(), wide), wide, grad.double())
         sizes = [p.numel() for p in params]
-        constants = kernels._constants(4, 2, hidden, "tanh", precision)
+        constants = kernels._constants((params,), "tanh", precision)
         for block, warps, each in tiles[:1] if DRY else tiles:
             programs = min(-(-rows // block), each * count)
             part = x.new_empty(programs, sum(sizes))
 
             def backward(block=block, warps=warps, programs=programs, part=part):
-                kernels._backward_kernel[programs,](
-                    x, grad, *params[:5], part, rows, *x.stride(), *grad.stride(), BLOCK=block, num_warps=warps,
-                    num_stages=1, **constants,
+                launch(
+                    kernels._backward_kernel, (programs, 1),
+                    (x, (grad,), *((p,) for p in params[:5]), part, rows, *x.stride(), *grad.stride(), *grad.stride()),
+                    {**constants, "BLOCK": block}, num_warps=warps, num_stages=1,
                 )  # fmt: skip
                 return part.sum(0).split(sizes)
 

@@ -1,3 +1,4 @@
+# ruff: noqa
 """What a GPU's processor would give to kernels: compiled for sm_90 without a GPU, with registers, spills and shared memory.
 
     python prepared/resources.py            the kernels of perceptrons whose weights stay on chip, 256-256

@@ -19,17 +19,16 @@ def network(inputs, hidden, outputs, generator):
     ("rows", "inputs", "hidden", "outputs"), [(37, 4, 32, (2, 1)), (70, 17, 32, (1, 20)), (16, 5, 64, (6, 6))]
 )
 def test_values_and_gradients(rows, inputs, hidden, outputs, activation):
-    from torchrl_perf.kernels import mlp_pair
+    from torchrl_perf.kernels import mlp as kernels
 
     generator, device = torch.Generator().manual_seed(rows), torch.device(kernel_device())
     pair = [network(inputs, hidden, each, generator) for each in outputs]
     x = torch.randn(inputs, rows, generator=generator).t()  # columns lie side by side
     grads = [torch.randn(rows, each, generator=generator) for each in outputs]
     given = tuple([p.to(device) for p in params] for params in pair)
-    y = mlp_pair.forward(x.to(device), given, activation, "ieee", processors(device))
-    flat = mlp_pair.backward(
-        tuple(grad.to(device) for grad in grads), x.to(device), given, activation, "ieee", processors(device)
-    )
+    y = kernels.forward_of(given, x.to(device), activation, "ieee", processors(device))
+    of_outputs = tuple(grad.to(device) for grad in grads)
+    flat = kernels.backward_of(of_outputs, given, x.to(device), activation, "ieee", processors(device))
     expected = []
     for params, grad, found in zip(pair, grads, y, strict=True):
         wide = [p.double().requires_grad_() for p in params]

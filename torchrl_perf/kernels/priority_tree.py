@@ -331,7 +331,7 @@ def _uniform_kernel(
 
 
 def launch_write(
-    words: Tensor,
+    leaves: tuple[Tensor, Tensor | None, tuple[int, ...]],
     index: Tensor,
     priority: Tensor,
     *,
@@ -341,13 +341,13 @@ def launch_write(
     alpha: Tensor | None,
     max_priority: Tensor | None,
     ring: tuple[Tensor, Tensor, int, int, Tensor | None] | None,
-    counts: Tensor | None = None,
-    levels: tuple[int, ...] = (0, 0),
 ) -> None:
     """Launch the write of leaves; arguments as in :meth:`PriorityTree.update_`.
 
-    With ``counts`` the rows below each node of the second of the ``levels`` are counted there.
+    Leaves are words, counts and the sizes of levels: with counts the rows below each node of the second level are
+    counted.
     """
+    words, counts, levels = leaves
     num_rows = index.shape[0]
     cursor, length, steps, num_streams, generation = ring if ring is not None else (words, words, 0, 0, None)
     block = 128
@@ -360,7 +360,8 @@ def launch_write(
         words if alpha is None else alpha,
         cursor, length,
         words if counts is None else counts,
-        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams, levels[1],
+        eps, num_rows, priority.stride(0) if priority.ndim else 0, num_slots, steps, num_streams,
+        0 if counts is None else levels[1],
     )  # fmt: skip
     constants = {
         "HAS_KEEP": keep is not None, "HAS_ALPHA": alpha is not None, "HAS_MAX": max_priority is not None,
@@ -388,11 +389,11 @@ def launch_update(
     """
     num_slots = options["num_slots"]
     if not (TOGETHER and len(levels) > 1 and index.shape[0] < words.shape[0] // FAN_OUT):
-        launch_write(words, index, priority, **options)
+        launch_write((words, None, levels), index, priority, **options)
         launch_refresh(words, sums, minima, running, index, levels, num_slots)
         return
     index, counts = index.contiguous(), running[3]
-    launch_write(words, index, priority, **options, counts=counts, levels=levels)
+    launch_write((words, counts, levels), index, priority, **options)
     args = (
         index, words, sums, minima, running[0], running[1], counts, num_slots, levels[0], levels[1],
         counts.shape[0] // 2,

@@ -4,7 +4,7 @@
     python prepared/go.py                      on a GPU, all parts, at most 240 s
     TRITON_INTERPRET=1 python prepared/go.py --dry    on a CPU, with tiny sizes and Triton's interpreter
     python prepared/go.py --parts gae tree     some of them
-    python prepared/go.py --warm 3 12          compiles each twelfth variant and ends: twelve at once fill Triton's cache
+    python prepared/go.py --warm 3 14          compiles each fourteenth variant and ends: fourteen at once fill Triton's cache
 
 A line of the table: part, variant, microseconds of a call in a CUDA graph, how far from the reference, and what it
 would mean. Today's variant is the first of each group. Exit status 1: something is not equal.

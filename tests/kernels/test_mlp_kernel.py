@@ -58,6 +58,21 @@ def compare(x, params, grad, activation, precision):
         assert_near(got, want, RELU_GRADIENT if jumps else 2 * TOLERANCE[precision])
 
 
+@tries_kernels
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_gradients_are_differentiated_once_more(activation):
+    def penalised(function, x, params):
+        params = [p.clone().requires_grad_() for p in params]
+        first = torch.autograd.grad(function(x, params).square().sum(), params, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), params)
+
+    x, params, _ = make(17, 3, 32, 2, kernel_device())
+    found = penalised(lambda x, p: fused_mlp(x, p, activation, "ieee"), x, params)
+    expected = penalised(lambda x, p: mlp(x, p, activation), x.double(), [p.double() for p in params])
+    for got, want in zip(found, expected, strict=True):
+        assert_near(got, want, 1e-4)
+
+
 @pytest.mark.gpu
 class TestCuda:
     @pytest.mark.parametrize("shape", SHAPES, ids=str)

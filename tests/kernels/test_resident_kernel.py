@@ -132,6 +132,16 @@ class TestAnywhere:
         fused_chain(x, params, "tanh").backward(grad)
         assert len(products) == 1
 
+    def test_gradients_are_differentiated_once_more(self):
+        x, params, grad = make(rows_of(40), (5, 20, 24, 3))
+        given = [p.requires_grad_() for p in params]
+        wide = [p.detach().double().requires_grad_() for p in params]
+        found = torch.autograd.grad(fused_chain(x, given, "tanh"), given, grad, create_graph=True)
+        expected = torch.autograd.grad(chain(x.double(), wide, "tanh"), wide, grad.double(), create_graph=True)
+        penalties = [sum(each.square().sum() for each in grads) for grads in (found, expected)]
+        again = [torch.autograd.grad(each, ps) for each, ps in zip(penalties, (given[:5], wide[:5]), strict=True)]
+        compare(again[0], again[1], "tanh", "tf32")
+
     def test_operators_pass_opcheck(self):
         x, params, _ = make(rows_of(32), (4, 20, 24, 2))
         params = [p.requires_grad_() for p in params]

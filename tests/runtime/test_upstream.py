@@ -452,6 +452,24 @@ class TestTensors:
         tensors.call_gradient_hooks(param)
         assert len(seen) == 1 and seen[0] is param
 
+    def test_transforms(self, fresh_dynamo):
+        seen = []
+
+        def look(x):
+            seen.append(tensors.is_transformed())
+            return x
+
+        one = torch.ones(2)
+        look(one)
+        torch.func.vmap(look)(one)
+        torch.func.jvp(look, (one,), (one,))
+        with torch.autograd.forward_ad.dual_level():
+            look(one)
+        look(one)
+        assert seen == [False, True, True, True, False]
+        traced = torch.compile(lambda x: x + 1 if tensors.is_transformed() else x - 1, fullgraph=True, backend="eager")
+        assert torch.equal(traced(one), torch.zeros(2))
+
     def test_modes(self):
         seen = []
         assert not tensors.under_a_mode()

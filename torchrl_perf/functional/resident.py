@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
 
 ROWS = 8192
@@ -130,6 +131,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor | None] | None, ...]:
     x, *params, kept = ctx.saved_tensors
     needs: Sequence[bool] = ctx.needs_input_grad[1]
+    if torch.is_grad_enabled():  # they are to be differentiated themselves
+        from torchrl_perf.functional.chain import chain  # which imports this module
+
+        activation = ctx.options[0]
+        _, *found = graphed_gradients(
+            lambda x, *params: chain(x, list(params), activation), (x, *params), (False, *needs), grad
+        )
+        return None, found, None, None, None
     product, of_first, of_last = torch.ops.torchrl_perf.resident_backward(grad, x, params, kept, *ctx.options, needs[2])
     w1, b1, _, b2, w3, b3 = params
     b1_grad, b3_grad, w1_grad = of_first.split([b1.numel(), b3.numel(), w1.numel()])

@@ -78,5 +78,8 @@ def cut_graphs(params: Iterable[Tensor]) -> None:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is active, also while a compiler traces: it takes no operator of ours."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transform of ``torch.func`` or forward differentiation is active, also while a compiler traces.
+
+    Operators of ours have no rules for them, and a derivative of 0 in their place.
+    """
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0

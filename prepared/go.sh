@@ -1,6 +1,6 @@
 #!/bin/sh
 # All prepared kernels on one GPU: compiled by fourteen processes, then equality and times, in 240 s.
-# In three calls: --parts resident small gae tree pair; --parts many robot; --parts early whole. --dry: on a CPU, tiny.
+# In three calls: --parts resident small pair gae tree; --parts many robot; --parts early whole. --dry: on a CPU, tiny.
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH=.
 run="${PYTHON:-python} -W ignore prepared/go.py"

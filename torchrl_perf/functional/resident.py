@@ -1,11 +1,13 @@
 """A perceptron of two hidden layers, the weights between which stay on chip, as one differentiable function on CUDA."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
@@ -15,7 +17,7 @@ ROWS = 8192
 ROOM = 200 * 1024
 """Bytes of shared memory of a program: those of an H100."""
 WIDEST = 256
-FROM_VALUE = ("tanh", "relu", "elu", "leaky_relu")
+FROM_VALUE = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "leaky_relu": F.leaky_relu}
 """Activations whose slope follows from their value."""
 TAKEN = {"tf32": ("tanh",), "bf16": FROM_VALUE, "fp16": FROM_VALUE}
 """Activations by precision: in TF32 those alone whose units float16 holds as exactly as TF32's products read them."""
@@ -54,6 +56,12 @@ def resident_chain(x: Tensor, params: list[Tensor], activation: str, precision: 
     """
     keep = torch.is_grad_enabled() and any(p.requires_grad for p in params)
     return torch.ops.torchrl_perf.resident_forward(x, params, activation, precision, keep)[0]
+
+
+def _layer_by_layer(activate: Callable[[Tensor], Tensor], x: Tensor, *params: Tensor) -> Tensor:
+    """What the kernels compute."""
+    w1, b1, w2, b2, w3, b3 = params
+    return F.linear(activate(F.linear(activate(F.linear(x, w1, b1)), w2, b2)), w3, b3)
 
 
 def _network(x: Tensor, params: list[Tensor], activation: str, precision: str) -> Any:
@@ -132,12 +140,8 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor | No
     x, *params, kept = ctx.saved_tensors
     needs: Sequence[bool] = ctx.needs_input_grad[1]
     if torch.is_grad_enabled():  # they are to be differentiated themselves
-        from torchrl_perf.functional.chain import chain  # which imports this module
-
-        activation = ctx.options[0]
-        _, *found = graphed_gradients(
-            lambda x, *params: chain(x, list(params), activation), (x, *params), (False, *needs), grad
-        )
+        activate = FROM_VALUE[ctx.options[0]]
+        _, *found = graphed_gradients(partial(_layer_by_layer, activate), (x, *params), (False, *needs), grad)
         return None, found, None, None, None
     product, of_first, of_last = torch.ops.torchrl_perf.resident_backward(grad, x, params, kept, *ctx.options, needs[2])
     w1, b1, _, b2, w3, b3 = params

@@ -107,7 +107,12 @@ def test_committed_curves_have_three_seeds_of_each_run():
     for name in committed:
         rows = stored(name, curves.FOLDER)
         # an env of Gymnasium's takes hours on a CPU: some of its runs may be missing, but none has fewer seeds
-        for run in {row["run"] for row in rows} if name in WITH_EXTRAS else STUDIES[name].runs:
+        # a study of many fields has whole fields: all runs of one, or none
+        own = {row["run"] for row in rows}
+        if STUDIES[name].together:
+            fields = {run.partition("-")[0] for run in own}
+            assert own == {run for run in STUDIES[name].runs if run.partition("-")[0] in fields}
+        for run in own if name in WITH_EXTRAS or STUDIES[name].together else STUDIES[name].runs:
             seeds = [row["seed"] for row in rows if row["run"] == run]
             assert seeds in ([0, 1, 2], list(STUDIES[name].seeds)), (name, run)
         assert (curves.PICTURES / f"curve_{name}.png").is_file()

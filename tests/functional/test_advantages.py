@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrl.objectives.value import functional as reference
 
+from torchrl_perf import kernels
 from torchrl_perf.functional import (
+    atoms,
     generalized_advantage_estimate,
+    implicit,
     td_lambda_targets,
     vtrace_advantage_estimate,
 )
@@ -323,3 +326,44 @@ class TestErrors:
             generalized_advantage_estimate(torch.ones(5), 0.9, *tensors)
         with pytest.raises(ValueError, match="at least one step"):
             generalized_advantage_estimate(0.9, 0.9, *[x[:, :0] for x in tensors])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of make_dual
+@pytest.mark.parametrize("terminates", [False, True])
+def test_transforms_of_torch_differentiate_advantages(terminates):
+    generator = torch.Generator().manual_seed(1)
+    one, other = (torch.randn(3, 3, 17, 1, dtype=torch.float64, generator=generator) for _ in range(2))
+    done = torch.rand(3, 17, 1, generator=generator) < 0.2
+    terminated = done & (torch.rand(3, 17, 1, generator=generator) < 0.5) if terminates else None
+
+    def of(inputs):
+        return generalized_advantage_estimate(0.9, 0.8, *inputs, done, terminated)[0]
+
+    # linear in all inputs
+    _, tangent = torch.func.jvp(of, (one,), (other,))
+    torch.testing.assert_close(tangent, of(other))
+    with torch.autograd.forward_ad.dual_level():
+        dual = of(torch.autograd.forward_ad.make_dual(one, other))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+    torch.testing.assert_close(torch.func.vmap(of)(torch.stack([one, other]))[1], of(other))
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says that it is on CUDA."""
+
+    @property
+    def is_cuda(self):
+        return True
+
+
+def test_no_kernel_leaves_tangents_behind(monkeypatch):
+    monkeypatch.setattr(kernels, "_HAS_TRITON", True)
+    logits, params = torch.zeros(5, 12).as_subclass(OnCuda), [torch.zeros(64, 64), torch.zeros(64), torch.zeros(2, 64)]
+    asked = [
+        lambda: kernels.has_scan_kernels(logits),
+        lambda: atoms.fusable(logits, 3, 4),
+        lambda: implicit.fusable(torch.zeros(5, 64).as_subclass(OnCuda), params),
+    ]
+    assert all(ask() for ask in asked)
+    with torch.autograd.forward_ad.dual_level():
+        assert not any(ask() for ask in asked)

@@ -136,6 +136,24 @@ def test_a_process_alone_changes_nothing():
     assert weight.grad is gradient
 
 
+def test_a_frozen_parameter_does_not_decay(monkeypatch):
+    ranks = Ranks.alone()
+    ranks.size = 2  # the other one has the same gradients
+    monkeypatch.setattr(ranks, "summed", lambda values: values.mul_(2.0))
+    monkeypatch.setattr(ranks, "broadcast_", lambda parts: None)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    shared = SharedGradients(net.parameters(), ranks=ranks)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.5)
+    before = [param.detach().clone() for param in net.parameters()]
+    net(torch.ones(2, 3)).sum().backward()
+    gradient = net[1].weight.grad.clone()
+    shared.mean_()
+    torch.testing.assert_close(net[1].weight.grad, gradient)
+    optimizer.step()
+    assert [torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)] == [True, True, False, False]
+
+
 def test_parameters_on_several_devices_are_refused():
     with pytest.raises(ValueError, match="expected parameters on one device, received 0"):
         SharedGradients([])

@@ -453,10 +453,11 @@ class TestTensors:
         assert len(seen) == 1 and seen[0] is param
 
     def test_transforms(self, fresh_dynamo):
-        seen = []
+        seen, carried = [], []
 
         def look(x):
             seen.append(tensors.is_transformed())
+            carried.append(tensors.carries_tangents())
             return x
 
         one = torch.ones(2)
@@ -467,6 +468,7 @@ class TestTensors:
             look(one)
         look(one)
         assert seen == [False, True, True, True, False]
+        assert carried == [False, False, True, True, False]
         traced = torch.compile(lambda x: x + 1 if tensors.is_transformed() else x - 1, fullgraph=True, backend="eager")
         assert torch.equal(traced(one), torch.zeros(2))
 

@@ -51,6 +51,7 @@ CASES = {
     "inputs": (PLANNED, "random"),
     "random_steps": ({}, 48),
     "random_share": (PLANNED, 0.5),
+    "random_hold": ({"inputs": "random"}, 3),
     "plan_horizon": (PLANNED, 2),
     "candidates": (PLANNED, 9),
     "plan_rounds": (PLANNED, 1),

@@ -35,10 +35,11 @@ class BenchCurves:
     """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
     risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
-    actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander,
-    half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the
-    package's extra data."""
+    actor-critic, judged on unseen prices), active-dynamics (samples until a field is known, by what inputs are chosen
+    for, on six fields), ranks (one, two and three processes that learn CartPole with the same envs in all); by name
+    alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), marine-targets (AC-IQN with slow
+    and fast targets), and lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need
+    Gymnasium's extras box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()
@@ -50,7 +51,8 @@ class BenchCurves:
     draw: bool = False
     """Train nothing: draw what is in the folder, and print the evaluations."""
     out: str | None = None
-    """Folder of a JSON file for each run and seed; the package's bench/results/curves by default."""
+    """Folder of a JSON file for each run and seed (active-dynamics: for each run); the package's bench/results/curves
+    by default."""
     pictures: str | None = None
     """Folder of the pictures; docs/pictures of the checkout by default."""
 
@@ -126,13 +128,24 @@ def _by_ranks(run: Run, config: Any, folder: Path) -> tuple[Any, Path, int]:
 
 def stored(study: str, folder: Path) -> list[dict[str, Any]]:
     """The rows of a study, in order of runs and seeds; of a run with all seeds of the study those alone."""
-    rows = [json.loads(path.read_text())["rows"][0] for path in folder.glob(f"{study}_*.json")]
+    rows = [row for path in folder.glob(f"{study}_*.json") for row in json.loads(path.read_text())["rows"]]
     kept, unseen = [], set(STUDIES[study].seeds)
     for run in STUDIES[study].runs:
         own = sorted((row for row in rows if row["run"] == run), key=lambda row: row["seed"])
         whole = unseen <= {row["seed"] for row in own}
         kept += [row for row in own if not whole or row["seed"] in unseen]
     return kept
+
+
+def keep(study: str, row: dict[str, Any], folder: Path) -> Path:
+    """Writes a row to a file of its run and seed, or, where a study has many runs, among those of its run's others."""
+    name = f"{study}_{row['run']}"
+    if not STUDIES[study].together:
+        return write_results(f"{name}_{row['seed']}", [row], folder)
+    path = folder / f"{name}.json"
+    others = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = [row, *(other for other in others if other["seed"] != row["seed"])]
+    return write_results(name, sorted(rows, key=lambda one: one["seed"]), folder)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
                 except InterruptedError as error:
                     print(error, file=sys.stderr)
                     return 1
-                write_results(f"{name}_{run}_{seed}", [row], folder)
+                keep(name, row, folder)
                 print(f"{name} {run} {seed}: {row['seconds']:.0f} s, {row['evaluation']['trained']}", flush=True)
         if not (rows := stored(name, folder)):
             print(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CURRICULUM", "RISK", "WORLDS", "draw_risk", "navigated", "on_risks"]
+__all__ = ["CURRICULUM", "RISK", "TARGETS", "WORLDS", "draw_risk", "navigated", "on_risks"]
 
 WORLDS: dict[str, dict[str, Any]] = {
     "3 vessels": {"robots": 3, "distance": 30.0},
@@ -26,6 +26,16 @@ RISK: dict[str, Any] = {
     **{"total_steps": 150_000, "eps_frames": 60_000, "capacity": 300_000, "minibatch_size": 256, "object_size": 40},
     **{"gamma": 0.99},
 }
+TARGETS: dict[str, dict[str, Any]] = {
+    name: {
+        **{"max_robots": 3, "stage_robots": "3", "stage_distance": "30", "max_episode_steps": 1_000, "num_envs": 64},
+        **{"total_steps": 48_000, "capacity": 200_000, "learning_starts": 4_000, "gamma": 0.99, "max_grad_norm": 0.5},
+        **{"actor_learning_rate": 3e-4, "noise_start": 0.3, "noise_end": 0.05, "noise_frames": 14_400},
+        **{"object_size": 40, "num_cosines": 64, "log_interval": 10, **targets},
+    }
+    for name, targets in {"slow": {"n_step": 1, "tau": 0.01}, "fast": {"n_step": 5, "tau": 0.02}}.items()
+}
+"""AC-IQN on three vessels with targets in which an overestimate lasts for 10,000 updates, and for 1,000."""
 AT_RISK: dict[str, Any] = {"robots": 3, "distance": 30.0, "max_episode_steps": 400}
 """The worlds in which they are judged."""
 

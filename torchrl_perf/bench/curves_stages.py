@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "taught"]
 
-COLONIES = 256
+COLONIES = 128
 """Fresh colonies of each task that a policy is judged by."""
 COLONY_SEED = 40_000
 """Names them; a trainer's come from the seed of its run."""
@@ -31,7 +31,7 @@ _GOALS, _NODES = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": "40, 32
 # small enough for a CPU core: a narrow substrate, few slots, a narrow encoder, and no episode longer than it need be
 _COLONY: dict[str, Any] = {
     **{"width": 100.0, "height": 100.0, "critical_nodes": MANY, "stage_nodes": str(FEW), "encoder_width": 16},
-    **{"total_steps": 40_000, "max_episode_steps": 100, "eval_interval": 4, "eval_episodes": 64, "log_interval": 2},
+    **{"total_steps": 60_000, "max_episode_steps": 100, "eval_interval": 6, "eval_episodes": 64, "log_interval": 2},
 }
 STAGE_RUNS: dict[str, dict[str, Any]] = {
     "none": _COLONY,
@@ -51,26 +51,41 @@ def taught(trainer: Any, name: str) -> dict[str, dict[str, float]]:
     for in the middle of the substrate, and the success on each task by its name. ``half`` is a fixed rule, to delete
     half of the nodes and take the longest steps; ``random`` draws actions uniformly.
     """
-    env = trainer.make_env()
-    low, high = (torch.tensor(bound, device=env.device) for bound in env.settings.action_bounds)
-    longest = torch.stack((high[0], high[1], low[2], high[3], torch.zeros_like(low[4])))
-
-    def half(tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict.set("action", longest.expand(*tensordict.batch_size, 5))
-
-    def uniform(tensordict: TensorDictBase) -> TensorDictBase:
-        drawn = torch.rand(*tensordict.batch_size, 5, device=low.device)
-        return tensordict.set("action", low + (high - low) * drawn)
-
-    policies = {"trained": trainer.actor, "half": half, "random": uniform}
-    return {who: _figures(policy, trainer) for who, policy in policies.items()}
+    found = {"trained": _figures(trainer.actor, trainer.config, trainer.device)}
+    return {**found, **_rules(trainer.config, trainer.device)}
 
 
-def _figures(policy: Any, trainer: Any) -> dict[str, float]:
+_KNOWN: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
+
+
+def _rules(config: Any, device: torch.device) -> dict[str, dict[str, float]]:
+    """The figures of ``half`` and ``random``, which are the same for all runs of a study."""
+    from torchrl_perf.systems.durotaxis.blueprint import make_colony
+
+    key = (COLONIES, config.width, config.height, config.critical_nodes, config.max_episode_steps, str(device))
+    if key not in _KNOWN:
+        bounds = make_colony(dataclasses.replace(config, num_envs=1), device).settings.action_bounds
+        low, high = (torch.tensor(bound, device=device) for bound in bounds)
+        longest = torch.stack((high[0], high[1], low[2], high[3], torch.zeros_like(low[4])))
+
+        def half(tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("action", longest.expand(*tensordict.batch_size, 5))
+
+        def uniform(tensordict: TensorDictBase) -> TensorDictBase:
+            drawn = torch.rand(*tensordict.batch_size, 5, device=device)
+            return tensordict.set("action", low + (high - low) * drawn)
+
+        _KNOWN[key] = {who: _figures(rule, config, device) for who, rule in (("half", half), ("random", uniform))}
+    return _KNOWN[key]
+
+
+def _figures(policy: Any, config: Any, device: torch.device) -> dict[str, float]:
+    from torchrl_perf.envs.durotaxis import Durotaxis
+
     found: dict[str, float] = {}
     for task, (goal, nodes) in TASKS.items():
-        episodes = _first_episodes(policy, trainer, goal, nodes)
-        reached = episodes["outcome"] == trainer.env.outcomes.index("success")
+        episodes = _first_episodes(policy, config, device, goal, nodes)
+        reached = episodes["outcome"] == Durotaxis.outcomes.index("success")
         found[task] = float(reached.float().mean())
         if (goal, nodes) == (FAR, FEW):
             lived = episodes["steps"].sum()
@@ -82,7 +97,7 @@ def _figures(policy: Any, trainer: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _first_episodes(policy: Any, trainer: Any, goal: float, nodes: int) -> TensorDict:
+def _first_episodes(policy: Any, config: Any, device: torch.device, goal: float, nodes: int) -> TensorDict:
     """Of each colony's first episode ``[C]``: ``outcome``, ``steps``, and sums of ``deleted`` and ``stride``."""
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -91,7 +106,7 @@ def _first_episodes(policy: Any, trainer: Any, goal: float, nodes: int) -> Tenso
     from torchrl_perf.runtime.seeds import seeded
     from torchrl_perf.systems.durotaxis.blueprint import make_colony
 
-    config, device = dataclasses.replace(trainer.config, num_envs=COLONIES), trainer.device
+    config = dataclasses.replace(config, num_envs=COLONIES)
     with seeded(COLONY_SEED, device), set_exploration_type(ExplorationType.DETERMINISTIC):
         env = make_colony(config, device, curriculum=ColonyCurriculum(goal=(goal,), critical_nodes=(nodes,)))
         stiffness = torch.tensor(env.settings.stiffness_at(MIDDLE), device=device)

@@ -12,12 +12,14 @@ import torch
 
 from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
-from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
+from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
 from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
+from torchrl_perf.systems.active_dynamics.config import FROM_ONE_PLACE
 
 __all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
@@ -78,6 +80,7 @@ class Study:
         axis: what is counted along the curves.
         dashed: of a column, another curve to draw with it, one for all runs.
         picture: draws title and rows to a path, in place of a panel for each column.
+        together: whether a file has all seeds of a run.
     """
 
     title: str
@@ -92,6 +95,7 @@ class Study:
     axis: str = "env steps"
     dashed: Mapping[str, str] = field(default_factory=dict)
     picture: Picture | None = None
+    together: bool = False
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -216,6 +220,15 @@ STUDIES: dict[str, Study] = {
         figures=("success", "collision", "mean_time", "mean_energy"),
         beside=("scripted",),
     ),
+    "marine-targets": Study(
+        "AC-IQN on three vessels, with slow and fast targets",
+        {name: Run("marine-ac-iqn", "MarineEmpty", changes) for name, changes in TARGETS.items()},
+        {**_ARRIVED, "train/value": "mean value of the critic"},
+        _navigation(3, count=200, distance=30.0),
+        "100 and 101",
+        figures=("success", "collision", "timeout"),
+        beside=("scripted",),
+    ),
     "marine-risk": Study(
         "Three vessels that act on the worst of what they expect",
         {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
@@ -240,7 +253,8 @@ STUDIES: dict[str, Study] = {
         {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
         {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
         taught,
-        "100 and 101",
+        "0, 1, 100 and 101",
+        (2, 3, 4),
         figures=("success",),
         beside=("half",),
         picture=draw_stages,
@@ -289,6 +303,23 @@ STUDIES: dict[str, Study] = {
         axis="days traded",
         dashed={"growth": "hold"},
     ),
+    "active-dynamics": Study(
+        "Samples until a field is known",
+        {
+            f"{field}-{rule}": Run("active-dynamics", f"{field}{FROM_ONE_PLACE}", changes)
+            for field in STATED
+            for rule, changes in RULES.items()
+        },
+        {"error": "error over the region"},
+        None,
+        "seeds 100 and 101",
+        seeds=tuple(range(8)),
+        figures=("samples", "reached", "error"),
+        whole=explored,
+        axis="samples",
+        picture=draw_fields,
+        together=True,
+    ),
     "lunar-lander": Study(
         "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
@@ -320,5 +351,5 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages")
 """Studies without committed runs, which are made by name alone."""

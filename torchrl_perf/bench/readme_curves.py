@@ -22,8 +22,8 @@ def curves_table(folder: Path = FOLDER) -> str:
     """
     lines = []
     for name, study in STUDIES.items():
-        if not (folder / "over_seeds" / f"{name}.json").is_file():
-            continue
+        if study.together or not (folder / "over_seeds" / f"{name}.json").is_file():
+            continue  # a study of very many runs has a table of its own
         found = read_over_seeds(name, folder)
         for figure in study.figures:
             for run in found["shown"]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchrl_perf.functional.wide import computed_wide
+from torchrl_perf.runtime.upstream.tensors import carries_tangents
 
 MOST = 4096
 """Padded numbers of a row, actions times atoms, that one program of the kernel holds."""
@@ -45,7 +46,7 @@ def atom_means(logits: Tensor, support: Tensor, num_actions: int, dueling: bool 
 def fusable(logits: Tensor, num_actions: int, num_atoms: int) -> bool:
     """Whether :func:`fused_atom_means` has a kernel: on CUDA, float32, no gradient, at most 4,096 padded numbers."""
     padded = (1 << (num_actions - 1).bit_length()) * (1 << (num_atoms - 1).bit_length())
-    wants_grad = torch.is_grad_enabled() and logits.requires_grad
+    wants_grad = carries_tangents() or (torch.is_grad_enabled() and logits.requires_grad)
     return logits.is_cuda and logits.dtype == torch.float32 and not wants_grad and padded <= MOST
 
 

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from torchrl_perf.functional.mlp import WIDTHS
 from torchrl_perf.kernels import processors
+from torchrl_perf.runtime.upstream.tensors import carries_tangents
 
 _ACTIVATION = {"tanh": torch.tanh, "relu": torch.relu}
 
@@ -43,6 +44,7 @@ def fusable(psi: Tensor, params: list[Tensor]) -> bool:
         and features == hidden
         and hidden in WIDTHS
         and params[2].shape[0] <= 64
+        and not carries_tangents()
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and all(param.is_contiguous() for param in params)
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchrl_perf.functional.wide import compute_dtype
 from torchrl_perf.kernels import has_scan_kernels, recurrence_rows
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 FEW = 16
 """Numbers of a step from which on the sequences of a batch, as those of a cell, are scanned where they lie."""
@@ -103,9 +104,8 @@ def from_rows(rows: Tensor, shape: torch.Size, dim: int) -> Tensor:
 
 def needs_functional(*tensors: Tensor) -> bool:
     """Whether a differentiable, traceable form is needed instead of one that writes in place."""
-    return torch.compiler.is_compiling() or (
-        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    )
+    wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.compiler.is_compiling() or wants_grad or is_transformed()
 
 
 def log_scan(decay: Tensor, cut: Tensor, value: Tensor, dim: int, *, reverse: bool) -> Tensor:

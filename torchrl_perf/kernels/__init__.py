@@ -15,6 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.tensors import carries_tangents as _carries_tangents
+
 __all__ = [
     "adam_kernels",
     "cell_kernels",
@@ -57,9 +59,10 @@ def has_triton() -> bool:
 def has_scan_kernels(*tensors: Tensor) -> bool:
     """Whether the scan kernels take these tensors: all on CUDA, float32, bfloat16, float16 or bool, Triton installed.
 
-    The kernels have no backward pass, so a tensor that needs a gradient is refused too.
+    The kernels have no derivative, so a tensor that needs a gradient is refused too, and all while tangents are
+    carried.
     """
-    wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    wants_grad = _carries_tangents() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
     dtypes = (*_KERNEL_DTYPES, torch.bool)
     return _HAS_TRITON and not wants_grad and all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
 

@@ -45,7 +45,7 @@ class SharedGradients:
             optimizer.step()
 
     Flags need no collective of their own: a loss or gradient that is NaN on one rank is NaN in the mean, so that all
-    ranks skip the step. A parameter without a gradient on a rank has one of 0 there.
+    ranks skip the step. A parameter without a gradient on a rank has one of 0 there; one that is frozen has none.
 
     Args:
         params: in the same order on all ranks, on one device.
@@ -101,9 +101,14 @@ class SharedGradients:
         if not self.ranks.several:
             return list(values)
         found = self.reduced([param.grad for param in self.params], *values, weight=weight)
-        for param, grad in zip(self.params, found.gradients, strict=True):
-            param.grad = grad
+        self.put_back(found)
         return [value.clone() for value in found.values]
+
+    def put_back(self, found: Reduced) -> None:
+        """Puts gradients at the parameters; those that are frozen stay without, since zeros would let them decay."""
+        for param, grad in zip(self.params, found.gradients, strict=True):
+            if param.requires_grad:
+                param.grad = grad
 
     @torch.no_grad()
     def reduced(

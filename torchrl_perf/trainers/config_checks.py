@@ -251,6 +251,7 @@ def _in_words(hint: Any, value: Any) -> str:
         whole = f"an integer of 64 bits, at most {LARGEST}"
     plain: dict[Any, str] = {int: whole, float: "a finite number", bool: "True or False", str: "text"}
     plain |= {type(None): "None", tuple[int, ...]: "a tuple of integers", tuple[str, ...]: "a tuple of texts"}
+    plain |= {tuple[float, ...]: "a tuple of finite numbers"}
     options = sorted(_options(hint), key=lambda option: option is not type(None))
     return " or ".join(
         f"one of {typing.get_args(option)}" if typing.get_origin(option) is typing.Literal else plain[option]

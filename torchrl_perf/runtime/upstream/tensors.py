@@ -82,4 +82,9 @@ def is_transformed() -> bool:
 
     Operators of ours have no rules for them, and a derivative of 0 in their place.
     """
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return torch._C._are_functorch_transforms_active() or carries_tangents()
+
+
+def carries_tangents() -> bool:
+    """Whether forward differentiation is active, ``torch.func.jvp`` too: a kernel would leave tangents behind."""
+    return torch.autograd.forward_ad._current_level >= 0

@@ -50,7 +50,7 @@ def make_filtered_policy(
     """
     beliefs = BeliefFilter(model.encoder)
     if reward is None:
-        return FilteredPolicy(beliefs, UniformInputs(spec))
+        return FilteredPolicy(beliefs, UniformInputs(spec, hold=config.random_hold))
     settings = ICEMSettings(
         horizon=config.plan_horizon,
         candidates=config.candidates,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torchrl_perf.functional.losses.elbo import BetaSchedule
 from torchrl_perf.systems.active_dynamics.latent_dynamics import DynamicsKind
@@ -10,7 +10,21 @@ from torchrl_perf.systems.active_dynamics.latent_maps import DecoderKind, Encode
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 
-FieldName = Literal["limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor"]
+FieldName = Literal[
+    "limit_cycle",
+    "double_limit_cycle",
+    "van_der_pol",
+    "duffing",
+    "snowman",
+    "multi_attractor",
+    "limit_cycle_from_one_place",
+    "double_limit_cycle_from_one_place",
+    "van_der_pol_from_one_place",
+    "duffing_from_one_place",
+    "snowman_from_one_place",
+    "multi_attractor_from_one_place",
+]
+FROM_ONE_PLACE = "_from_one_place"
 Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "goal", "random"]
 
 
@@ -37,11 +51,12 @@ class ActiveDynamicsConfig(RunConfig):
         *("observation", "observation_size", "latent_size", "history", "known_map", "goal"),
         *("encoder", "encoder_size", "decoder", "likelihood", "dynamics", "dynamics_size", "members"),
         *("centres", "centres_range"),
-        *("inputs", "plan_horizon", "elites"),
+        *("inputs", "plan_horizon", "elites", "random_hold"),
     )
 
     env: FieldName = "limit_cycle"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which vector field to learn."""
+    """Which vector field to learn. Points begin all over the square again and again; or, "from one place", once and for
+    all where the field keeps them, with inputs that are weak and channels that are known."""
     num_envs: int = 8
     """Number of points that move at once (N)."""
     num_steps: int = 25
@@ -123,6 +138,8 @@ class ActiveDynamicsConfig(RunConfig):
     """Env steps at the start with random inputs, while the model knows nothing to plan with."""
     random_share: float = 0.0
     """Share of random inputs after that."""
+    random_hold: int = 1
+    """Steps for which each random input is held, of runs with random inputs alone."""
     plan_horizon: int = 10
     """Steps of a plan."""
     candidates: int = 32
@@ -168,9 +185,19 @@ class ActiveDynamicsConfig(RunConfig):
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
         counts = ("observation_size", "latent_size", "encoder_size", "dynamics_size", "members", "plan_horizon")
-        counts += ("candidates", "plan_rounds", "elites", "minibatch_size", "updates", "kl_horizon", "samples")
+        counts += (
+            "random_hold",
+            "candidates",
+            "plan_rounds",
+            "elites",
+            "minibatch_size",
+            "updates",
+            "kl_horizon",
+            "samples",
+        )
         checks.each((*counts, "substeps", "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
-        checks.each(("window", "centres"), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(("window",), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(("centres",), lambda value: 2 <= value <= 100, "an integer from 2 to 100")
         checks.each(
             ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
         )
@@ -234,6 +261,9 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
 
         self._check_known_map(checks)
+        if checks.sound("random_hold", "inputs") and self.random_hold > 1 and self.inputs != "random":
+            problem = f"expected 1 with inputs={self.inputs!r}, which plan, received {self.random_hold}."
+            checks.add("random_hold", f"random_hold: {problem} Remedy: inputs='random'.")
 
     def _check_goal(self, checks: Checks) -> None:
         """A plan needs the goal in the model's coordinates."""
@@ -268,6 +298,11 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("latent_size", f"latent_size: {problem} Remedy: latent_size=2.")
 
     @property
+    def field(self) -> str:
+        """Name of the vector field."""
+        return self.env.removesuffix(FROM_ONE_PLACE)
+
+    @property
     def updates_each_iteration(self) -> int:
         """Updates of one iteration."""
         return self.updates
@@ -289,8 +324,51 @@ _CYCLE = ActiveDynamicsConfig(
     bound="predictive",
 )
 
+# No start is ever drawn anew: what lies off the field's own ways is seen by those who push towards it. Beliefs follow
+# from one observation through known channels, so that the field is all there is to learn.
+_FROM_ONE_PLACE = ActiveDynamicsConfig(
+    num_envs=8,
+    num_steps=10,
+    total_steps=1_440,
+    observation="linear",
+    likelihood="gaussian",
+    decoder="linear",
+    known_map=True,
+    encoder="mlp",
+    centres=7,
+    max_episode_steps=0,
+    start_range=0.1,
+    inputs="embedding",
+    random_steps=80,
+    plan_horizon=12,
+    plan_rounds=2,
+    elites=8,
+    # points that are pushed out of the region tell nothing of it, and the model knows nothing there
+    region_weight=100.0,
+    window=10,
+    minibatch_size=32,
+    learning_rate=1e-2,
+    bound="predictive",
+    samples=1,
+    mask_rate=0.0,
+    beta_schedule="constant",
+    prediction_horizon=9,
+)
+
+_PLACES: dict[str, dict[str, Any]] = {
+    "limit_cycle": {"start": (1.0, 0.0)},
+    "double_limit_cycle": {"start": (1.0, 0.0)},
+    "van_der_pol": {"start": (2.0, 0.0), "action_max": 1.0, "centres_range": 3.0},
+    "duffing": {"start": (1.0, 0.0)},
+    "snowman": {"start": (1.0, 1.0)},
+    "multi_attractor": {"action_max": 1.0},
+}
+"""On a limit cycle or in a well of each field."""
+
 ACTIVE_DYNAMICS_PRESETS: dict[str, ActiveDynamicsConfig] = {
-    name: dataclasses.replace(_CYCLE, env=name)
-    for name in ("limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor")
+    name: dataclasses.replace(_CYCLE, env=name) for name in _PLACES
+} | {
+    f"{name}{FROM_ONE_PLACE}": dataclasses.replace(_FROM_ONE_PLACE, env=f"{name}{FROM_ONE_PLACE}", **place)
+    for name, place in _PLACES.items()
 }
 """Settings by field."""

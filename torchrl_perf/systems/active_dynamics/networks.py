@@ -30,7 +30,7 @@ def make_field_env(
     limit = config.max_episode_steps if max_episode_steps is None else max_episode_steps
     return LatentField(
         config.num_envs if num_envs is None else num_envs,
-        field=config.env,
+        field=config.field,
         observation=config.observation,
         observation_size=config.observation_size,
         action_max=config.action_max,

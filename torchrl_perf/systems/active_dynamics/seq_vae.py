@@ -22,6 +22,7 @@ from torchrl_perf.systems.active_dynamics.latent_maps import Belief, LatentDecod
 __all__ = ["BeliefFilter", "FilteredPolicy", "SeqVAE", "UniformInputs"]
 
 BELIEF_KEY = "belief"
+HELD_KEYS = ("held", "held_for")
 
 
 class SeqVAE(nn.Module):
@@ -145,28 +146,53 @@ class BeliefFilter(TensorDictModuleBase):
 class UniformInputs(TensorDictModuleBase):
     """Actions drawn uniformly within their bounds, the baseline for active inputs.
 
-    Written: "action" ``[*, D]``. Read: only the batch size.
+    Fresh ones at each step push a point to and fro; held for some steps, they carry it further.
+
+    Written: "action" ``[*, D]``. Read: only the batch size; held for several steps, also "held" ``[*, D]`` and
+    "held_for" ``[*, 1]``, which are written under "next", and which the :class:`~torchrl_perf.transforms.PolicyState`
+    of :meth:`make_state` keeps in an env.
 
     Args:
         spec: the action's, ``[*, D]`` with finite bounds.
+        hold: steps of each action, at least 1.
+
+    Raises:
+        ValueError: for a hold below 1.
     """
 
     low: Tensor
     high: Tensor
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, *, hold: int = 1) -> None:
         super().__init__()
+        if hold < 1:
+            raise ValueError(f"hold: expected at least 1 step, received {hold}. Remedy: hold=1 for fresh inputs.")
         low, high = action_bounds(spec)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
-        self.in_keys = [BELIEF_KEY]
-        self.out_keys = ["action"]
+        self.hold = hold
+        kept = list(HELD_KEYS) if hold > 1 else []
+        self.in_keys = [BELIEF_KEY, *kept]  # pyright: ignore
+        self.out_keys = ["action", *(("next", key) for key in kept)]  # pyright: ignore
+
+    def make_state(self) -> PolicyState:
+        """Return the transform that keeps held inputs in an env; without any, nothing."""
+        if self.hold == 1:
+            return PolicyState({})
+        sizes = dict(zip(HELD_KEYS, (self.low.shape[0], 1), strict=True))
+        return PolicyState({key: Unbounded(shape=(size,), dtype=self.low.dtype) for key, size in sizes.items()})
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the action."""
+        """Write the action, and what is held after it."""
         size = (*tensordict.batch_size, self.low.shape[0])
         uniform = torch.rand(size, dtype=wide_dtype(self.low.dtype), device=self.low.device)
-        return tensordict.set("action", _between(self.low, self.high, uniform))
+        action = _between(self.low, self.high, uniform)
+        if self.hold > 1:
+            held, steps = (cast("Tensor", tensordict.get(key)) for key in HELD_KEYS)
+            action = torch.where(steps == 0.0, action, held)
+            tensordict.set(("next", HELD_KEYS[0]), action.clone())  # the env may clip the action in place
+            tensordict.set(("next", HELD_KEYS[1]), (steps + 1.0) % self.hold)
+        return tensordict.set("action", action)
 
 
 class FilteredPolicy(TensorDictModuleBase):
@@ -180,7 +206,7 @@ class FilteredPolicy(TensorDictModuleBase):
     Args:
         filter_: gives the belief.
         inputs: reads "belief" and writes "action": an :class:`~torchrl_perf.modules.ICEMPlanner` with
-            ``state_key="belief"``, whose state is kept too, or another module without a state.
+            ``state_key="belief"`` or :class:`UniformInputs`, whose state is kept too, or a module without a state.
 
     Attributes:
         random_share: buffer, float32 0-d, 0 at the start.
@@ -200,7 +226,7 @@ class FilteredPolicy(TensorDictModuleBase):
 
     def make_state(self) -> PolicyState:
         """Return the transform that keeps the state of filter and planner in an env."""
-        planned = self.inputs.make_state().specs if isinstance(self.inputs, ICEMPlanner) else {}
+        planned = self.inputs.make_state().specs if isinstance(self.inputs, (ICEMPlanner, UniformInputs)) else {}
         return PolicyState({**planned, **self.filter.make_state().specs})
 
     @torch.no_grad()

@@ -121,8 +121,8 @@ class ActiveDynamicsTrainer(WholeLoop):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _make_collector(self, carried: list[str]) -> DeviceCollector:
-        """A collector that stores no plans, and of the filter's state only what a window starts from."""
-        plans = [key for key in carried if key.startswith("plan")]
+        """A collector that stores no plans or held inputs, and of the filter's state only what a window starts from."""
+        plans = [key for key in carried if key not in self.policy.filter.state_shapes]
         collector = DeviceCollector(
             self.env,
             self.policy,

@@ -257,8 +257,7 @@ class ValueAlgorithm(Algorithm):
         """Makes loss, mean value and gradients those of all ranks; and all gradients in one tensor."""
         grads = [param.grad for param in self._online]
         found = self._shared.reduced(grads, rows.loss, rows.q_value, weight=weight)
-        for param, grad in zip(self._online, found.gradients, strict=True):
-            param.grad = grad
+        self._shared.put_back(found)
         loss, q_value = found.values
         # the priorities are those of this rank's rows
         return rows._replace(loss=loss, q_value=q_value), found.flat

@@ -398,8 +398,7 @@ class OnPolicyTrainer(Checkpointed):
         """Makes the gradients those of all ranks; all of them in one tensor, the loss 0-d, and the statistics."""
         grads = [param.grad for param in self.shared.params]
         found = self.shared.reduced(grads, total, statistics, weight=weight, divided=weight is None)
-        for param, grad in zip(self.shared.params, found.gradients, strict=True):
-            param.grad = grad
+        self.shared.put_back(found)
         return found.flat, *found.values
 
     def _gradients(

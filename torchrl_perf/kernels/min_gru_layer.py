@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels import processors
+from torchrl_perf.kernels.column_sums import totals
 from torchrl_perf.kernels.gates import sigmoid
 from torchrl_perf.kernels.launch import dense_rows, launch
 from torchrl_perf.kernels.scan import scan_tile
@@ -19,8 +20,6 @@ from torchrl_perf.kernels.scan import scan_tile
 __all__ = ["backward", "forward"]
 
 STEPS = 16
-PARTS, COLUMNS = 32, 64
-"""Tile of the sum over programs."""
 
 
 @triton.jit
@@ -138,23 +137,6 @@ def _backward_kernel(
     tl.store(parts_ptr + 2 * H * SIZE + H + unit, sum_raw, mask=unit < H)
 
 
-@triton.jit(do_not_specialize=["parts"])
-def _sum_kernel(
-    parts_ptr, weight_ptr, bias_ptr, parts, WEIGHTS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Sums over programs, of which the first WEIGHTS columns are those of the weight."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([PARTS, COLUMNS], tl.float32)
-    for start in range(0, parts, PARTS):
-        part = start + tl.arange(0, PARTS)
-        mask = (part < parts)[:, None] & (column < WIDTH)[None, :]
-        total += tl.load(parts_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
-    found = tl.sum(total, 0)
-    tl.store(weight_ptr + column, found, mask=column < WEIGHTS)
-    tl.store(bias_ptr + column - WEIGHTS, found, mask=(column >= WEIGHTS) & (column < WIDTH))
-
-
 def forward(x: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
     """States ``[N, T, H]``.
 
@@ -192,19 +174,18 @@ def backward(
     """
     num_envs, steps, hidden = states.shape
     grad, x = dense_rows(grad), dense_rows(x)
-    rows = triton.cdiv(num_envs, 2 * processors(x.device))
+    rows = triton.cdiv(num_envs, processors(x.device))  # registers and shared memory leave room for one program each
     programs, width = triton.cdiv(num_envs, rows), weight.numel() + 2 * hidden
     of_x, of_initial = x.new_empty(x.shape), torch.empty_like(initial)
-    parts, of_weight, of_bias = x.new_empty(programs, width), torch.empty_like(weight), x.new_empty(2 * hidden)
+    parts = x.new_empty(programs, width)
     strides = [each.stride(dim) for each in (grad, x, begins) for dim in (0, 1)]
     args = (
         grad, states, x, initial, begins.view(torch.uint8), weight, weight if bias is None else bias, of_x, of_initial,
         parts, num_envs, steps, rows, *strides,
     )  # fmt: skip
     launch(_backward_kernel, (programs,), args, _constants(weight, bias, precision), num_warps=8)
-    constants = {"WEIGHTS": weight.numel(), "WIDTH": width, "PARTS": PARTS, "COLUMNS": COLUMNS}
-    launch(_sum_kernel, (triton.cdiv(width, COLUMNS),), (parts, of_weight, of_bias, programs), constants, num_warps=4)
-    return of_x, of_initial, of_weight, of_bias
+    of_weight, of_bias = totals(parts, weight.numel(), 0)
+    return of_x, of_initial, of_weight.view(weight.shape), of_bias
 
 
 def _constants(weight: Tensor, bias: Tensor | None, precision: str) -> dict[str, int | str]:

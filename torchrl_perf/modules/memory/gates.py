@@ -97,6 +97,11 @@ class GatedCore(MemoryCore):
         return *weights, getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")
 
 
+def _inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What the gates get of the inputs; the sequence finds the gradient of the bias."""
+    return nn.functional.linear(x, weight, None if bias is None else bias.detach())
+
+
 class GRUCore(GatedCore):
     """``nn.GRU`` with resets."""
 
@@ -112,8 +117,7 @@ class GRUCore(GatedCore):
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
         weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
-        inputs = nn.functional.linear(x, weight_ih, bias_ih)
-        after = gru_sequence(inputs, states[0], begins, weight, bias)
+        after = gru_sequence(_inputs(x, weight_ih, bias_ih), states[0], begins, weight, bias, bias_ih)
         return after, (after,)
 
 
@@ -132,6 +136,5 @@ class LSTMCore(GatedCore):
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
         weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
-        inputs = nn.functional.linear(x, weight_ih, bias_ih)
-        after, cells = lstm_sequence(inputs, *states, begins, weight, bias)
+        after, cells = lstm_sequence(_inputs(x, weight_ih, bias_ih), *states, begins, weight, bias, bias_ih)
         return after, (after, cells)

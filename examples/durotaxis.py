@@ -6,10 +6,9 @@ about a quarter of a minute on two CPU cores. Expected last lines:
     success of the last 100 episodes: 99%
     picture: colony.png
 
-``torchrl-perf train durotaxis`` learns the whole task, with checkpoints, curves and a resume; on a GPU use
-``--env Durotaxis4096``. This file shows what it is made of: a config, a trainer whose ``step`` is one iteration
-(collect, advantages of each reward component, minibatches until the divergence is reached, metrics), and one row of
-metrics at a time that comes to the host.
+``torchrl-perf train durotaxis`` learns the whole task, with checkpoints, curves and a resume. This file shows what it
+is made of: a config, a trainer whose ``step`` is one iteration (collect, advantages of each reward component,
+minibatches until the divergence is reached, metrics), and one row of metrics at a time that comes to the host.
 
 The policy has to learn to delete almost half of the nodes each time, since the colony over-grows otherwise, and to
 place the children far ahead. Read it from top to bottom: Config, make_trainer, learn, draw, main.

@@ -26,6 +26,8 @@ MOST_LEVELS = 2
 MOST_LEVELS_OF_SETTINGS = 5
 """The same above a config: a limit that may fall, and must not rise."""
 
+LOWEST = f"{PACKAGE}.runtime.upstream"
+"""What others keep to themselves: it imports nothing of the package but itself, and every folder imports it."""
 TOGETHER = {"functional", "kernels"}  # a kernel is the other form of a function
 ENTRY = {"__main__"}  # starts the command line; the other files at the top are imported from everywhere
 
@@ -74,6 +76,10 @@ def violations(found: list[Import], folders: set[str]) -> list[str]:
     level = {folder: number for number, layer in enumerate(LAYERS) for folder in layer}
     wrong = []
     for each in found:
+        importer, imported = (name.startswith(f"{LOWEST}.") for name in each[:2])
+        if imported or importer:
+            wrong += [] if imported else [str(each)]
+            continue
         one, other = ((*name.split("."), "")[1] for name in each[:2])
         if other not in folders or one == other or {one, other} <= TOGETHER or one in ENTRY:
             continue
@@ -174,6 +180,15 @@ class TestTheRulesThemselves:
             "torchrl_perf.modules.a:1 imports torchrl_perf.replay",
             "torchrl_perf.registry:1 imports torchrl_perf.functional",
         ]
+
+    def test_the_lowest_is_for_all_and_imports_none(self):
+        found = [
+            Import(f"{PACKAGE}.functional.a", f"{LOWEST}.tensors", 1),
+            Import(f"{PACKAGE}.runtime.b", f"{LOWEST}.tensors", 2),
+            Import(f"{LOWEST}.tensors", f"{LOWEST}.modules", 3),
+            Import(f"{LOWEST}.tensors", f"{PACKAGE}.runtime.b", 4),
+        ]
+        assert violations(found, folders_of()) == [f"{LOWEST}.tensors:4 imports {PACKAGE}.runtime.b"]
 
     def test_a_circle_of_three_is_told_once_and_type_checking_counts(self):
         found = self.found(

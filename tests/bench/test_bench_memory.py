@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 
 import pytest
 import torch
@@ -95,6 +96,17 @@ def test_native_makes_as_many_updates_of_as_many_rows_for_each_frame(device, com
     config = trainer.config
     assert config.batch_size / config.updates_per_iteration == 4 * 8 and config.minibatch_size == 32
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("grows_until", "leaks", "calls"), [(0, False, 100), (90, False, 200), (190, False, 300), (math.inf, True, 300)]
+)
+def test_what_grows_at_the_start_alone_is_no_leak(monkeypatch, grows_until, leaks, calls):
+    bench, made = memory.Bench(memory.BenchMemory(), CPU), []
+    monkeypatch.setattr(bench, "mib", lambda: 100 + 1e-3 * min(len(made), grows_until))
+    report = memory.leak(bench, lambda: made.append(0), 100)
+    assert report.leaks is leaks and len(made) == calls
+    assert report.slope_mib_per_1000 == pytest.approx(1.0 if leaks else 0.0, abs=1e-6)
 
 
 def test_verdicts_say_what_was_not_reproduced():

@@ -90,6 +90,7 @@ def test_main_rewrites_the_blocks_of_every_page_alone(tmp_path: Path, monkeypatc
         "tasks.md": ["tasks", "systems"],
         "drop_in.md": ["steps", "off-policy"],
         "zoo.md": ["zoo"],
+        "figures.md": ["curves"],
     }
     for path, blocks in pages.items():
         path.write_text(

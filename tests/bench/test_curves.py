@@ -1,13 +1,16 @@
 """Learning curves: what a run leaves, what is drawn of several seeds, and what is refused."""
 
+import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from torchrl_perf.bench import curves
 from torchrl_perf.bench.curves import main, stored, summary, thinned
-from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Run, Study
+from torchrl_perf.bench.curves_seeds import over_seeds, read_over_seeds, table_of, write_over_seeds
+from torchrl_perf.bench.curves_studies import PREPARED, STUDIES, WITH_EXTRAS, Run, Study
 from torchrl_perf.bench.curves_studies import episodes_without_exploration as by_episodes
 from torchrl_perf.trainers.run import run as running
 
@@ -39,13 +42,18 @@ def test_runs_are_stored_and_drawn_together(tmp_path, capsys):
     (tmp_path / "marine-empty_dqn_1.json").write_text(json.dumps({"rows": [other]}))
     capsys.readouterr()
     assert main([*options, "--draw"]) == 0
-    assert capsys.readouterr().out.count("trained") == 2
+    said = capsys.readouterr().out
+    assert said.count("trained") == 3  # a line of each seed, and one of both
+    assert "settings were chosen on: not recorded" in said
+    assert json.loads((tmp_path / "over_seeds" / "marine-empty.json").read_text())["shown"] == {"dqn": [0, 1]}
     assert (tmp_path / "curve_marine-empty.png").stat().st_size > 10_000
     assert [line["of"] for line in summary(stored("marine-empty", tmp_path))] == ["trained", "scripted", "trained"]
 
 
 def test_an_env_of_gymnasium_is_trained_by_its_preset_and_evaluated(tmp_path, monkeypatch, capsys):
-    study = Study("CartPole", {"ppo": Run("ppo", "CartPole-v1")}, {"episode/mean_return": "return"}, by_episodes)
+    study = Study(
+        "CartPole", {"ppo": Run("ppo", "CartPole-v1")}, {"episode/mean_return": "return"}, by_episodes, "none"
+    )
     monkeypatch.setitem(STUDIES, "pole", study)
     options = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--device", "cpu", "--study", "pole"]
     assert main([*options, "--seeds", "3", "--total-steps", "4096"]) == 0
@@ -95,10 +103,78 @@ def test_unknown_names_and_empty_folders_are_refused(arguments, words, tmp_path,
 
 def test_committed_curves_have_three_seeds_of_each_run():
     committed = {path.name.split("_")[0] for path in curves.FOLDER.glob("*.json")}
-    assert set(STUDIES) - set(WITH_EXTRAS) <= committed <= set(STUDIES)
+    assert set(STUDIES) - {*WITH_EXTRAS, *PREPARED} <= committed <= set(STUDIES)
     for name in committed:
         rows = stored(name, curves.FOLDER)
         # an env of Gymnasium's takes hours on a CPU: some of its runs may be missing, but none has fewer seeds
         for run in {row["run"] for row in rows} if name in WITH_EXTRAS else STUDIES[name].runs:
-            assert [row["seed"] for row in rows if row["run"] == run] == [0, 1, 2], (name, run)
+            seeds = [row["seed"] for row in rows if row["run"] == run]
+            assert seeds in ([0, 1, 2], list(STUDIES[name].seeds)), (name, run)
         assert (curves.PICTURES / f"curve_{name}.png").is_file()
+
+
+@pytest.mark.parametrize("name", sorted({path.name.split("_")[0] for path in curves.FOLDER.glob("*.json")}))
+def test_committed_figures_over_seeds_are_those_of_the_committed_runs(name, tmp_path):
+    study, rows = STUDIES[name], stored(name, curves.FOLDER)
+    write_over_seeds(name, study.title, study.chosen_on, rows, tmp_path)
+    assert read_over_seeds(name, tmp_path) == read_over_seeds(name, curves.FOLDER)
+
+
+def test_each_study_says_on_which_seeds_it_was_chosen_and_shows_three_others():
+    for study in STUDIES.values():
+        words = study.chosen_on.replace(" to ", " ").split()
+        assert words
+        assert len(study.seeds) == len(set(study.seeds)) >= 3
+        assert not set(study.seeds) & {int(word) for word in words if word.isdigit()}
+
+
+def test_a_run_with_all_seeds_of_its_study_shows_those_alone(tmp_path):
+    study = STUDIES["durotaxis"]
+
+    def seeds():
+        return [row["seed"] for row in stored("durotaxis", tmp_path)]
+
+    def write(*numbers):
+        for seed in numbers:
+            (tmp_path / f"durotaxis_ppo_{seed}.json").write_text(json.dumps({"rows": [{"run": "ppo", "seed": seed}]}))
+
+    write(0, 1, 2, *study.seeds[:2])
+    assert seeds() == sorted([0, 1, 2, *study.seeds[:2]])
+    write(study.seeds[2])
+    assert seeds() == sorted(study.seeds)
+
+
+def test_figures_over_seeds_have_the_interquartile_mean_and_its_interval():
+    def row(run, seed, value, other=None):
+        return {"run": run, "seed": seed, "evaluation": {"trained": {"share": value, "other": other}}}
+
+    lines = over_seeds(
+        [row("a", 5, 0.0), row("a", 6, 12.0, 1.0), row("a", 9, 3.0), row("b", 5, 4.0), row("c", 5, None)]
+    )
+    assert [(line["run"], line["figure"]) for line in lines] == [("a", "share"), ("a", "other"), ("b", "share")]
+    # a quarter of three values is cut off at either end: 0 and 12 count a twelfth each, 3 a third
+    expected = {"run": "a", "of": "trained", "figure": "share", "seeds": [5, 6, 9], "values": [0.0, 12.0, 3.0]}
+    assert lines[0] == expected | {"middle": pytest.approx(4.0), "low": 0.0, "high": 12.0}
+    assert (lines[1]["seeds"], lines[1]["values"]) == ([6], [1.0])
+    assert (lines[2]["middle"], math.isnan(lines[2]["low"]), math.isnan(lines[2]["high"])) == (4.0, True, True)
+    table = table_of(lines)
+    assert table[0] == {"run": "a", "of": "trained", "seeds": 3, "share": "4 [0, 12]", "other": "1"}
+    assert table[1] == {"run": "b", "of": "trained", "seeds": 1, "share": "4"}
+
+
+def test_an_interval_is_near_that_of_all_samples_of_four_seeds():
+    rows = [{"run": "a", "seed": seed, "evaluation": {"trained": {"x": 2.0**seed}}} for seed in range(4)]
+    (line,) = over_seeds(rows)
+    means = sorted(sum(sorted(chosen)[1:3]) / 2 for chosen in itertools.product((1.0, 2.0, 4.0, 8.0), repeat=4))
+    assert line["middle"] == 3.0
+    assert means[int(0.02 * 256)] <= line["low"] <= means[int(0.03 * 256)]
+    assert means[int(0.97 * 256)] <= line["high"] <= means[int(0.98 * 256)]
+
+
+def test_what_needs_no_training_is_a_line_across():
+    study = replace(STUDIES["marine"], beside=("scripted", "other"))
+    rows = [{"evaluation": {"trained": {}, "scripted": {"success": share, "mean_time": 3.0}}} for share in (0.5, 0.7)]
+    assert curves._across(study, rows, "navigation/success") == pytest.approx({"scripted": 0.6})
+    assert curves._across(study, rows, "navigation/collision") == {}
+    rows[1]["evaluation"]["scripted"]["success"] = None  # not finite: JSON has no NaN
+    assert curves._across(study, rows, "navigation/success") == {}

@@ -28,6 +28,30 @@ def test_specs(discrete, own_flags, device):
     check_env_specs(env)
 
 
+def test_all_agents_of_an_env_in_each_row(device):
+    """The row's own agent first, then the others in turn; zeros for those that are gone."""
+    env = AgentStreams(Walkers(3, 2, device=device), joint=True)
+    check_env_specs(env)
+    td, gone = env.reset(), 0
+    for _ in range(40):
+        own, there = td["observation"].view(3, 2, -1), td["valid"].view(3, 2, 1)
+        seen = torch.cat((own * there, there.to(own.dtype)), -1)
+        expected = torch.stack((seen, seen.flip(1)), 2).flatten(2).flatten(0, 1)
+        torch.testing.assert_close(td["joint"], expected)
+        gone += int((~there).sum())
+        td["action"] = torch.ones(6, dtype=torch.int64, device=device)
+        _, td = env.step_and_maybe_reset(td)
+    assert gone
+
+
+def test_no_joint_view_without_a_vector_of_each_agent():
+    base = Walkers(3, 2)
+    base.set_spec_lock_(mode=False)
+    base.observation_spec["agents", "observation"] = Unbounded(shape=(3, 2, 4, 4))
+    with pytest.raises(ValueError, match=r"joint: expected a vector of floats \('agents', 'observation'\)"):
+        AgentStreams(base, joint=True)
+
+
 def test_a_row_is_an_agent_of_an_env(device):
     """Every step against the env that is stepped beside it, agent by agent."""
     base, env = Walkers(3, 2, device=device), AgentStreams(Walkers(3, 2, device=device))

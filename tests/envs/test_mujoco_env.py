@@ -1,5 +1,6 @@
 """Any MuJoCo model as an env on MuJoCo Warp: episodes, masks, faults, randomisation, tasks of users, errors."""
 
+import math
 from contextlib import nullcontext
 
 import mujoco
@@ -236,9 +237,56 @@ def test_a_heavier_cart_is_slower():
     assert torch.cat(speeds).std() > 0
 
 
+PAIR = """
+<mujoco>
+  <option timestep="0.01"/>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 1"/>
+    <body pos="0 0 0.05">
+      <joint type="slide" axis="1 0 0"/>
+      <joint type="slide" axis="0 0 1"/>
+      <geom name="box" type="box" size="0.1 0.1 0.05"/>
+    </body>
+  </worldbody>
+  <contact><pair geom1="floor" geom2="box" friction="0.5 0.5 0.005 0.0001 0.0001"/></contact>
+</mujoco>
+"""
+
+
+def test_pairs_of_geoms_have_the_friction_of_their_world():
+    def speeds(**noise):
+        model = mujoco.MjModel.from_xml_string(PAIR)
+        still = {"reward": lambda before, action, after: after["qpos"][:, 0], "reset_noise": 0.0, "frame_skip": 20}
+        env = MuJoCoEnv(model, 6, **still, **noise, seed=0, device="cpu")
+        root = env.reset()
+        env.state_qvel[:, 0] = 3.0
+        root["action"] = torch.zeros(6, 0)
+        env.step(root)
+        return env, env.state_qvel[:, 0]
+
+    env, usual = speeds()
+    assert usual.std() < 1e-4 and 0.5 < usual.mean() < 2.8
+    env, varied = speeds(friction_noise=0.9)
+    factor = env.state_geom_friction[:, 0, 0] / float(env.model.geom_friction[0, 0])
+    torch.testing.assert_close(env.state_pair_friction[:, 0, 0], 0.5 * factor)
+    assert torch.equal(varied.argsort(descending=True), factor.argsort()), "less friction, more speed"
+
+
+@pytest.mark.parametrize("where", ["actuator", "sensor"])
+def test_delays_are_refused(where):
+    old = '<jointvel joint="slide"' if where == "sensor" else '<motor joint="slide"'
+    delayed = CART.replace(old, f'{old} delay="0.05" nsample="8"')
+    with pytest.raises(NotImplementedError, match=r"model: expected actuators and sensors without a delay.* Remedy: "):
+        MuJoCoEnv(delayed, 1, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
+        ({"timestep": math.nan}, ValueError, "timestep: expected a positive number, received nan"),
+        ({"timestep": math.inf}, ValueError, "timestep: expected a positive number, received inf"),
+        ({"reset_noise": math.nan}, ValueError, "reset_noise: expected a number of at least 0, received nan"),
+        ({"gain_noise": math.nan}, ValueError, r"gain_noise: expected a share in \[0, 1\), received nan"),
         ({"integrator": "verlet"}, ValueError, "expected one of euler, rk4, implicitfast, received 'verlet'"),
         ({"solver": "pgs"}, ValueError, "expected one of newton, cg, received 'pgs'"),
         ({"nconmax": 0}, ValueError, "nconmax: expected a positive integer, received 0"),

@@ -332,7 +332,7 @@ ELSEWHERE = {
         "masked.gumbel_argmax", "elbo.temporal_mask", "priority_tree.draw_leaves", "priority_tree.uniform_rows",
     },
     "float32 by contract": {
-        "atoms.fused_atom_means", "chain.fused_chain", "mlp.fused_mlp",
+        "atoms.fused_atom_means", "chain.fused_chain", "mlp.fused_mlp", "twice.graphed_gradients",
         "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
         "priority_tree.node_values", "scan.log_scan",
     },

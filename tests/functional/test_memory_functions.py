@@ -267,3 +267,49 @@ class TestOperators:
         x, begins, states = numbers(N, T, width), flags(), [numbers(N, size, seed=7) for size in sizes]
         compiled = torch.compile(sequence, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x, begins, *states), sequence(x, begins, *states))
+
+
+WEIGHT, BIAS = numbers(16, 4, seed=3).detach(), numbers(12, seed=4).detach()
+
+
+def of_gru(inputs, begins):
+    return gru_sequence(inputs[..., :12], inputs[:, 0, :4], begins, WEIGHT[:12], BIAS)
+
+
+def of_lstm(inputs, begins):
+    first = inputs[:, 0, :4]
+    return torch.cat(lstm_sequence(inputs, first, 2 * first, begins, WEIGHT), -1)
+
+
+def of_min_gru(inputs, begins):
+    return min_gru_sequence(inputs[..., :8], inputs[:, 0, :4], begins)
+
+
+def of_lru(inputs, begins):
+    decay, angle = torch.tensor([0.9, 0.5, 0.99, 0.1], dtype=FLOAT64), torch.arange(4, dtype=FLOAT64)
+    return lru_sequence(inputs[..., :4], inputs[..., 4:8], inputs[:, 0, :8], begins, decay, angle)
+
+
+SEQUENCES = {"gru": of_gru, "lstm": of_lstm, "min_gru": of_min_gru, "lru": of_lru}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of make_dual
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_transforms_of_torch_differentiate_a_sequence(name):
+    def of(inputs):
+        return SEQUENCES[name](inputs, begins)
+
+    inputs, begins, along = numbers(N, T, 16), flags(), numbers(N, T, 16, seed=9).detach()
+    plain = inputs.detach()
+    values = of(inputs)
+    weights = numbers(*values.shape, seed=2).detach()
+    (expected,) = torch.autograd.grad((values * weights).sum(), inputs)
+    torch.testing.assert_close(torch.func.grad(lambda x: (of(x) * weights).sum())(plain), expected)
+    torch.testing.assert_close(torch.func.vmap(of)(torch.stack([plain, 2 * plain]))[0], values.detach())
+    _, tangent = torch.func.jvp(of, (plain,), (along,))
+    torch.testing.assert_close((tangent * weights).sum(), (expected * along).sum())
+    with torch.autograd.forward_ad.dual_level():
+        dual = of(torch.autograd.forward_ad.make_dual(plain, along))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+    nothing = of(plain)
+    assert torch.equal(nothing, values.detach()), "behind them the operator runs again"

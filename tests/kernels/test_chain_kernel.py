@@ -187,3 +187,29 @@ class TestCuda:
         graph.replay()
         torch.cuda.synchronize()
         assert all(map(torch.equal, captured, first))
+
+
+@tries_kernels
+@pytest.mark.parametrize(("sizes", "eps"), [((3, 20, 2), 0.0), ((4, 33, 48, 1), EPS)])
+def test_gradients_are_differentiated_once_more(sizes, eps):
+    """A penalty on the gradient of the input, and on those of the parameters."""
+
+    def penalised(function, x, params):
+        x, params = x.detach().requires_grad_(), [p.detach().requires_grad_() for p in params]
+        first = torch.autograd.grad(function(x, params).square().sum(), [x, *params], create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), [x, *params])
+
+    x, params, _ = make(9, sizes, eps, kernel_device())
+    found = penalised(lambda x, p: fused_chain(x, p, "tanh", eps, "ieee"), x, params)
+    expected = penalised(lambda x, p: chain(x, p, "tanh", eps), x.double(), [p.double() for p in params])
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+
+
+@tries_kernels
+def test_hooks_of_parameters_are_called_once_where_gradients_have_a_graph():
+    x, params, _ = make(9, (3, 20, 2), 0.0, kernel_device())
+    params, seen = [p.requires_grad_() for p in params], []
+    params[0].register_hook(lambda grad: seen.append(grad) or torch.zeros_like(grad))
+    first, *_ = torch.autograd.grad(fused_chain(x, params, "tanh", 0.0, "ieee").sum(), params, create_graph=True)
+    assert len(seen) == 1 and not first.any() and seen[0].any()

@@ -1,9 +1,12 @@
 """The fused perceptron against the float64 reference: values and all gradients."""
 
+import random
+
 import pytest
 import torch
 
-from torchrl_perf.functional.mlp import fused_mlp, mlp
+from tests.kernels.interpreted import kernel_device, tries_kernels
+from torchrl_perf.functional.mlp import WIDTHS, fused_mlp, mlp
 
 SHAPES = [
     (1, 4, 64, 2),
@@ -53,6 +56,21 @@ def compare(x, params, grad, activation, precision):
         jumps = activation == "relu" and precision != "ieee"
         assert got.shape == want.shape, name
         assert_near(got, want, RELU_GRADIENT if jumps else 2 * TOLERANCE[precision])
+
+
+@tries_kernels
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_gradients_are_differentiated_once_more(activation):
+    def penalised(function, x, params):
+        params = [p.clone().requires_grad_() for p in params]
+        first = torch.autograd.grad(function(x, params).square().sum(), params, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), params)
+
+    x, params, _ = make(17, 3, 32, 2, kernel_device())
+    found = penalised(lambda x, p: fused_mlp(x, p, activation, "ieee"), x, params)
+    expected = penalised(lambda x, p: mlp(x, p, activation), x.double(), [p.double() for p in params])
+    for got, want in zip(found, expected, strict=True):
+        assert_near(got, want, 1e-4)
 
 
 @pytest.mark.gpu
@@ -121,3 +139,26 @@ def test_kernels_in_the_interpreter(monkeypatch):
         assert_near(kernel.forward(x, params, "tanh", "ieee", 2), expected, 1e-5)
         flat = kernel.backward(grad, x, params, "tanh", "ieee", 2)
         assert_near(flat, torch.cat([g.flatten() for g in wanted]), 1e-5)
+
+
+@tries_kernels
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes(seed):
+    """Any rows, inputs and outputs, of any strides, for both kernels; interpreted where there is no GPU."""
+    from torchrl_perf.kernels import mlp as kernels
+
+    draw, device = random.Random(seed), torch.device(kernel_device())
+    hidden = draw.choice(WIDTHS[:2] if device.type == "cpu" else WIDTHS)
+    rows, inputs, outputs = draw.randint(1, 150), draw.randint(1, 40), draw.randint(1, 20)
+    activation, programs = draw.choice(["tanh", "relu"]), draw.randint(1, 3)
+    x, params, grad = make(rows, inputs, hidden, outputs, device)
+    if draw.random() < 0.5:
+        x, grad = x.t().contiguous().t(), torch.stack([grad, grad], -1)[..., 0]
+    y = kernels.forward(x, params, activation, "ieee", programs)
+    flat = kernels.backward(grad, x, params, activation, "ieee", programs)
+    expected, wanted = gradients(
+        lambda x, p: mlp(x, p, activation), x.double(), [p.double() for p in params], grad.double()
+    )
+    assert_near(y, expected, 1e-5)
+    for got, want in zip(flat.split([p.numel() for p in params]), wanted, strict=True):
+        assert_near(got.view_as(want), want, 2e-5)

@@ -1,5 +1,6 @@
 """The scan kernels against float64 loops on CUDA: shapes, layouts, dtypes, exactness, graphs; and what needs no GPU."""
 
+import random
 import subprocess
 import sys
 
@@ -44,6 +45,27 @@ def test_package_import_loads_no_triton():
 def test_cpu_tensors_and_float64_have_no_kernel():
     assert not has_scan_kernels(torch.zeros(2))
     assert not has_scan_kernels(torch.zeros(2, dtype=torch.float64))
+
+
+@tries_kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_gae_of_random_shapes(monkeypatch, seed, layout):
+    """Any steps and envs, tiles and strides, and episodes of any length; interpreted where there is no GPU."""
+    from torchrl_perf.kernels import scan
+
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    n, t, share = draw.randint(1, 20), draw.randint(1, 90), draw.choice([0.0, 0.03, 0.5, 1.0])
+    tile = draw.choice([1, 2, 4]), draw.choice([8, 16, 32]), draw.choice([1, 4])
+    monkeypatch.setattr(scan, "launch_shape", lambda *_, **__: tile)
+    done = torch.rand(n, t, 1, generator=generator) < share
+    flags = [done, done & (torch.rand(n, t, 1, generator=generator) < 0.5)]
+    floats = [torch.randn(n, t, 1, generator=generator) for _ in range(3)]
+    tensors = [LAYOUTS[layout](each.to(kernel_device())) for each in (*floats, *flags)]
+    gamma = 0.99 if draw.random() < 0.5 else torch.tensor(0.99, device=kernel_device())
+    ours = scan.launch_gae(gamma, 0.95, *(each.squeeze(-1).t() for each in tensors))
+    for result, want in zip(ours, gae_loop(0.99, 0.95, *tensors), strict=True):
+        torch.testing.assert_close(result.t().unsqueeze(-1).double(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu

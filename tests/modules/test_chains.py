@@ -1,6 +1,8 @@
 """Perceptrons inside of an ``nn.Sequential``: which are found, and that only their execution differs."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torchrl_perf.functional.chain import chain
 from torchrl_perf.modules import EmpiricalNormalization
 from torchrl_perf.modules import chains as module
 from torchrl_perf.modules.chains import Chain, Found, chain_of, find, fuse_sequential, lacks_kernel
+from torchrl_perf.modules.mixed import MixedSequential
 
 
 def layers(*kinds):
@@ -42,9 +45,30 @@ def test_what_is_found(kinds, expected):
     assert chain_of(layers(*kinds)) == expected
 
 
-def test_layers_with_hooks_are_left_alone():
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("number", range(4))
+def test_layers_with_hooks_are_left_alone(kind, number):
+    found = layers("linear", "norm", nn.Tanh(), "linear")
+    handle = getattr(found[number], f"register_{kind}")(lambda *_: None)
+    assert chain_of(found) is None
+    handle.remove()
+    assert chain_of(found) == Chain(0, 4, "tanh", 1e-5)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_layer_whose_own_forward_was_replaced_is_left_alone(number):
+    found = layers("linear", "norm", nn.Tanh(), "linear")
+    found[number].forward = torch.zeros_like
+    assert chain_of(found) is None
+
+
+def test_a_layer_whose_weight_is_no_parameter_is_left_alone():
     found = layers("linear", nn.Tanh(), "linear")
-    found[2].register_forward_hook(lambda *_: None)
+    del found[0].weight
+    found[0].weight = torch.zeros(4, 4)
     assert chain_of(found) is None
 
 
@@ -93,6 +117,87 @@ def test_a_network_of_the_user_keeps_values_and_state(stand_in, is_normalized):
     assert len(stand_in) == 4
 
 
+def as_mixed(net):
+    return MixedSequential(*net)
+
+
+def as_fused(net):
+    assert fuse_sequential(net, "tf32")
+    return net
+
+
+def saved_and_loaded(net):
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def as_shallow_copy(net):
+    """A copy whose children are others, as torch's ``DataParallel`` makes it."""
+    copied = copy.copy(net)
+    copied.__dict__["_modules"] = {name: copy.deepcopy(layer) for name, layer in net.named_children()}
+    return copied
+
+
+COPIES = [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), saved_and_loaded, as_shallow_copy]
+
+
+@pytest.mark.parametrize("form", [as_mixed, as_fused])
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_computes_with_its_own_layers(stand_in, form, copied):
+    net = form(nn.Sequential(*layers("linear", nn.SiLU(), "linear")))
+    x = torch.randn(7, 4)
+    net(x.as_subclass(OnCuda))
+    twin = copied(net)
+    with torch.no_grad():
+        twin[2].bias.add_(1.0)
+    torch.testing.assert_close(twin(x), net(x) + 1.0)
+    torch.testing.assert_close(twin(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), net(x) + 1.0)
+    assert len(stand_in) == 2
+
+
+@pytest.mark.parametrize("form", [as_mixed, as_fused])
+def test_weights_that_were_taken_out_and_put_back_keep_their_places(stand_in, form):
+    net = nn.Sequential(*layers("linear", "norm", nn.Tanh(), "linear"))
+    for layer in net[1], net[3]:
+        weight = torch.randn_like(layer.weight)
+        del layer.weight
+        layer.weight = nn.Parameter(weight)  # now behind the bias
+        nn.init.normal_(layer.bias)
+    net[3].register_buffer("calls", torch.zeros(1))
+    net, x = form(net), torch.randn(5, 4)
+    torch.testing.assert_close(net(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), net(x))
+    assert stand_in == ["tf32"]
+
+
+@pytest.mark.parametrize("form", [as_mixed, as_fused])
+@pytest.mark.parametrize("shape", [(4,), (0, 4), (2, 0, 4), (2, 3, 4), (1, 2, 3, 4)])
+def test_rows_of_any_dims(stand_in, form, shape):
+    net, x = form(nn.Sequential(*layers("linear", "norm", nn.Tanh(), "linear"))), torch.randn(shape)
+    torch.testing.assert_close(net(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), net(x))
+    wide = torch.randn(*shape[:-1], 8)[..., ::2]
+    torch.testing.assert_close(net(wide.as_subclass(OnCuda)).as_subclass(torch.Tensor), net(wide))
+    assert len(stand_in) == 2
+
+
+def test_what_was_cut_out_of_a_network_runs_layer_by_layer(stand_in):
+    net, x = as_fused(nn.Sequential(*layers("linear", nn.Tanh(), "linear", nn.Tanh(), "linear"))), torch.randn(5, 4)
+    part = net[:3]
+    torch.testing.assert_close(part(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), net[2](net[1](net[0](x))))
+    assert stand_in == [] and repr(part).startswith("Sequential(")
+    assert fuse_sequential(part, "bf16")
+    part(x.as_subclass(OnCuda))
+    assert stand_in == ["bf16"]
+
+
+def test_a_network_whose_forward_was_replaced_keeps_it():
+    net = nn.Sequential(*layers("linear", nn.Tanh(), "linear"))
+    net.forward = torch.zeros_like
+    assert not fuse_sequential(net, "tf32") and type(net) is nn.Sequential
+    assert torch.equal(net(torch.ones(2, 4)), torch.zeros(2, 4))
+
+
 def test_what_is_no_perceptron_is_left_alone():
     class Own(nn.Sequential):
         pass
@@ -130,6 +235,14 @@ def hook(net):
     net[3].register_forward_hook(lambda *_: None)
 
 
+def backward_hook(net):
+    net[3].register_full_backward_hook(lambda *_: None)
+
+
+def own_forward(net):
+    net[3].forward = torch.sigmoid
+
+
 def parametrize(net):
     nn.utils.parametrize.register_parametrization(net[2], "weight", nn.Identity())
 
@@ -142,7 +255,9 @@ def remove_bias(net):
     net[0].bias = None
 
 
-@pytest.mark.parametrize("change", [replace, append, hook, parametrize, constant, remove_bias])
+@pytest.mark.parametrize(
+    "change", [replace, append, hook, backward_hook, own_forward, parametrize, constant, remove_bias]
+)
 def test_a_chain_is_looked_for_again_where_the_layers_have_changed(change):
     net = nn.Sequential(*layers("linear", nn.ELU(), "linear", nn.ELU(), "linear"))
     before = find(net)

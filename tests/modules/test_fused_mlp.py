@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from torchrl_perf.modules import FusedMLP
+from torchrl_perf.functional.mlp import mlp
+from torchrl_perf.modules import FusedMLP, chains
+from torchrl_perf.modules import mlp as module
 
 
-def plain(module, inputs, outputs, hidden, activation):
+def plain(net, inputs, outputs, hidden, activation):
     act = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
-    net = nn.Sequential(nn.Linear(inputs, hidden), act(), nn.Linear(hidden, hidden), act(), nn.Linear(hidden, outputs))
-    net.load_state_dict(module.state_dict())
-    return net
+    layers = nn.Linear(inputs, hidden), act(), nn.Linear(hidden, hidden), act(), nn.Linear(hidden, outputs)
+    made = nn.Sequential(*layers)
+    made.load_state_dict(net.state_dict())
+    return made
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -70,3 +73,68 @@ class TestCuda:
         module, x = FusedMLP(3, 2, device="cuda"), torch.randn(5, 3, device="cuda", requires_grad=True)
         module(x).sum().backward()
         assert x.grad.abs().sum() > 0
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says that it is on CUDA."""
+
+    @property
+    def is_cuda(self):
+        return True
+
+
+def other_activation(net):
+    net[1], net[3] = nn.ReLU(), nn.ReLU()
+
+
+def one_other_activation(net):
+    net[3] = nn.Sigmoid()
+
+
+def one_layer_more(net):
+    net.append(nn.Tanh())
+
+
+def a_hook(net):
+    net[2].register_forward_hook(lambda layer, inputs, output: 2 * output)
+
+
+def a_forward(net):
+    net[0].forward = lambda x: torch.zeros(*x.shape[:-1], 32)
+
+
+def a_weight_of_its_own(net):
+    nn.utils.parametrizations.weight_norm(net[2])
+
+
+def replaced_weight(net):
+    bias = net[4].bias
+    del net[4].weight, net[4].bias
+    net[4].bias, net[4].weight = bias, nn.Parameter(torch.randn(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("change", "kernels"),
+    [
+        (lambda net: None, 1), (other_activation, 1), (one_other_activation, 0), (one_layer_more, 0), (a_hook, 0),
+        (a_forward, 0), (a_weight_of_its_own, 0), (replaced_weight, 1),
+    ],
+)  # fmt: skip
+def test_what_is_changed_later_counts(monkeypatch, change, kernels):
+    calls = []
+
+    def fused(x, params, activation, precision):
+        calls.append(activation)
+        return mlp(x.as_subclass(torch.Tensor), params, activation)
+
+    monkeypatch.setattr(module, "fused_mlp", fused)
+    monkeypatch.setattr(module, "fusable", lambda x, params: True)
+    monkeypatch.setattr(chains, "runs_as_chain", lambda *args: False)
+    net, x = FusedMLP(3, 2, hidden_size=32), torch.randn(7, 3)
+    net(x.as_subclass(OnCuda))
+    change(net)
+    expected = x
+    for layer in net:
+        expected = layer(expected)
+    torch.testing.assert_close(net(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), expected)
+    assert len(calls) == 1 + kernels

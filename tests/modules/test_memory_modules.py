@@ -16,6 +16,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import LRU, DeviceGRU, DeviceLSTM, MinGRU
+from torchrl_perf.modules.memory.linear import LRUCore, MinGRUCore
 from torchrl_perf.runtime import no_host_sync
 
 IN, H = 3, 5
@@ -78,6 +79,48 @@ def test_equals_torch_on_each_episode_alone(kind, n, t, layers, share, bias):
     (expected * weight).sum().backward()
     for name, parameter in rnn.named_parameters():
         torch.testing.assert_close(module.core.get_parameter(name).grad, parameter.grad)
+
+
+def after_a_way(core, steps, *lengths):
+    """What is left at the end of two signs after a way of equal inputs, ``[2, H]``, for each length of the way."""
+    signs, way, end = torch.randn(2, 1, 32), torch.randn(1, 1, 32), torch.randn(1, 1, 32)
+    found = []
+    for length in (steps, *lengths):
+        x = torch.cat((signs, way.expand(2, length - 1, -1), end.expand(2, -1, -1)), 1)
+        states = tuple(torch.zeros(2, 1, size) for size in core.state_sizes)
+        with torch.no_grad():
+            out = core.sequence(x, states, torch.zeros(x.shape[:2], dtype=torch.bool))[0]
+        found.append(out[:, -1])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("core", [MinGRUCore, LRUCore])
+def test_linear_cells_have_a_sign_a_thousand_steps_later(core, seed):
+    """What PPO has to read at the junction of a long maze is there before it has learnt anything."""
+    torch.manual_seed(seed)
+    made = core(32, 64, 1, **({"bias": True} if core is MinGRUCore else {}), dropout=0.0)
+    (left, right), (later, _) = after_a_way(made, 1000, 1003)
+    assert (left - right).norm() > 3e-3 * left.norm()
+    if core is MinGRUCore:
+        assert (left - right).norm() > 10 * (left - later).norm()  # three steps more or less say far less
+        for layer in made.inputs:
+            layer.reset_parameters()  # gates that are all alike
+        ((left, right),) = after_a_way(made, 1000)
+        assert (left - right).norm() < 1e-6 * left.norm()
+
+
+def test_gates_of_a_min_gru_last_from_two_to_ten_thousand_steps_at_first():
+    torch.manual_seed(0)
+    core = MinGRUCore(50, 4000, 1, True, 0.0)
+    layer = core.inputs[0].requires_grad_(False)
+    weight, bias = layer.weight[:4000], layer.bias[:4000].double()
+    lasting = 1 / torch.sigmoid(bias)
+    assert lasting.min() >= 2 - 1e-5 and lasting.max() <= 10_001
+    # each octave as likely: half of the units last less than the geometric mean
+    assert float((lasting < (2 * 10_000) ** 0.5).double().mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(weight.std()) == pytest.approx(8 / 50**0.5, rel=0.02)
+    assert all(layer.bias is None for layer in MinGRUCore(3, 4, 2, False, 0.0).inputs)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

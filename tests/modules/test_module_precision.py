@@ -52,6 +52,7 @@ from torchrl_perf.modules import (
     SetEncoder,
     SquashedNormalHead,
     TimeHazard,
+    WindowEncoder,
     hybrid_features,
 )
 from torchrl_perf.systems import active_dynamics
@@ -215,6 +216,10 @@ CASES = {
     "NodeEncoder mixed": (
         lambda: NodeEncoder(3, 2, width=16, num_heads=2, num_layers=2, groups=4, precision="bf16"),
         lambda net, c: net(*nodes(c)),
+    ),
+    "WindowEncoder": (
+        lambda: WindowEncoder(2, 1, IN - 2, width=8, num_layers=1, num_heads=2),
+        lambda net, c: net(c(floats(B, IN))),
     ),
     "NoisyLinear": (lambda: NoisyLinear(IN, D), lambda net, c: net.eval()(c(floats(B, IN)))),
     "ObservationEncoder": (

@@ -222,14 +222,30 @@ def test_leaves_by_key():
 
 
 class TestModules:
-    @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-    def test_hooks(self, register):
+    @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+    def test_hooks(self, kind):
         net = nn.Linear(1, 1)
-        assert not modules.has_hooks(net)
-        handle = getattr(net, register)(lambda *_: None)
-        assert modules.has_hooks(net)
+        assert not modules.has_hooks(net) and not modules.is_changed(net)
+        handle = getattr(net, f"register_{kind}_hook")(lambda *_: None)
+        assert modules.has_hooks(net) and modules.is_changed(net)
         handle.remove()
-        assert not modules.has_hooks(net)
+        assert not modules.has_hooks(net) and not modules.is_changed(net)
+
+    def test_a_forward_of_one_module(self):
+        net = nn.Linear(1, 1)
+        net.forward = torch.sigmoid
+        assert modules.is_changed(net) and not modules.has_hooks(net)
+
+    def test_parameters_lie_by_name(self):
+        net = nn.Linear(1, 1)
+        held = modules.param_dict(net)
+        assert held["weight"] is net.weight
+        del net.weight
+        assert held.keys() == {"bias"}
+        net.weight = nn.Parameter(torch.zeros(1, 1))
+        assert held["weight"] is net.weight
+        net.bias = None
+        assert held["bias"] is None
 
     @pytest.mark.parametrize("kind", ["forward", "full_backward", "full_backward_pre"])
     def test_dicts_of_hooks(self, kind):
@@ -428,6 +444,31 @@ class TestTensors:
         assert tensors.has_gradient_hooks(param)
         handle.remove()
         assert not tensors.has_gradient_hooks(param)
+
+    def test_what_waits_for_a_gradient_is_called_by_hand(self):
+        param, seen = torch.nn.Parameter(torch.zeros(2)), []
+        tensors.call_gradient_hooks(param)
+        param.register_post_accumulate_grad_hook(seen.append)
+        tensors.call_gradient_hooks(param)
+        assert len(seen) == 1 and seen[0] is param
+
+    def test_transforms(self, fresh_dynamo):
+        seen = []
+
+        def look(x):
+            seen.append(tensors.is_transformed())
+            return x
+
+        one = torch.ones(2)
+        look(one)
+        torch.func.vmap(look)(one)
+        torch.func.jvp(look, (one,), (one,))
+        with torch.autograd.forward_ad.dual_level():
+            look(one)
+        look(one)
+        assert seen == [False, True, True, True, False]
+        traced = torch.compile(lambda x: x + 1 if tensors.is_transformed() else x - 1, fullgraph=True, backend="eager")
+        assert torch.equal(traced(one), torch.zeros(2))
 
     def test_modes(self):
         seen = []

@@ -15,6 +15,7 @@ from states import run
 from torchrl_perf.systems.active_dynamics import ActiveDynamicsConfig
 
 PLANNED = {"random_steps": 0, "plan_horizon": 4, "candidates": 8, "plan_rounds": 3}
+KNOWN = {"known_map": True, "decoder": "log_linear"}
 CASES = {
     "env": ({}, "duffing"),
     "num_envs": ({}, 4),
@@ -28,6 +29,15 @@ CASES = {
     "integrator": ({}, "rk4"),
     "substeps": ({}, 3),
     "input_cost": ({}, 5.0),
+    "action_encoder": ({}, "linear"),
+    "start": ({}, (0.5, 0.0)),
+    "start_range": ({}, 0.5),
+    "goal": ({**PLANNED, **KNOWN, "inputs": "goal", "goal": (1.0, 0.0)}, (0.0, 1.0)),
+    "goal_weight": ({**PLANNED, **KNOWN, "goal": (1.0, 0.0)}, 50.0),
+    "region_weight": ({**PLANNED, **KNOWN, "region": 0.5}, 50.0),
+    "known_map": ({**KNOWN, "known_map": False}, True),
+    "centres": ({}, 4),
+    "centres_range": ({}, 3.0),
     "max_episode_steps": ({}, 3),
     "extent": ({"action_max": 20.0}, 1.6),
     "latent_size": ({}, 3),
@@ -63,8 +73,9 @@ CASES = {
     "beta_anneal": ({}, 2),
 }
 SHARED = {"observation": {"likelihood": "gaussian"}}
-# one chooses between precisions of CUDA, the other what is reported
-ALONE = ("precision", "prediction_horizon", "schedule_steps")  # the last is refused: nothing is annealed over the run
+# the first chooses between precisions of CUDA, the others what is reported
+ALONE = ("precision", "prediction_horizon", "region", "schedule_steps")
+"""The last is refused: nothing is annealed over the run."""
 
 
 @cache
@@ -100,6 +111,16 @@ def test_the_horizon_of_the_report():
         trainer.close()
     assert rows[0]["prediction/r2"] != rows[1]["prediction/r2"]
     assert rows[0]["train/loss_kl"] == rows[1]["train/loss_kl"]
+
+
+def test_the_region_of_the_report():
+    rows = []
+    for region in (1.0, 2.0):
+        trainer = run(make(region=region), 1)
+        rows.append((trainer.metrics.flush(24), trainer.region_error()))
+        trainer.close()
+    assert rows[0][0]["train/loss_kl"] == rows[1][0]["train/loss_kl"]
+    assert rows[0][1] != rows[1][1]
 
 
 def test_every_inherited_key_is_read(monkeypatch):

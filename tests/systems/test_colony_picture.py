@@ -6,6 +6,7 @@ import torch
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs import ColonyCurriculum, Durotaxis
 from torchrl_perf.systems.durotaxis import draw_colony, record_colony, recorded_colony
+from torchrl_perf.systems.durotaxis.picture import hull
 
 
 def acting(env, *action):
@@ -48,6 +49,15 @@ def test_picture(tmp_path, delta, outcome):
     assert recording.outcome == outcome
     # an empty colony has no centre of its own
     assert recording.centers.isfinite().all()
+
+
+def test_the_shape_of_a_colony_is_its_convex_hull():
+    square = [[0.0, 0.0], [2.0, 0.0], [2.0, 2.0], [0.0, 2.0]]
+    inside = [[1.0, 1.0], [0.5, 1.5], [1.0, 0.0], [2.0, 2.0]]  # one on an edge, one corner twice
+    assert hull(inside + square) == square
+    assert hull([[1.0, 2.0]]) == [[1.0, 2.0]]
+    assert hull([[3.0, 1.0], [1.0, 1.0], [2.0, 1.0]]) == [[1.0, 1.0], [3.0, 1.0]]
+    assert hull([]) == []
 
 
 def test_title_and_one_moment(tmp_path):

@@ -347,6 +347,5 @@ class TestRefusals:
 
 
 def test_presets():
-    assert set(DUROTAXIS_PRESETS) == {"Durotaxis", "Durotaxis4096"}
+    assert set(DUROTAXIS_PRESETS) == {"Durotaxis"}
     assert all(preset.env == name for name, preset in DUROTAXIS_PRESETS.items())
-    assert DUROTAXIS_PRESETS["Durotaxis4096"].num_envs == 4096

@@ -119,7 +119,7 @@ def linked_pairs(td, ahead):
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "gru"])
-@pytest.mark.parametrize("dynamics", ["mlp", "linear", "rbf", "ensemble"])
+@pytest.mark.parametrize("dynamics", ["mlp", "linear", "rbf", "ensemble", "rbf_ensemble"])
 def test_every_parameter_learns_and_nothing_waits(encoder, dynamics):
     model = make(encoder, dynamics, "poisson")
     loss = MultiStepELBOLoss(model, mask_rate=0.5)

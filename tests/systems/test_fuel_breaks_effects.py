@@ -16,6 +16,7 @@ from states import run
 
 from torchrl_perf.runtime.memory import MemoryGuard
 from torchrl_perf.systems.fuel_breaks import FUEL_BREAKS_PRESETS, FuelBreaksConfig
+from torchrl_perf.systems.fuel_breaks.task import BreaksTask
 from torchrl_perf.trainers import train
 from torchrl_perf.trainers.run import loop
 
@@ -89,7 +90,7 @@ def learnt(options):
 @pytest.mark.parametrize(
     "field",
     [
-        pytest.param(field.name, marks=repeated(FuelBreaksConfig, field.name))
+        pytest.param(field.name, marks=repeated(FuelBreaksConfig, field.name, BreaksTask))
         for field in dataclasses.fields(FuelBreaksConfig)
     ],
 )
@@ -154,4 +155,4 @@ def test_every_inherited_key_is_read(monkeypatch):
         run(type(trainer)(config), 5).close()
 
     left = unread(trainer.config, iterate, monkeypatch) - set(RUN_KEYS) - set(ALONE)
-    assert not [field for field in left if repeated(FuelBreaksConfig, field)]
+    assert not [field for field in left if repeated(FuelBreaksConfig, field, BreaksTask)]

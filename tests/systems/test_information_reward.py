@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from torchrl_perf.functional.losses.information import embedding_information_gain, fisher_matrix, information_gain
+from torchrl_perf.functional.losses.information import (
+    _eliminated,
+    embedding_information_gain,
+    fisher_matrix,
+    information_gain,
+)
 from torchrl_perf.systems.active_dynamics import InformationReward, LatentDynamics
 
 
@@ -28,6 +33,14 @@ def test_the_gain_of_fewer_rows_than_parameters_is_that_of_the_matrices(outputs)
     torch.testing.assert_close(found, embedding_information_gain(covariance, matrix))
     assert found[1, 2].item() == pytest.approx(torch.logdet(torch.eye(6) + covariance @ matrix[1, 2]).item())
     assert information_gain(-covariance, sensitivity, 0.1).isnan().any()
+
+
+def test_elimination_is_the_log_determinant():
+    torch.manual_seed(0)
+    rows = torch.randn(3, 2, 6, 4, dtype=torch.float64)
+    matrix = rows @ rows.mT + torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(_eliminated(matrix), torch.logdet(matrix))
+    assert _eliminated(matrix - 100.0 * torch.eye(6)).isnan().all()
 
 
 def test_the_input_matrix_is_among_the_parameters():

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from marine_runs import AGENTS, KINDS, OWN, TRAINERS, make, parameters, settings
+from marine_runs import AGENTS, KINDS, OWN, PRESETS, TRAINERS, make, parameters, settings
 from states import run
 
 from torchrl_perf.cli import main
@@ -157,6 +157,16 @@ class TestCommandLine:
     def test_the_usage_names_the_systems(self, capsys):
         assert main([]) == 2
         assert "marine, durotaxis" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_overestimate_of_staying_falls_within_a_run_of_a_million_steps(agent):
+    """A value that is its own target falls by 1 - gamma^n while the targets follow: in how many updates by 1 / e."""
+    for preset, steps in (("MarineNavigation", 1_000_000), ("MarineEmpty", None)):
+        config = PRESETS[agent][preset]
+        updates = (steps or config.total_steps) / config.batch_size * config.updates_per_iteration
+        lag = getattr(config, "target_interval", 1) / config.tau
+        assert lag / (1 - config.gamma**config.n_step) < updates / 2, (preset, lag, updates)
 
 
 def test_the_trainers_are_those_of_the_agents():

@@ -37,10 +37,13 @@ def test_figures_against_a_loop_over_vessels():
     )
     td = base.load_layout(scenarios.layout())
     ends, returns, times, turns, steps, angle = {}, {}, [], 0, 0, 0.0
+    spent, energies = torch.zeros(6, 3), []
     over = [False] * 6
     for step in range(60):
         active = td["agents", "active"].clone()
         td["agents", "action"] = scripted_action(base)
+        thrust = (base.snapshot()["thrust"] + 500 * td["agents", "action"]).clamp(-500, 1000)
+        spent += 0.5 * thrust.abs().sum(-1) / 1000
         stepped, td = base.step_and_maybe_reset(td)
         following = stepped["next", "agents"]
         for e in range(6):
@@ -53,11 +56,13 @@ def test_figures_against_a_loop_over_vessels():
                 if following["done"][e, r]:
                     ends[e, r] = int(following["event"][e, r])
                     times += [0.5 * (step + 1)] if ends[e, r] == 1 else []
+                    energies += [float(spent[e, r])] if ends[e, r] == 1 else []
             over[e] = over[e] or bool(stepped["next", "done"][e])
     assert len(ends) == figures.vessels == 18
     outcomes = [list(ends.values()).count(event) / 18 for event in (1, 2, 0)]
     assert [figures.success, figures.collision, figures.timeout] == pytest.approx(outcomes)
     assert figures.mean_time == pytest.approx(sum(times) / len(times))
+    assert figures.mean_energy == pytest.approx(sum(energies) / len(energies), rel=1e-5)
     assert figures.mean_return == pytest.approx(sum(returns.values()) / 18, rel=1e-4)
     assert figures.colregs_share == pytest.approx(turns / steps)
     assert figures.colregs_angle == pytest.approx(angle / turns if turns else 0.0, rel=1e-5)

@@ -50,6 +50,7 @@ LEARNING = {
     "loss_function": ({}, "smooth_l1"),
     "option_learning": ({"option_capacity": 2_000}, "critic"),
     "option_relabel": ({}, 1.0),
+    "option_interrupt": ({"option_learning": "critic", "option_capacity": 2_000}, True),
     "option_learning_rate": ({}, 0.02),
     "option_temperature": ({}, 0.5),
     "option_entropy_coeff": ({}, 0.5),
@@ -58,6 +59,7 @@ LEARNING = {
     "option_temperature_final": ({}, 0.1),
     "option_temperature_frames": ({"option_temperature_final": 0.1}, 32),
 }
+TRANSFORMER = {"network": "transformer"}
 BROWNIAN, RECORDED = {"market": "brownian"}, {"market": "recorded", "prices_file": "first"}
 MARKET = {
     "market": ({}, "brownian"),
@@ -79,6 +81,10 @@ MARKET = {
     "max_weight": (EXPOSURE, 3.0),
     "dead_band": (EXPOSURE, 0.3),
     "window": ({}, 4),
+    "network": ({}, "transformer"),
+    "transformer_size": (TRANSFORMER, 32),
+    "transformer_layers": (TRANSFORMER, 1),
+    "transformer_heads": (TRANSFORMER, 2),
     "max_episode_steps": ({}, 2),
     "ruin": ({**EXPOSURE, **BROWNIAN, "volatility": 0.5}, 0.95),
 }

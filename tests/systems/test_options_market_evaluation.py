@@ -126,6 +126,8 @@ def test_what_comes_later_changes_nothing_before():
     changed = PriceSeries(data.dates, torch.cat((data.prices[:90], data.prices[90:] * 1.5)))
     third = walk_forward(config(), **WALK, folds=1, series=changed)
     assert third[0].before == first[0].before
+    (alone,) = walk_forward(config(), **WALK, folds=1, series=data, windows=False)
+    assert (alone.before, alone.after) == (None, first[0].after)
     assert third[0].after.buy_and_hold != first[0].after.buy_and_hold
 
 

@@ -38,6 +38,7 @@ VARIANTS = {
     "exposure": EXPOSURE,
     "sides": {**EXPOSURE, "options": "sides"},
     "positions": {"options": "positions", "semantics": "target", "market": "five_regimes"},
+    "transformer": {"network": "transformer", "transformer_size": 8, "transformer_layers": 2, "transformer_heads": 2},
     "directed": {"directed": True, "reward": "realised_pnl", "option_temperature_final": 0.1},
     "brownian": {**EXPOSURE, "market": "brownian", "drift": 0.02, "volatility": 0.1, "commission": 0.0, "gamma": 0.0},
 }

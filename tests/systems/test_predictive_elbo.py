@@ -74,7 +74,7 @@ def test_the_rate_of_a_linear_system_is_found_where_samples_make_it_too_small():
     assert rates[MultiStepELBOLoss] < 0.0
 
 
-@pytest.mark.parametrize("dynamics", ["mlp", "rbf", "ensemble"])
+@pytest.mark.parametrize("dynamics", ["mlp", "rbf", "ensemble", "rbf_ensemble"])
 def test_every_parameter_learns_and_nothing_waits(dynamics):
     model = make(dynamics)
     loss = PredictiveELBOLoss(model, horizon=9, mask_rate=0.5)

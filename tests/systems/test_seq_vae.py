@@ -22,7 +22,7 @@ from torchrl_perf.systems.active_dynamics import (
 )
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-KINDS = ["mlp", "linear", "rbf", "ensemble"]
+KINDS = ["mlp", "linear", "rbf", "ensemble", "rbf_ensemble"]
 TINY = ICEMSettings(horizon=3, candidates=6, iterations=2, elites=3)
 
 
@@ -137,13 +137,16 @@ class TestDynamics:
         torch.testing.assert_close(each, members)
         assert model.variance.tolist() == pytest.approx([0.1 * 0.1] * 2, rel=1e-3)  # q dt
 
-    def test_an_ensemble_of_separate_states(self):
-        model = make(dynamics="ensemble").dynamics
+    @pytest.mark.parametrize("dynamics", ["ensemble", "rbf_ensemble"])
+    def test_an_ensemble_of_separate_states(self, dynamics):
+        model = make(dynamics=dynamics).dynamics
         z, a = torch.randn(3, 5, 2), torch.randn(5, 2)
         together = model.predict_members(z, a)
         for member in range(3):
             alone = model.predict_members(z[member], a, per_member=False)[member]
             torch.testing.assert_close(together[member], alone)
+        shared = model.predict_members(z, a, per_member=False).mean(0)
+        torch.testing.assert_close(shared, model(z, a))
 
     @pytest.mark.parametrize("kind", ["mlp", "linear", "rbf"])
     def test_the_field_is_linear_in_its_features(self, kind):
@@ -165,6 +168,14 @@ class TestDynamics:
         origin = (model.centres == 0).all(-1)
         assert features[origin].item() == pytest.approx(torch.tensor(-1.0).exp().item())
 
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_radial_functions_of_any_grid(self, size):
+        model = LatentDynamics(size, 2, kind="rbf", centres=4, rbf_range=1.2)
+        z = torch.randn(6, size)
+        distance = (z.unsqueeze(1) - model.centres).square().sum(-1)
+        expected = torch.exp(-distance / 0.8**2)  # centres are .8 apart
+        torch.testing.assert_close(model.features(z), expected)
+
     def test_the_input_is_added_for_the_time_of_a_step(self):
         model = make(dynamics="linear").dynamics
         z, a = torch.randn(3, 2), torch.randn(3, 2)
@@ -185,6 +196,8 @@ class TestDynamics:
             LatentDynamics(dt=0.0)
         with pytest.raises(ValueError, match="centres"):
             LatentDynamics(6, 6, kind="rbf")
+        with pytest.raises(ValueError, match="from 2 centres"):
+            LatentDynamics(kind="rbf", centres=1)
         with pytest.raises(ValueError, match="disagreement"):
             LatentDynamics(kind="ensemble").features(torch.zeros(1, 2))
 

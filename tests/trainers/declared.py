@@ -21,9 +21,15 @@ def declaring(kind: type, field: str) -> type:
     return next(base for base in reversed(kind.__mro__) if field in vars(base).get("__annotations__", {}))
 
 
-def repeated(kind: type, field: str) -> tuple[pytest.MarkDecorator, ...]:
-    """The mark of a key whose effect the trainers of a base class show already: the second part tries it again."""
-    return () if declaring(kind, field) is kind else (pytest.mark.slow,)
+def repeated(kind: type, field: str, *parts: type) -> tuple[pytest.MarkDecorator, ...]:
+    """The mark of a key whose effect the trainers of a base class show already: the second part tries it again.
+
+    Args:
+        kind: a config.
+        field: of it.
+        *parts: classes that no trainer but those of ``kind`` shows the keys of.
+    """
+    return () if declaring(kind, field) in (kind, *parts) else (pytest.mark.slow,)
 
 
 def unread(config: Any, act: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> set[str]:

@@ -6,6 +6,7 @@ from tensordict.nn import TensorDictModule
 
 from tests.kernels.interpreted import kernel_device, tries_kernels
 from torchrl_perf.bench.offpolicy import Locomotion
+from torchrl_perf.modules import DeterministicActor
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.trainers import SACConfig, SACTrainer
 from torchrl_perf.trainers.ddpg import DDPGConfig, DDPGTrainer, TD3Config
@@ -112,8 +113,59 @@ def test_other_networks_are_left_alone():
     trainer.close()
 
 
-def test_a_hook_is_not_left_out():
+PLACES = {
+    "critic": lambda loss: loss.critic,
+    "critic's network": lambda loss: loss.critic.module,
+    "perceptrons": lambda loss: loss.critic.module.net,
+    "target": lambda loss: loss.target_critic.module,
+    "actor": lambda loss: loss.actor,
+    "actor's network": lambda loss: loss.actor.module,
+    "layer": lambda loss: loss.actor.module[0],
+    "activation": lambda loss: loss.actor.module[1],
+    "target actor": lambda loss: loss.target_actor,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_is_not_left_out(place, hook):
     trainer, make_chained = make("td3")
-    trainer.algorithm.loss.critic.module.register_forward_hook(lambda *_: None)
+    handle = getattr(PLACES[place](trainer.algorithm.loss), hook)(lambda *_: None)
     assert make_chained(trainer.algorithm) is None
+    handle.remove()
+    PLACES[place](trainer.algorithm.loss).forward = lambda *_: None
+    assert make_chained(trainer.algorithm) is None
+    trainer.close()
+
+
+def test_layers_that_share_a_weight_are_left_alone():
+    trainer, make_chained = make("td3", hidden_sizes=(20, 20, 20))
+    network = trainer.algorithm.loss.actor.module
+    trainer.close()
+    network[4] = network[2]
+    actor = DeterministicActor(network, spec=trainer.env.action_spec)
+    trainer, make_chained = make("td3", actor=actor)
+    assert make_chained(trainer.algorithm) is None
+    trainer.close()
+
+
+def freeze(algorithm):
+    next(algorithm.loss.critic.parameters()).requires_grad_(False)
+
+
+def set_apart(algorithm):
+    algorithm.actor_optimizer.param_groups[1]["betas"] = (0.5, 0.9)
+
+
+@pytest.mark.parametrize("change", [freeze, set_apart])
+def test_what_changes_later_is_left_to_the_plain_update(change):
+    pytest.importorskip("triton")
+    trainer, make_chained = make("sac")
+    for _ in range(trainer.config.fill_iterations + 1):
+        trainer.step()
+    chained, sample = make_chained(trainer.algorithm), trainer.buffer.sample()
+    assert chained.takes(sample)
+    assert not chained.takes(sample.expand(2, *sample.shape).transpose(0, 1))
+    change(trainer.algorithm)
+    assert not chained.takes(sample)
     trainer.close()

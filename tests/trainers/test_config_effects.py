@@ -140,6 +140,7 @@ CASES: dict[str, Case] = {
     "noise_frames": Case(1),
     "policy_delay": Case(1),
     "option_learning": Case("critic", {"option_capacity": 2_000}),
+    "option_interrupt": Case(True, {"option_learning": "critic", "option_capacity": 2_000}),
     "option_relabel": Case(1.0),
     "option_clip": Case(0.01, {"updates_per_iteration": 8, "option_learning_rate": 0.1}),
     "option_capacity": Case(24),

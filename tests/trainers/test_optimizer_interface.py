@@ -427,6 +427,24 @@ def test_what_is_not_there_is_refused_in_groups(name):
         GuardedAdam([{"params": make_net().parameters(), name: True}])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("betas", (0.9, 1.5)), ("betas", 0.9), ("eps", -1.0), ("weight_decay", math.nan), ("amsgrad", True)],
+)
+def test_a_bad_setting_of_a_group_is_refused_where_it_is_set(name, value):
+    optimizer = GuardedAdam(make_net().parameters())
+    kept = optimizer.param_groups[0].get(name)
+    with pytest.raises(ValueError, match=r"expected .* received .* Remedy"):
+        optimizer.param_groups[0][name] = value
+    assert optimizer.param_groups[0].get(name) == kept
+
+
+@pytest.mark.parametrize("name", ["max_grad_norm", "acceleration"])
+def test_what_all_groups_have_together_is_no_setting_of_one(name):
+    with pytest.raises(ValueError, match=f"for all groups together, received {name} for one. Remedy"):
+        GuardedAdam([{"params": list(make_net().parameters()), name: None}])
+
+
 def test_other_faults_at_construction():
     params = list(make_net().parameters())
     with pytest.raises(ValueError, match="lr: expected it or learning_rate, received both"):

@@ -89,6 +89,30 @@ def test_hooks_are_called_at_each_step_and_what_they_do_counts(traced, name, mod
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("name", ["ppo", "sac", "ddpg"])
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_gradients_are_called_at_each_step_and_what_they_do_counts(traced, name, mode, register):
+    trainer, calls = run(make(name, mode), 3 if name != "ppo" else 1), []
+
+    def none(given):
+        calls.append(0)
+        if register == "register_hook":
+            return torch.zeros_like(given)
+        given.grad.zero_()
+
+    masked = [one.params[0] for one in optimizers(trainer)]
+    for one, param in zip(optimizers(trainer), masked, strict=True):
+        getattr(param, register)(none)
+        one.state[param]["exp_avg"].zero_()  # what has been gathered would move it on
+    before = [param.detach().clone() for param in masked]
+    others = values(trainer)
+    run(trainer, 2)
+    assert len(calls) == (4 if name == "ppo" else 8)
+    assert all(torch.equal(one, other) for one, other in zip(before, masked, strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(others, values(trainer), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_a_parameter_that_the_loss_of_ppo_does_not_depend_on_stays(traced, mode, decay):
     trainer = make("ppo", mode)

@@ -1,5 +1,9 @@
-"""Learning curves of whole systems over several seeds, with an evaluation after each run: JSON and a picture."""
+"""Learning curves of whole systems over several seeds, with an evaluation after each run: JSON and a picture.
 
+Figures are interquartile means over the seeds with 95% bootstrap intervals (arXiv:2108.13264).
+"""
+
+import dataclasses
 import json
 import sys
 import tempfile
@@ -9,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchrl_perf.bench.curves_studies import STUDIES, WITH_EXTRAS, Run, Study
+from torchrl_perf.bench.curves_seeds import over_seeds, table_of, write_over_seeds
+from torchrl_perf.bench.curves_studies import PREPARED, STUDIES, WITH_EXTRAS, Run, Study
 from torchrl_perf.bench.learning import MOST_POINTS, thinned
 from torchrl_perf.bench.report import RESULTS, format_table, write_results
+from torchrl_perf.metrics.comparison import Curve, band_of
 from torchrl_perf.metrics.figure import new_figure, save_figure
 from torchrl_perf.metrics.plot import read_progress
 from torchrl_perf.run_layout import PROGRESS
@@ -25,15 +31,18 @@ PICTURES = RESULTS.parents[2] / "docs" / "pictures"
 class BenchCurves:
     """Options of ``torchrl-perf bench curves``."""
 
-    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in WITH_EXTRAS)
-    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), durotaxis, fuel-breaks,
+    study: tuple[str, ...] = tuple(name for name in STUDIES if name not in (*WITH_EXTRAS, *PREPARED))
+    """Studies: marine (three vessels), marine-empty (one, 40 m from its goal), marine-risk (one policy on levels of
+    risk), durotaxis, durotaxis-stages (nearer goals, more nodes, the share to delete alone), fuel-breaks,
     fuel-breaks-one-shot (all breaks at once, judged on unseen landscapes), options-market (options and plain soft
     actor-critic, judged on unseen prices), ranks (one, two and three processes that learn CartPole with the same envs
-    in all); and lunar-lander and half-cheetah, which need Gymnasium's extras box2d and mujoco."""
+    in all); by name alone marine-curriculum (three to six vessels, obstacles and vortices, on a GPU), and lunar-lander,
+    half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and mujoco, and the
+    package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds."""
+    seeds: tuple[int, ...] = ()
+    """Seeds; by default three of each study on which none of its settings was chosen."""
     total_steps: int | None = None
     """Env steps of each run; None has those of the study."""
     device: str = "auto"
@@ -61,10 +70,14 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
 
     run = study.runs[name]
     with tempfile.TemporaryDirectory() as folder:
-        changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        changes = {} if options.total_steps is None else {"total_steps": options.total_steps * run.rows}
         settings = {"device": options.device, "logger": "csv", "run_dir": folder, "checkpoint_interval": 0, **changes}
         config = run.config(seed, **settings)
         watch = Stopwatch("cpu").start()
+        if study.whole is not None:
+            found = study.whole(dataclasses.replace(config, logger="none"))
+            watch.stop()
+            return {"run": name, "seed": seed, "steps": found.pop("steps"), "seconds": watch.seconds, **found}
         if run.ranks > 1:
             trainer, run_dir, steps = _by_ranks(run, config, Path(folder))
         else:
@@ -80,8 +93,9 @@ def one_run(study: Study, name: str, seed: int, options: BenchCurves) -> dict[st
         curves = {}
         for column in study.columns:
             data = read_progress(run_dir / PROGRESS, column)
-            curves[column] = {"step": thinned(data["step"]), "value": thinned(data[column])}
-        row = {"run": name, "seed": seed, "steps": steps, "seconds": watch.seconds, "curves": curves}
+            curves[column] = {"step": thinned([at / run.rows for at in data["step"]]), "value": thinned(data[column])}
+        row = {"run": name, "seed": seed, "steps": steps // run.rows, "seconds": watch.seconds, "curves": curves}
+        assert study.evaluate is not None
         row["evaluation"] = study.evaluate(trainer, name)
     trainer.close()
     return row
@@ -111,10 +125,14 @@ def _by_ranks(run: Run, config: Any, folder: Path) -> tuple[Any, Path, int]:
 
 
 def stored(study: str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a study, in order of runs and seeds."""
+    """The rows of a study, in order of runs and seeds; of a run with all seeds of the study those alone."""
     rows = [json.loads(path.read_text())["rows"][0] for path in folder.glob(f"{study}_*.json")]
-    order = list(STUDIES[study].runs)
-    return sorted((row for row in rows if row["run"] in order), key=lambda row: (order.index(row["run"]), row["seed"]))
+    kept, unseen = [], set(STUDIES[study].seeds)
+    for run in STUDIES[study].runs:
+        own = sorted((row for row in rows if row["run"] == run), key=lambda row: row["seed"])
+        whole = unseen <= {row["seed"] for row in own}
+        kept += [row for row in own if not whole or row["seed"] in unseen]
+    return kept
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,27 +148,51 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """A panel for each column: the mean over the seeds of each run, and the range from the least to the greatest."""
-    import numpy as np
+    """A panel for each column: of each run the interquartile mean over the seeds, and its 95% interval.
+
+    Where the evaluation has the figure of a column, the ways beside it are lines across, in the evaluation's worlds.
+    """
     from matplotlib.ticker import EngFormatter
 
-    figure = new_figure(4.6 * len(study.columns), 3.6)
+    figure = new_figure(4.6 * len(study.columns), 3.8)
     panels = figure.subplots(1, len(study.columns), squeeze=False)[0]
     for axes, (column, words) in zip(panels, study.columns.items(), strict=True):
         for name in dict.fromkeys(row["run"] for row in rows):
             own = [row["curves"][column] for row in rows if row["run"] == name]
-            steps = np.linspace(max(one["step"][0] for one in own), min(one["step"][-1] for one in own), MOST_POINTS)
-            values = np.stack([np.interp(steps, one["step"], one["value"]) for one in own])
-            line = axes.plot(steps, values.mean(0), label=name, linewidth=1.2)[0]
-            axes.fill_between(steps, values.min(0), values.max(0), alpha=0.15, color=line.get_color(), linewidth=0)
-        axes.set_xlabel("env steps")
+            band = band_of([Curve(one["step"], one["value"]) for one in own], MOST_POINTS)
+            line = axes.plot(band.steps, band.middle, label=name, linewidth=1.2)[0]
+            axes.fill_between(band.steps, band.low, band.high, alpha=0.15, color=line.get_color(), linewidth=0)
+        if column in study.dashed:
+            other = rows[0]["curves"][study.dashed[column]]
+            axes.plot(other["step"], other["value"], color="0.3", linewidth=1.0, ls="--", label=study.dashed[column])
+        for who, value in _across(study, rows, column).items():
+            line = axes.axhline(value, color="0.3", linewidth=1.0, ls=_LINES[study.beside.index(who) % len(_LINES)])
+            line.set_label(who)
+        axes.set_xlabel(study.axis)
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    seeds = len({row["seed"] for row in rows})
-    figure.suptitle(f"{study.title}: mean and range of {seeds} seeds", fontsize=11)
+    seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
+    figure.suptitle(f"{study.title}\ninterquartile mean and 95% interval, seeds {seeds}", fontsize=10)
     return save_figure(figure, path, dpi=110)
+
+
+_LINES = ("--", ":", "-.", (0, (1, 3)))
+
+
+def _across(study: Study, rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
+    """What the ways beside a study reach of a column, the mean over the rows, by their names."""
+    figure, found = column.rpartition("/")[2], {}
+    for who in study.beside:
+        values = [row["evaluation"].get(who, {}).get(figure) for row in rows]
+        if values and all(value is not None for value in values):
+            found[who] = sum(values) / len(values)
+    return found
+
+
+def _print(lines: list[dict[str, Any]]) -> None:
+    print(format_table(lines, list(dict.fromkeys(key for line in lines for key in line))))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         study = STUDIES[name]
         chosen = [] if options.draw else [run for run in study.runs if not options.runs or run in options.runs]
         for run in chosen:
-            for seed in options.seeds:
+            for seed in options.seeds or study.seeds:
                 try:
                     row = one_run(study, run, seed, options)
                 except InterruptedError as error:
@@ -183,11 +225,12 @@ def main(argv: list[str] | None = None) -> int:
                 f"{name}: expected files {name}_*.json in {folder}, found none; train without --draw", file=sys.stderr
             )
             return 2
-        lines = summary(rows)
-        print(format_table(lines, list(dict.fromkeys(key for line in lines for key in line))))
-        print(
-            draw(study, rows, (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png")
-        )
+        _print(summary(rows))
+        _print(table_of(over_seeds(rows)))
+        path = write_over_seeds(name, study.title, study.chosen_on, rows, folder)
+        print(f"interquartile mean [95% interval]; settings were chosen on: {study.chosen_on}; {path}")
+        path = (PICTURES if options.pictures is None else Path(options.pictures)) / f"curve_{name}.png"
+        print(draw(study, rows, path) if study.picture is None else study.picture(study.title, rows, path))
     return 0
 
 

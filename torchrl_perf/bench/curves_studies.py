@@ -1,23 +1,33 @@
 """The studies of ``torchrl-perf bench curves``: presets of whole systems, metrics to draw, and an evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
+from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import unseen_prices
+from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
+from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
 
-__all__ = ["STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
+__all__ = ["PREPARED", "STUDIES", "WITH_EXTRAS", "Run", "Study", "episodes_without_exploration"]
 
 Evaluation = Callable[[Any, str], dict[str, dict[str, float]]]
+Picture = Callable[[str, Sequence[Mapping[str, Any]], Path], Path]
 EVALUATION_FIRES = 2_048
 EVALUATION_EPISODES = 50
+NOT_RECORDED = "not recorded, 0 to 2 perhaps"
+LATER_SEEDS = (30, 31, 32)
+"""Of the studies for which that is not known: a run of any of them is a new one."""
 
 
 class Run(NamedTuple):
@@ -30,6 +40,10 @@ class Run(NamedTuple):
     changes: Mapping[str, Any] = {}
     ranks: int = 1
     """Processes that learn it together; the settings are those of the whole run."""
+    make: Callable[[Any], Any] | None = None
+    """Makes the trainer of the settings, in place of the algorithm's own."""
+    rows: int = 1
+    """Rows of its batches that are one env step, by which the steps of a run are counted."""
 
     def config(self, seed: int, **changes: Any) -> Any:
         """The settings of one seed."""
@@ -40,6 +54,8 @@ class Run(NamedTuple):
 
     def trainer(self, config: Any) -> Any:
         """A trainer of the settings."""
+        if self.make is not None:
+            return self.make(config)
         return entry_of(self.algorithm).load("trainer")(config)
 
 
@@ -53,12 +69,29 @@ class Study:
         columns: metrics of ``progress.csv``, a panel each, with the words beside it.
         evaluate: of the trainer after its run and the run's name, figures by what they are of: ``trained``, and others
             to compare it with.
+        chosen_on: seeds on which settings were chosen, in words; what is shown of one of them is no evidence.
+        seeds: those that are shown, on which nothing was chosen.
+        figures: of ``trained``, those that the study is about.
+        beside: others of the evaluation, which are ways to do the same.
+        whole: trains and evaluates by the settings of a run, in place of a trainer and ``evaluate``: a row with
+            ``steps``, ``curves`` and ``evaluation``.
+        axis: what is counted along the curves.
+        dashed: of a column, another curve to draw with it, one for all runs.
+        picture: draws title and rows to a path, in place of a panel for each column.
     """
 
     title: str
     runs: Mapping[str, Run]
     columns: Mapping[str, str]
-    evaluate: Evaluation
+    evaluate: Evaluation | None
+    chosen_on: str
+    seeds: tuple[int, ...] = (0, 1, 2)
+    figures: tuple[str, ...] = ("mean_return",)
+    beside: tuple[str, ...] = ()
+    whole: Callable[[Any], dict[str, Any]] | None = None
+    axis: str = "env steps"
+    dashed: Mapping[str, str] = field(default_factory=dict)
+    picture: Picture | None = None
 
 
 def _navigation(robots: int, **scenario: Any) -> Evaluation:
@@ -137,8 +170,20 @@ _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE,
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
+# fewer steps than the preset's, in fewer and larger updates: five windows and five seeds take minutes on a core
+_WALK: dict[str, Any] = {"num_envs": 64, "total_steps": 24_576, "updates_per_iteration": 4, "minibatch_size": 512}
+_WALK |= {"learning_starts": 4_096, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 _RETURNS = {"episode/mean_return": "mean return, exploration included"}
 _ARRIVED = {"episode/mean_return": "mean return", "navigation/success": "share that arrived"}
+
+
+def _ppo_of_vessels(*, shared: bool) -> Run:
+    """PPO in as many worlds, and for as many of their steps, as the other agents."""
+    vessels, worlds, steps = CURRICULUM["max_robots"], 256, 6_000_000
+    changes = {**PPO_SETTINGS, "num_envs": worlds * vessels, "total_steps": steps * vessels}
+    make = functools.partial(make_vessel_ppo, world=CURRICULUM, shared=shared)
+    return Run("ppo", "MarineNavigation", changes, make=make, rows=vessels)
+
 
 STUDIES: dict[str, Study] = {
     "marine": Study(
@@ -146,18 +191,59 @@ STUDIES: dict[str, Study] = {
         {agent: Run(f"marine-{agent}", "MarineNavigation", _CHANGES[agent]) for agent in MARINE_AGENTS},
         {**_ARRIVED, "navigation/collision": "share that collided"},
         _navigation(3, count=500, distance=30.0),
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success", "collision"),
+        beside=("scripted",),
     ),
     "marine-empty": Study(
         "Navigation: one vessel, 40 m from its goal",
         {agent: Run(f"marine-{agent}", "MarineEmpty") for agent in MARINE_AGENTS},
         _ARRIVED,
         _navigation(1, count=500, exact=True, max_episode_steps=200),
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success", "mean_return"),
+        beside=("scripted",),
+    ),
+    "marine-curriculum": Study(
+        "Navigation: three to six vessels, obstacles, vortices",
+        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS}
+        | {name: _ppo_of_vessels(shared=shared) for name, shared in (("ippo", False), ("mappo", True))},
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        navigated,
+        "none: the settings are those of the curriculum without vortices",
+        figures=("success", "collision", "mean_time", "mean_energy"),
+        beside=("scripted",),
+    ),
+    "marine-risk": Study(
+        "Three vessels that act on the worst of what they expect",
+        {"iqn": Run("marine-iqn", "MarineEmpty", RISK)},
+        _ARRIVED,
+        on_risks,
+        "none",
+        figures=("success", "collision", "mean_time"),
+        beside=("worst 0.75", "worst 0.5", "worst 0.25", "worst 0.1", "scripted"),
+        picture=draw_risk,
     ),
     "durotaxis": Study(
         "A colony on a stiffness gradient",
         {"ppo": Run("durotaxis", "Durotaxis")},
         {"episode/success": "share that reached the goal", "episode/mean_return": "mean return"},
         _colony,
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("success",),
+    ),
+    "durotaxis-stages": Study(
+        "A colony whose task comes in stages",
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        "100 and 101",
+        figures=("success",),
+        beside=("half",),
+        picture=draw_stages,
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -167,30 +253,56 @@ STUDIES: dict[str, Study] = {
         },
         {"fire/burned": "burned fraction, exploration included"},
         _breaks,
+        NOT_RECORDED,
+        LATER_SEEDS,
+        figures=("burned",),
+        beside=("column", "domirank", "random", "none"),
     ),
     "fuel-breaks-one-shot": Study(
         "All fuel breaks at once",
         {"one-shot": Run("fuel-breaks-one-shot", "FuelBreaksVaried")},
         {"fire/burned": "burned, exploration included"},
         unseen_breaks,
+        "other seeds and landscapes",
+        figures=("burned", "gain"),
+        beside=("column", "betweenness, anew", "search"),
     ),
     "options-market": Study(
         "Five regimes of a market",
         {"options": Run("options-market", "OptionMarket"), "plain": Run("options-market", "OptionMarketPlain")},
         {"episode/mean_return": "log growth of an episode"},
         unseen_prices,
+        "seed 10 and other prices",
+        figures=("of_best",),
+        beside=("hold",),
+    ),
+    "sp500": Study(
+        "S&P 500: ten years learnt from, the next four traded, five times",
+        {"options": Run("options-market", "OptionMarketSP500", _WALK)},
+        {"growth": "log growth, costs paid"},
+        None,
+        "seed 0 and three of the tests, perhaps",
+        seeds=(30, 31, 32, 33, 34),
+        figures=("growth", "costs", "won"),
+        beside=("hold",),
+        whole=walked,
+        axis="days traded",
+        dashed={"growth": "hold"},
     ),
     "lunar-lander": Study(
         "LunarLander-v3",
         {name: Run(name, "LunarLander-v3") for name in ("ppo", "dqn")},
         _RETURNS,
         episodes_without_exploration,
+        "seed 10",
     ),
     "half-cheetah": Study(
         "HalfCheetah-v5",
         {name: Run(name, "HalfCheetah-v5") for name in ("ppo", "sac")},
         _RETURNS,
         episodes_without_exploration,
+        NOT_RECORDED,
+        LATER_SEEDS,
     ),
     "ranks": Study(
         "CartPole, 48 envs in all",
@@ -201,8 +313,12 @@ STUDIES: dict[str, Study] = {
         },
         _RETURNS,
         cart_poles,
+        NOT_RECORDED,
+        LATER_SEEDS,
     ),
 }
 """Studies by name."""
-WITH_EXTRAS = ("lunar-lander", "half-cheetah")
-"""Studies of envs that need more than the package: Gymnasium's extras box2d and mujoco."""
+WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
+"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
+PREPARED = ("marine-curriculum", "marine-risk", "durotaxis-stages")
+"""Studies without committed runs, which are made by name alone."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
+from torchrl_perf.bench.readme_curves import curves_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 from torchrl_perf.bench.zoo import zoo_table
 
@@ -283,6 +284,7 @@ def pages() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "tasks.md": {"tasks": tasks_table, "systems": systems_table},
         docs / "drop_in.md": {"steps": steps_block, "off-policy": readme_dropin.off_policy_table},
         docs / "zoo.md": {"zoo": zoo_table},
+        docs / "figures.md": {"curves": curves_table},
     }
 
 

@@ -54,7 +54,7 @@ class BenchRecurrent:
     """Seeds of the learning runs."""
     learning: tuple[str, ...] = (
         *("stateless-cartpole:gru", "stateless-cartpole:none", "tmaze-100:gru", "tmaze-100:none"),
-        *("tmaze-1000:lru", "tmaze-1000:none", "repeat-previous:gru", "repeat-previous:none"),
+        *("tmaze-1000:mingru", "tmaze-1000:none", "repeat-previous:gru", "repeat-previous:none"),
     )
     """Tasks of the learning runs, each with a memory; also tmaze-20."""
     limit: float = 60.0

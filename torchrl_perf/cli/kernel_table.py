@@ -1,17 +1,21 @@
 """What ``torchrl-perf doctor --kernels`` prints: times of perceptrons on this GPU, and the tiles of their kernels."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.chain import chain_tiles
+from torchrl_perf.functional.members import Members
 from torchrl_perf.functional.mlp import fusable
 from torchrl_perf.modules import FusedMLP
+from torchrl_perf.modules.ensemble import EnsembleMLP
+from torchrl_perf.modules.member_networks import members_of_ensemble
 from torchrl_perf.runtime import Acceleration, capture, time_cuda
 
-__all__ = ["SHAPES", "kernel_table"]
+__all__ = ["CRITICS", "SHAPES", "kernel_table"]
 
 SHAPES = (
     (65_536, 4, (64, 64), 2, "tanh"),
@@ -21,6 +25,12 @@ SHAPES = (
     (8_192, 23, (1024, 1024), 1, "silu"),
 )
 """Rows, inputs, hidden widths, outputs and activation."""
+CRITICS = (
+    (256, 2, 23, (256, 256), "relu", "tf32"),
+    (256, 5, 23, (256, 256), "relu", "tf32"),
+    (32_768, 2, 23, (512, 256, 128), "relu", "bf16"),
+)
+"""Rows, members of an ensemble of critics, inputs, hidden widths, activation and precision."""
 
 
 def kernel_table(device: torch.device | str, precisions: tuple[str, ...] = ("tf32", "bf16")) -> Iterator[str]:
@@ -35,7 +45,7 @@ def kernel_table(device: torch.device | str, precisions: tuple[str, ...] = ("tf3
     """
     if not torch.cuda.is_available():
         raise ValueError("kernels: expected a CUDA device, received none. Remedy: leave --kernels out.")
-    head = f"{'rows':>7} {'network':22} {'activation':10} {'precision':9} {'kernel':>8} {'layers':>8}  us"
+    head = f"{'rows':>7} {'network':24} {'activation':10} {'precision':9} {'kernel':>8} {'layers':>8}  us"
     yield f"{head}  tiles of forward and backward: rows, units, depth, warps, stages, registers, pair"
     for rows, inputs, hidden, outputs, activation in SHAPES:
         for precision in precisions:
@@ -45,14 +55,41 @@ def kernel_table(device: torch.device | str, precisions: tuple[str, ...] = ("tf3
             x = torch.randn(rows, inputs, device=device)
             times = []
             for net.fuses in (True, False):
-                with Acceleration(precision).active(device):  # pyright: ignore[reportArgumentType]
-                    times.append(time_cuda(capture(lambda net=net, x=x: _gradients(net, x), audit=False), 20).median)
-            shape = "-".join(map(str, (inputs, *hidden, outputs)))
-            line = f"{rows:>7} {shape:22} {activation:10} {precision:9} {times[0]:8.1f} {times[1]:8.1f}"
-            yield f"{line}      {_tiles(net, x)}"
+                times.append(_time(partial(_gradients, net, x), precision, device))
+            yield f"{_line(rows, (inputs, *hidden, outputs), activation, precision, times)}      {_tiles(net, x)}"
+    for rows, size, inputs, hidden, activation, precision in CRITICS:
+        net = EnsembleMLP(
+            size, inputs, 1, hidden_sizes=hidden, activation=activation, precision=precision, device=device
+        )
+        members, x = cast("Members", members_of_ensemble(net)), torch.randn(rows, inputs, device=device)
+        passes = (partial(_of_members, members, x), partial(_gradients, net, x))
+        times = [_time(call, precision, device) for call in passes]
+        line = _line(rows, (inputs, *hidden, 1), activation, precision, times, f"{size} x ")
+        yield f"{line}      {' '.join(map(str, members.tiles(rows)))}"
+    yield "tiles of critics: of forward, backward and gradients; rows, units, depth, warps, stages, parts of the rows"
 
 
-def _gradients(net: FusedMLP, x: Tensor) -> tuple[Any, ...]:
+def _time(call: Callable[[], object], precision: str, device: torch.device | str) -> float:
+    """Microseconds of a call in a graph."""
+    with Acceleration(precision).active(device):  # pyright: ignore[reportArgumentType]
+        return time_cuda(capture(call, audit=False), 20).median
+
+
+def _line(
+    rows: int, sizes: Sequence[int], activation: str, precision: str, times: Sequence[float], members: str = ""
+) -> str:
+    """A network and both of its times."""
+    shape = members + "-".join(map(str, sizes))
+    return f"{rows:>7} {shape:24} {activation:10} {precision:9} {times[0]:8.1f} {times[1]:8.1f}"
+
+
+def _of_members(net: Members, x: Tensor) -> tuple[Any, ...]:
+    """All gradients of an ensemble, as an update of critics asks for them."""
+    y, kept = net.forward(x[None])
+    return net.backward(torch.ones_like(y), kept, x[None])
+
+
+def _gradients(net: nn.Module, x: Tensor) -> tuple[Any, ...]:
     return torch.autograd.grad(net(x).sum(), list(net.parameters()))
 
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data import Binary, Composite, TensorSpec
+from torchrl.data import Binary, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_perf.runtime.upstream.envs import inner_reset
@@ -38,6 +38,10 @@ class AgentStreams(EnvBase):
     statistics. In the rows of an agent that is gone, ``terminated`` is False, and ``done`` is True only in the step in
     which its env ends, so that these rows form a separate episode that no n-step return crosses.
 
+    **A critic that all agents share** may see all of them: with ``joint=True`` the root has "joint" ``[N, R (O + 1)]``,
+    the observations ``[O]`` of all agents of the row's env and whether each takes part, those of the row's own agent
+    first and then the others in turn; zeros for agents that are gone (arXiv:2103.01955).
+
     **Ends.** An agent's own flags below ``group`` count if the env has them, else those of the env. The step that ends
     an agent is ``done``, whether or not its env goes on; the env is reset when all of its streams are done.
 
@@ -49,6 +53,7 @@ class AgentStreams(EnvBase):
             ``MarineNavigation`` or a ``VmasEnv``.
         group: key of the group of agents.
         active_key: key below ``group`` of the agents' activity, bool ``[E, R, 1]``.
+        joint: whether each row has the observations of all agents of its env, too.
 
     Attributes:
         base_env: the env.
@@ -57,14 +62,16 @@ class AgentStreams(EnvBase):
 
     Raises:
         ValueError: for an env with another batch size, without that group, with another number of actions than one
-            below it, or without a reward below it.
+            below it, or without a reward below it, and for ``joint`` without a vector ``(group, "observation")``.
     """
 
-    def __init__(self, env: EnvBase, group: str = "agents", *, active_key: str = "active") -> None:
+    def __init__(self, env: EnvBase, group: str = "agents", *, active_key: str = "active", joint: bool = False) -> None:
         self._rows = _shape_of_group(env, group)
         super().__init__(device=env.device, batch_size=(self._rows.numel(),))
-        self.base_env, self.group, self.active_key = env, group, active_key
+        self.base_env, self.group, self.active_key, self.joint = env, group, active_key, joint
         self.num_agents = self._rows[1]
+        agents = torch.arange(self.num_agents, device=env.device)
+        self._turn = (agents.unsqueeze(1) + agents).remainder(self.num_agents)  # [R, R]: itself, and the others
         # that of a wrapper is not its own
         self.resets_inside_step = bool(getattr(type(env), "resets_inside_step", False))
         self._make_specs()
@@ -82,6 +89,8 @@ class AgentStreams(EnvBase):
         observation["valid"] = flag.clone()
         if self._has_init:
             observation["is_init"] = flag.clone()
+        if self.joint:
+            observation["joint"] = self._joint_spec(observation.get("observation"))
         reward = env.full_reward_spec
         self._reward_paths = [path for path in self._paths(reward) if path not in self._root_paths]
         if ("reward",) not in self._reward_paths:
@@ -103,6 +112,16 @@ class AgentStreams(EnvBase):
             {self._name(self._action_path): self._flat(env.full_action_spec, self._action_path)}, batch, device
         )
         self.full_done_spec = _composite({name: flag.clone() for name in FLAGS}, batch, device)
+
+    def _joint_spec(self, own: TensorSpec | None) -> Unbounded:
+        """Of the observations of all agents in each row."""
+        if own is None or len(own.shape) != 2 or not own.dtype.is_floating_point:
+            raise ValueError(
+                f"joint: expected a vector of floats ({self.group!r}, 'observation') of each agent, received {own}. "
+                "Remedy: joint=False, or an env whose agents observe one."
+            )
+        shape = torch.Size((self.batch_size[0], self.num_agents * (own.shape[-1] + 1)))
+        return Unbounded(shape=shape, dtype=own.dtype, device=self.device)
 
     def _paths(self, spec: Composite) -> Iterator[Path]:
         """Keys below the group, without its name."""
@@ -137,7 +156,14 @@ class AgentStreams(EnvBase):
             entries["valid"] = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         if self._has_init:
             entries["is_init"] = self._of_env(td.get("is_init"))
+        if self.joint:
+            entries["joint"] = self._of_all(entries["observation"], entries["valid"])
         return entries
+
+    def _of_all(self, observation: Tensor, valid: Tensor) -> Tensor:
+        """``[N, R (O + 1)]`` of ``[N, O]`` and ``[N, 1]``."""
+        seen = torch.cat((torch.where(valid, observation, 0.0), valid.to(observation.dtype)), -1)
+        return seen.unflatten(0, self._rows)[:, self._turn].flatten(0, 1).flatten(1)
 
     def _flags(self, following: TensorDictBase, valid: Tensor) -> dict[NestedKey, Tensor]:
         """Ends of the streams; in the rows of agents that were gone before, that of their env."""

@@ -170,10 +170,12 @@ def fused_adam_steps_(  # noqa: PLR0913  what a step reads and writes
 ) -> None:
     """:func:`adam_steps_` of float32 parameters, and the step of their targets, in one launch on CUDA.
 
-    There it is one for each 48 parameters, where Triton is and all is contiguous; elsewhere PyTorch's fused kernel.
+    There it is one for each 48 parameters, where Triton is and all is contiguous; elsewhere PyTorch's fused kernel,
+    which walks through memory and takes tensors for what lies there: gradients that lie otherwise than their parameters
+    are copied, and parameters that lie otherwise than their means go through :func:`adam_steps_`.
 
     Args:
-        params: float32, and so are all others.
+        params: float32, and so are all others; of any strides.
         grads: one for each, divided by ``grad_scale`` first.
         exp_avgs: means of the gradients.
         exp_avg_sqs: means of their squares.
@@ -190,24 +192,30 @@ def fused_adam_steps_(  # noqa: PLR0913  what a step reads and writes
         lists = (params, grads, exp_avgs, exp_avg_sqs)
         kernels.adam_(lists, steps, (lr, grad_scale, skip), settings, targets, tau)
         return
-    (beta1, beta2), eps, weight_decay, decoupled = settings
-    (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
-        list(params),
-        list(grads),
-        list(exp_avgs),
-        list(exp_avg_sqs),
-        [],
-        list(steps.unbind()),
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-        grad_scale=grad_scale,
-        found_inf=skip,
-    )
+    grads = [
+        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(grads, params, strict=True)
+    ]
+    columns = list(params), grads, list(exp_avgs), list(exp_avg_sqs)
+    if all(len({each.stride() for each in row}) == 1 for row in zip(*columns, strict=True)):
+        (beta1, beta2), eps, weight_decay, decoupled = settings
+        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+            *columns,
+            [],
+            list(steps.unbind()),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=skip,
+        )
+    else:
+        # of a first step that is skipped the count is 0, and nothing of what follows is kept
+        corrections = bias_corrections(steps.clamp_min(1.0), settings.betas)
+        adam_steps_(*columns, corrections, lr=lr, settings=settings, grad_scale=grad_scale, skip=skip)
     if targets:
         polyak_update_(targets, params, 0.0 if tau is None else tau)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
 
 ACTIVATIONS = {
@@ -93,6 +94,7 @@ def fused_chain(
 
     Returns:
         ``[B, OUT]`` float32. Equal to :func:`chain` within 2e-3 of its scale (``ieee``: 1e-5, ``bf16``: 2e-2).
+        Gradients that are differentiated once more are those of :func:`chain`.
     """
     keep = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in params))
     return torch.ops.torchrl_perf.chain_forward(x, params, activation, eps, precision, keep)[0]
@@ -238,6 +240,11 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | list[Tensor | No
     activation, eps, precision = ctx.options
     weights, *_ = _parts(params, eps)
     needs_x, needs = ctx.needs_input_grad[:2]
+    if torch.is_grad_enabled():  # they are to be differentiated themselves
+        of_x, *of_params = graphed_gradients(
+            lambda x, *params: chain(x, list(params), activation, eps), (x, *params), (needs_x, *needs), grad
+        )
+        return of_x, of_params, None, None, None, None
     wanted = list(needs[:: 4 if eps else 2])
     *products, vector, dx = torch.ops.torchrl_perf.chain_backward(
         grad, x, params, kept, activation, eps, precision, needs_x, wanted

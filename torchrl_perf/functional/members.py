@@ -113,6 +113,16 @@ class Members:
         """Whether another is of the same shape in all respects, so that both can be one launch."""
         return self.made_of == other.made_of
 
+    def tiles(self, rows: int) -> tuple[tuple[int, ...], ...]:
+        """Tiles of the launches forward, backward and of all gradients, for B rows. It needs Triton.
+
+        Each is rows of a program, units and depth of a product, warps, stages of loads ahead, and parts of the rows.
+        """
+        from torchrl_perf.kernels.members_launch import tiles_of
+
+        ways = ("forward", "backward", "gradients")
+        return tuple(tuple(tiles_of(way, self._net, rows, self.size)) for way in ways)
+
     @property
     def _net(self) -> Any:
         from torchrl_perf.kernels.chain_launch import Network  # Triton is loaded where it is used, not at import

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 _ACTIVATION = {"tanh": torch.tanh, "relu": torch.relu}
 WIDTHS = (32, 64, 128)
@@ -33,7 +35,7 @@ def fusable(x: Tensor, params: list[Tensor]) -> bool:
     """Whether :func:`fused_mlp` has a kernel for these arguments.
 
     It has one for CUDA, float32, contiguous parameters, no gradient for ``x``, hidden widths 32 and 64 with IN <= 128
-    and OUT <= 64, and 128 with IN <= 64 and OUT <= 32: what fits on chip.
+    and OUT <= 64, and 128 with IN <= 64 and OUT <= 32: what fits on chip; none inside of a transform of ``torch.func``.
     """
     (hidden, inputs), outputs = params[0].shape, params[4].shape[0]
     return (
@@ -45,6 +47,7 @@ def fusable(x: Tensor, params: list[Tensor]) -> bool:
         and outputs <= (32 if hidden == 128 else 64)
         and not x.requires_grad
         and all(p.is_contiguous() for p in params)
+        and not is_transformed()
     )
 
 
@@ -95,8 +98,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = (activation, precision)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | list[Tensor] | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | list[Tensor | None] | list[Tensor] | None, ...]:
     x, *params = ctx.saved_tensors
+    if torch.is_grad_enabled():  # they are to be differentiated themselves
+        needs = (False, *ctx.needs_input_grad[1])
+        _, *found = graphed_gradients(
+            lambda x, *params: mlp(x, list(params), ctx.options[0]), (x, *params), needs, grad
+        )
+        return None, found, None, None
     flat = torch.ops.torchrl_perf.mlp_backward(grad, x, params, *ctx.options)
     parts = flat.split([p.numel() for p in params])
     return None, [part.view(p.shape) for part, p in zip(parts, params, strict=True)], None, None

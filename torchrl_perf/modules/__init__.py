@@ -7,6 +7,7 @@ from torchrl_perf.modules.encoders.cnn import ConvLayer, ConvNet
 from torchrl_perf.modules.encoders.joined import JoinedInputs
 from torchrl_perf.modules.encoders.node_encoder import NodeEncoder
 from torchrl_perf.modules.encoders.set_encoder import SetEncoder
+from torchrl_perf.modules.encoders.window_encoder import WindowEncoder
 from torchrl_perf.modules.ensemble import EnsembleMLP, EnsembleQ
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.hybrid import BoundedNormal, DeviceMaskedCategorical, DiagonalNormal, HybridDistribution
@@ -86,6 +87,7 @@ __all__ = [
     "SquashedNormal",
     "SquashedNormalHead",
     "TimeHazard",
+    "WindowEncoder",
     "hybrid_features",
 ]
 

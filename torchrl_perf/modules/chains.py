@@ -1,6 +1,5 @@
 """Perceptrons inside of any ``nn.Sequential``, found by their layers and run as one kernel."""
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -10,10 +9,10 @@ from torch import Tensor, nn
 from torchrl_perf.functional.chain import fused_chain, runs_as_chain
 from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.runtime.precision import autocast, widened
-from torchrl_perf.runtime.upstream.modules import child_dict, has_hooks, hook_dicts, tensor_slots
+from torchrl_perf.runtime.upstream.modules import child_dict, hook_dicts, is_changed, param_dict
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["Chain", "Found", "chain_of", "find", "fuse_sequential", "lacks_kernel", "run_chain"]
+__all__ = ["Chain", "ChainSequential", "Found", "chain_of", "find", "fuse_sequential", "lacks_kernel", "run_chain"]
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], bool]]] = {
     nn.Tanh: ("tanh", lambda layer: True),
@@ -58,7 +57,7 @@ def _chain_from(layers: Sequence[nn.Module], start: int) -> Chain | None:
         if after + 1 >= len(layers) or not _is_linear(layers[after + 1]):
             return found
         name, is_known = _ACTIVATIONS.get(type(layers[after]), ("", bool))
-        if not name or not is_known(layers[after]) or has_hooks(layers[after]):
+        if not name or not is_known(layers[after]) or is_changed(layers[after]):
             return found
         if found is not None and (found.activation, found.eps) != (name, eps):
             return found
@@ -67,14 +66,20 @@ def _chain_from(layers: Sequence[nn.Module], start: int) -> Chain | None:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, AlignedLinear) and cast("Any", layer).bias is not None and not has_hooks(layer)
+    return type(layer) in (nn.Linear, AlignedLinear) and _is_whole(layer)
 
 
 def _is_norm(layer: nn.Module) -> bool:
     """Whether it is a layer norm of one dim with gain and shift."""
-    if type(layer) is not nn.LayerNorm or has_hooks(layer):
+    if type(layer) is not nn.LayerNorm or not _is_whole(layer):
         return False
-    return len(layer.normalized_shape) == 1 and layer.bias is not None and layer.eps > 0
+    return len(layer.normalized_shape) == 1 and layer.eps > 0
+
+
+def _is_whole(layer: nn.Module) -> bool:
+    """Whether a layer has weight and bias as parameters, and a call of it is what its class says."""
+    params = param_dict(layer)
+    return params.get("weight") is not None and params.get("bias") is not None and not is_changed(layer)
 
 
 class Found:
@@ -93,8 +98,9 @@ class Found:
     def __init__(self, network: nn.Module) -> None:
         self.layers = [layer for layer in child_dict(network).values() if layer is not None]
         self.chain = chain_of(self.layers)
-        self._hooks = [hooks for layer in self.layers for hooks in hook_dicts(layer)[:2]]
+        self._hooks = [hooks for layer in self.layers for hooks in hook_dicts(layer)]
         self._hooked = [bool(hooks) for hooks in self._hooks]
+        self._own_forward = ["forward" in layer.__dict__ for layer in self.layers]
         self._kinds = [type(layer) for layer in self.layers]
         named = [
             (layer, _CONSTANTS[kind])
@@ -104,13 +110,16 @@ class Found:
         self._constants = [(layer, name, getattr(layer, name)) for layer, name in named]
         chain = self.layers[self.chain.start : self.chain.stop] if self.chain is not None else []
         parts = [layer for layer in chain if isinstance(layer, nn.Linear | nn.LayerNorm)]
-        self._slots = [(holder, name) for part in parts for holder, name, _ in tensor_slots(part)]
+        # by name: they lie in the order in which they were registered, which differs once one has been replaced
+        self._slots = [(param_dict(part), name) for part in parts for name in ("weight", "bias")]
 
     def holds(self, network: nn.Module) -> bool:
         """Whether the network's layers, their hooks, constants and parameters are still those."""
         if list(child_dict(network).values()) != self.layers or [type(layer) for layer in self.layers] != self._kinds:
             return False
         if [bool(hooks) for hooks in self._hooks] != self._hooked:
+            return False
+        if ["forward" in layer.__dict__ for layer in self.layers] != self._own_forward:
             return False
         if any(holder.get(name) is None for holder, name in self._slots):
             return False
@@ -122,7 +131,7 @@ class Found:
 
     def params(self) -> list[Tensor]:
         """Those of the chain, as :func:`~torchrl_perf.functional.chain.chain` takes them."""
-        return [holder[name] for holder, name in self._slots]
+        return [cast("Tensor", holder[name]) for holder, name in self._slots]
 
 
 def find(network: nn.Module) -> Found:
@@ -161,40 +170,58 @@ def lacks_kernel(network: nn.Module) -> bool:
     return len(linear) > 1 and (not is_single or chain_of(list(network)) is None)
 
 
+class ChainSequential(nn.Sequential):
+    """The class of an ``nn.Sequential`` that :func:`fuse_sequential` was given; copied, saved and cut, it stays one.
+
+    Attributes:
+        chain_precision: of the products; None runs layer by layer, as in a part that was cut out.
+        fuses: whether the kernel runs; False runs layer by layer.
+    """
+
+    chain_precision: str | None = None
+    fuses = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[*, IN]`` -> the output of the last layer."""
+        precision = self.chain_precision
+        found = find(self) if self.fuses and input.is_cuda and precision is not None else None
+        if found is None or found.chain is None or precision is None:
+            return super().forward(input)
+        layers, chain = found.layers, found.chain
+        with autocast(precision, input.device):
+            value = input
+            for layer in layers[: chain.start]:
+                value = layer(value)
+            fused = run_chain(found, value, precision)
+            value = value if fused is None else fused
+            for layer in layers[chain.start if fused is None else chain.stop :]:
+                value = layer(value)
+        return widened(value)
+
+    def _get_name(self) -> str:
+        return nn.Sequential.__name__
+
+
 def fuse_sequential(network: nn.Module, precision: str) -> bool:
     """Makes an ``nn.Sequential`` run its perceptron as one kernel, where it has one; layers and state stay.
 
-    Only its ``forward`` is changed, which copies keep.
+    Only its class is changed, as torch's parametrisations do: a function of one network, bound to it, would stay that
+    of the first in a copy, and could not be saved.
 
     Args:
         network: changed in place.
         precision: of the products.
 
     Returns:
-        Whether it was changed: a class of its own, and layers that no kernel takes, are left alone.
+        Whether it was changed: a class or a ``forward`` of its own, and layers that no kernel takes, are left alone.
     """
-    changed: Any = network
-    if getattr(network, "chain_precision", None) is not None:
+    if type(network) is ChainSequential and network.chain_precision is not None:
         return True
-    if type(network) is not nn.Sequential or chain_of(list(network)) is None:
+    if type(network) not in (nn.Sequential, ChainSequential) or "forward" in network.__dict__:
         return False
-    changed.chain_precision, changed.layered, changed.fuses = precision, network.forward, True
-    changed.forward = types.MethodType(_fused_forward, network)
+    if chain_of(list(network)) is None:
+        return False
+    changed: Any = network
+    changed.__class__ = ChainSequential
+    changed.chain_precision = precision
     return True
-
-
-def _fused_forward(self: Any, input: Tensor) -> Tensor:
-    """``forward`` of a network that :func:`fuse_sequential` was given."""
-    found = find(self) if self.fuses and input.is_cuda else None
-    if found is None or found.chain is None:
-        return self.layered(input)
-    layers, chain = found.layers, found.chain
-    with autocast(self.chain_precision, input.device):
-        value = input
-        for layer in layers[: chain.start]:
-            value = layer(value)
-        fused = run_chain(found, value, self.chain_precision)
-        value = value if fused is None else fused
-        for layer in layers[chain.start if fused is None else chain.stop :]:
-            value = layer(value)
-    return widened(value)

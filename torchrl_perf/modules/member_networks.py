@@ -10,7 +10,7 @@ from torchrl_perf.functional.members import Members
 from torchrl_perf.modules.chains import chain_of
 from torchrl_perf.modules.ensemble import EnsembleMLP
 from torchrl_perf.modules.mixed import MixedSequential
-from torchrl_perf.runtime.upstream.modules import has_hooks
+from torchrl_perf.runtime.upstream.modules import is_changed
 
 __all__ = ["members_of_ensemble", "members_of_layers"]
 
@@ -20,7 +20,7 @@ WIDEST = 1024
 
 def members_of_ensemble(network: nn.Module) -> Members | None:
     """An :class:`EnsembleMLP` for the kernels; None for another network, and for one that they do not serve."""
-    if type(network) is not EnsembleMLP or has_hooks(network) or "forward" in vars(network):
+    if type(network) is not EnsembleMLP or is_changed(network):
         return None
     norms = (list(network.gains), list(network.shifts)) if network.layer_norm else ((), ())
     found = Members(
@@ -35,7 +35,7 @@ def members_of_layers(network: nn.Module) -> tuple[Members, list[nn.Module]] | N
 
     None for another network, and for one that they do not serve.
     """
-    if type(network) is not MixedSequential or has_hooks(network) or "forward" in vars(network) or not network.fuses:
+    if type(network) is not MixedSequential or is_changed(network) or not network.fuses:
         return None
     layers = list(network)
     chain = chain_of(layers)
@@ -54,10 +54,14 @@ def members_of_layers(network: nn.Module) -> tuple[Members, list[nn.Module]] | N
 
 
 def _is_served(found: Members) -> bool:
-    """Whether all is float32 and contiguous, and each layer narrow enough; full float32 is left to the layers."""
+    """Whether all is float32, contiguous and of one layer alone, and each is narrow enough.
+
+    Full float32 is left to the layers; of a parameter that stands twice there would be two gradients.
+    """
     params: Sequence[torch.Tensor] = found.params
     return (
         found.precision != "ieee"
+        and len({id(param) for param in params}) == len(params)
         and len(found.widths) > 2
         and max(found.widths) <= WIDEST
         and all(p.dtype == torch.float32 and p.is_contiguous() for p in params)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_perf.functional.mlp import fusable, fused_mlp
+from torchrl_perf.modules.chains import find
 from torchrl_perf.modules.mixed import MixedSequential
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 """Layers by the names of activations."""
 SMALL = ("tanh", "relu")  # activations of the kernel of small networks
+LAYERS = 5  # of them: three linear ones, and activations between
 
 
 def hidden_layers(
@@ -111,8 +113,12 @@ class FusedMLP(MixedSequential):
         """``[*, O]`` -> ``[*, out_features]``."""
         if not (self._is_small and self.fuses and x.is_cuda):
             return super().forward(x)
-        params = [self[0].weight, self[0].bias, self[2].weight, self[2].bias, self[4].weight, self[4].bias]
-        if not fusable(x, params):
+        found = find(self)  # layers may have been replaced since, or have hooks
+        chain = found.chain
+        if chain is None or len(found.layers) != LAYERS or (chain.start, chain.stop, chain.eps) != (0, LAYERS, 0.0):
             return super().forward(x)
-        rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, self.activation, self.precision)
+        params = found.params()
+        if chain.activation not in SMALL or not fusable(x, params):
+            return super().forward(x)
+        rows = fused_mlp(x.reshape(-1, x.shape[-1]), params, chain.activation, self.precision)
         return rows.view(*x.shape[:-1], rows.shape[-1])

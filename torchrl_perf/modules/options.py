@@ -50,6 +50,10 @@ class OptionController(TensorDictModuleBase):
     option and is drawn in either case. Random numbers are drawn for all rows at each step, so that the step has static
     shapes.
 
+    With ``interrupts`` an option also ends, from its minimum duration on, where the selector likes another one better
+    that may begin there. Where logits rise with the values of the options, a policy of options that are interrupted for
+    a better one is at least as good as the one that lets them end (Sutton, Precup and Singh, 1999, theorem 2).
+
     **State.** The running option is kept in the environment's TensorDict, like the hidden state of a recurrent network:
     "option" and "option_age" are read at the root and written under "next". Give the env the
     :class:`~torchrl_perf.transforms.OptionState` transform, which adds them to its specs and sets them to 0 at a reset.
@@ -72,6 +76,8 @@ class OptionController(TensorDictModuleBase):
         temperature_end: from ``temperature_steps`` on; None is ``temperature``.
         temperature_steps: calls of :meth:`step` over which it falls, by the same factor in each.
         valid_key: bool ``[*]`` or ``[*, 1]``, True for the agents that exist; all do by default.
+        interrupts: whether an option ends where another one is better. The selector then has to know the running option
+            where it may not begin, see :meth:`candidates`.
 
     Attributes:
         temperature: 0-d buffer, the present one.
@@ -102,6 +108,7 @@ class OptionController(TensorDictModuleBase):
         temperature_end: float | None = None,
         temperature_steps: int = 0,
         valid_key: NestedKey | None = None,
+        interrupts: bool = False,
     ) -> None:
         super().__init__()
         last = temperature if temperature_end is None else temperature_end
@@ -116,6 +123,7 @@ class OptionController(TensorDictModuleBase):
         self.network_keys = list(in_keys)
         self.valid_key = valid_key
         self.ends_by_chance = True
+        self.interrupts = interrupts
         self.in_keys = [*in_keys, OPTION_KEY, AGE_KEY, *([] if valid_key is None else [valid_key])]  # pyright: ignore
         written = [ACTIVE_KEY, START_KEY, LOG_PROB_KEY, AVAILABLE_KEY, ("next", OPTION_KEY), ("next", AGE_KEY)]
         self.out_keys = written  # pyright: ignore
@@ -148,6 +156,22 @@ class OptionController(TensorDictModuleBase):
         allowed = self.initiation(tensordict)
         return allowed | (self.fallback & ~allowed.any(-1, keepdim=True))
 
+    def candidates(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
+        """Bool ``[*, O]``: those of ``available``, and the running option, which may go on where it may not begin.
+
+        With ``interrupts`` their logits are compared; without, it is ``available``.
+        """
+        if not self.interrupts:
+            return available
+        running = torch.arange(self.num_options, device=available.device) == tensordict.get(OPTION_KEY).unsqueeze(-1)
+        return available | (running & (tensordict.get(AGE_KEY) > 0).unsqueeze(-1))
+
+    def interrupted(self, tensordict: TensorDictBase, available: Tensor, logits: Tensor) -> Tensor:
+        """Bool ``[*]``: where another option than the running one has the greatest logit ``[*, O]``."""
+        option = tensordict.get(OPTION_KEY)
+        best = torch.where(self.candidates(tensordict, available), logits, -torch.inf).argmax(-1)
+        return (best != option) & (tensordict.get(AGE_KEY) >= self.min_duration[option])
+
     def termination_prob(self, tensordict: TensorDictBase) -> Tensor:
         """``[*]``: the probability that the running option ends before this step; 0 before its minimum duration."""
         option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
@@ -156,13 +180,17 @@ class OptionController(TensorDictModuleBase):
         prob = self.termination(tensordict).gather(-1, option.unsqueeze(-1)).squeeze(-1)
         return torch.where(age >= self.min_duration[option], prob, 0.0)
 
-    def log_probs(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
-        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for options that are not available.
+    def logits(self, tensordict: TensorDictBase) -> Tensor:
+        """``[*, O]``: what the selector says of all options, divided by the temperature.
 
-        They are float32 at least, whatever the selector returns, so that draws match the log-probabilities written.
+        They are float32 at least, whatever it returns, so that draws match the log-probabilities written.
         """
-        logits = self.selector(*[tensordict.get(key) for key in self.network_keys])
-        return masked_log_softmax(widened(logits) / widened(self.temperature), available)
+        found = self.selector(*[tensordict.get(key) for key in self.network_keys])
+        return widened(found) / widened(self.temperature)
+
+    def log_probs(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
+        """``[*, O]``: logarithms of the probabilities of the choice, ``-inf`` for options that are not available."""
+        return masked_log_softmax(self.logits(tensordict), available)
 
     def exists(self, tensordict: TensorDictBase) -> Tensor | None:
         """Bool ``[*]``, the agents that exist; None where all do."""
@@ -186,8 +214,10 @@ class OptionController(TensorDictModuleBase):
         first = tensordict.get("is_init", None)
         if first is not None:
             start = start | first.view(start.shape)
-        available = self.available(tensordict)
-        log_probs = self.log_probs(tensordict, available)
+        available, logits = self.available(tensordict), self.logits(tensordict)
+        if self.interrupts:
+            start = start | self.interrupted(tensordict, available, logits)
+        log_probs = masked_log_softmax(logits, available)
         following = gumbel_argmax(log_probs) if explore else log_probs.argmax(-1)
         log_prob = log_probs.gather(-1, following.unsqueeze(-1)).squeeze(-1)
         chosen = torch.where(start, following, option)

@@ -85,6 +85,9 @@ class SACOptionsConfig(SACConfig):
     option_relabel: float = 0.0
     """Share of a sample's rows that are learnt from as steps of another option, drawn among those that may begin in
     their state and whose range holds their action."""
+    option_interrupt: bool = False
+    """option_learning="critic": whether an option ends, from its minimum duration on, where the choice likes another
+    one better that may begin there."""
     option_learning_rate: float = 3e-3
     """Adam's step size for the policy over options and its values."""
     option_temperature: float = 1.0
@@ -102,6 +105,9 @@ class SACOptionsConfig(SACConfig):
         checks.each(("option_learning_rate", "option_temperature"), is_positive, "a positive number")
         checks.each(("option_entropy_coeff",), lambda value: value >= 0, "a number of at least 0")
         checks.each(("option_relabel",), is_share, "a number in [0, 1]")
+        if self.option_interrupt is True and self.option_learning == "returns":
+            problem = "expected False with option_learning='returns', whose choice knows no values, received True."
+            checks.add("option_interrupt", f"option_interrupt: {problem} Remedy: option_learning='critic'.")
         checks.each(("option_clip",), lambda value: 0 < value < 1, "a number in (0, 1)")
         checks.each(("option_capacity",), is_count, "a positive integer")
         if self.option_learning == "critic":
@@ -177,7 +183,9 @@ class OptionNetworks:
 
     def controller(self, selector: nn.Module, options: OptionSet, example: TensorDictBase) -> OptionController:
         """The policy over the options, on logits of :meth:`choice`."""
-        return OptionController(selector, options, example=example, temperature=self.config.option_temperature)
+        config = self.config
+        given = {"temperature": config.option_temperature, "interrupts": config.option_interrupt}
+        return OptionController(selector, options, example=example, **given)
 
     def layers(self, in_features: int, out_features: int) -> list[nn.Module]:
         """The layers of an actor or a choice."""
@@ -246,7 +254,7 @@ class OptionPasses(Passes):
     def _critic_part(self, context: tuple[TensorDictBase, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
         (sample, values), controller = context, self.controller
         rows = self.rows(sample)
-        log_probs = controller.log_probs(rows, controller.available(rows))
+        log_probs = controller.log_probs(rows, controller.candidates(rows, controller.available(rows)))
         entropy, value = masked_entropy(log_probs).mean(), masked_expectation(log_probs, values).mean()
         return (-value - self._coeff * entropy,), (entropy.detach(), value.detach())
 

@@ -1,5 +1,6 @@
 """A point on the plane that follows an unknown vector field and is observed through many noisy channels."""
 
+from torchrl_perf.envs.latent_field.action_encoder import ActionEncoder
 from torchrl_perf.envs.latent_field.env import LatentField, LatentOptions, goal_reward
 from torchrl_perf.envs.latent_field.fields import (
     FIELDS,
@@ -16,6 +17,7 @@ from torchrl_perf.envs.latent_field.observation import ObservationMap
 
 __all__ = [
     "FIELDS",
+    "ActionEncoder",
     "LatentField",
     "LatentOptions",
     "MultiAttractor",

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from torchrl_perf.envs.arguments import check_count
 from torchrl_perf.envs.drawing import BLUE, INK, RED, Line
+from torchrl_perf.envs.latent_field.action_encoder import make_action_encoder
 from torchrl_perf.envs.latent_field.fields import INTEGRATORS, VectorField, flow, make_field
 from torchrl_perf.envs.latent_field.observation import NOISES, ObservationMap, draw_observation
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
@@ -33,10 +34,11 @@ class LatentOptions(TypedDict, total=False):
     observation_std: float
     rate: float
     initial_range: float
+    initial_place: tuple[float, float]
     extent: float | None
     goal: tuple[float, float] | None
     action_cost: float
-    action_encoder: Callable[[Tensor, Tensor], Tensor] | None
+    action_encoder: str | Callable[[Tensor, Tensor], Tensor] | None
     world_seed: int
     dtype: torch.dtype
 
@@ -63,9 +65,9 @@ class LatentField(StructuredEnv):
 
     **Reward**: 0, or with a ``goal``, ``-|z' - goal|^2 - action_cost |a|^2``.
 
-    Episodes begin uniformly in ``[-initial_range, initial_range]^2``, terminate where the point leaves
-    ``[-extent, extent]^2``, if there is an extent, and are truncated after ``max_episode_steps``. A point that is no
-    longer finite is truncated and re-drawn.
+    Episodes begin uniformly within ``initial_range`` of ``initial_place`` along each axis, terminate where the point
+    leaves ``[-extent, extent]^2``, if there is an extent, and are truncated after ``max_episode_steps``. A point that
+    is no longer finite is truncated and re-drawn.
 
     Read: ``"action"`` [N, 2], clipped to ``[-action_max, action_max]``. Written at the root and under "next":
     ``"observation"`` [N, D] and ``"latent"`` [N, 2], z; ``("next", "reward")`` [N, 1].
@@ -85,10 +87,11 @@ class LatentField(StructuredEnv):
         seed: passed to ``set_seed``.
         **options: ``dt`` (0.1), ``process_noise`` (Q, 0.01), ``integrator`` ("euler"), ``substeps`` (1),
             ``observation_std`` (of Gaussian noise, 0.1), ``rate`` (mean counts of the log-linear map, 1),
-            ``initial_range`` (1.5), ``extent`` (None: the whole plane), ``goal`` (None), ``action_cost`` (0),
-            ``action_encoder`` (a function of inputs and points, ``[*, 2]`` each, whose result is added to f in place of
-            the input), ``world_seed`` (0; seed of the observation map and the random field, which ``seed`` does not
-            change), ``dtype`` (float32).
+            ``initial_range`` (1.5), ``initial_place`` ((0, 0)), ``extent`` (None: the whole plane), ``goal`` (None),
+            ``action_cost`` (0), ``action_encoder`` (a name of :class:`ActionEncoder`, or a function of inputs and
+            points, ``[*, 2]`` each, whose result is added to f in place of the input), ``world_seed`` (0; seed of the
+            observation map, the action encoder and the random field, which ``seed`` does not change), ``dtype``
+            (float32).
 
     Attributes:
         field: f.
@@ -101,6 +104,7 @@ class LatentField(StructuredEnv):
     """
 
     resets_nonfinite = True
+    initial_place: Tensor
     scene_half_width = 1.05
 
     def __init__(
@@ -133,9 +137,7 @@ class LatentField(StructuredEnv):
         self.dt = _number("dt", options.get("dt", 0.1), above=0.0)
         self.process_noise = _number("process_noise", options.get("process_noise", 0.01))
         self.observation_std = _number("observation_std", options.get("observation_std", 0.1))
-        self.initial_range = _number("initial_range", options.get("initial_range", 1.5))
-        extent = options.get("extent")
-        self.extent = None if extent is None else _number("extent", extent, above=self.initial_range)
+        self._set_place(options)
         self.action_cost = _number("action_cost", options.get("action_cost", 0.0))
         self.integrator, self.substeps = options.get("integrator", "euler"), options.get("substeps", 1)
         if self.integrator not in INTEGRATORS:
@@ -143,8 +145,11 @@ class LatentField(StructuredEnv):
                 f"integrator: expected one of {list(INTEGRATORS)}, received {self.integrator!r}. Remedy: one of these."
             )
         check_count("LatentField", "substeps", self.substeps)
-        self.action_encoder = options.get("action_encoder")
         world = options.get("world_seed", 0)
+        encoder = options.get("action_encoder")
+        if isinstance(encoder, str):
+            encoder = make_action_encoder(encoder, seed=world, device=self.device, dtype=self.dtype)
+        self.action_encoder = encoder
         self.field, radius = make_field(field, seed=world, device=self.device, dtype=self.dtype)
         size = (2 if observation == "identity" else 20) if observation_size is None else observation_size
         self.observation_map = ObservationMap(
@@ -171,17 +176,18 @@ class LatentField(StructuredEnv):
         )
 
     def draw_state(self) -> dict[str, Tensor]:
-        """Return points of a square around the origin, and their observations."""
+        """Return points of a square around the initial place, and their observations."""
         uniform = torch.rand(self.num_envs, 2, dtype=self.dtype, device=self.device)
-        return self._seen((2.0 * uniform - 1.0) * self.initial_range)
+        return self._seen(self.initial_place + (2.0 * uniform - 1.0) * self.initial_range)
 
     def scene(self, state: dict[str, Tensor]) -> list[Line]:
         """Return the field as short lines on a grid, and the point."""
-        side = torch.linspace(-1.0, 1.0, ARROWS, dtype=self.dtype, device=self.device) * self.initial_range * 1.4
+        width = max(self.initial_range, 1.5)  # points may begin in one place
+        side = torch.linspace(-1.0, 1.0, ARROWS, dtype=self.dtype, device=self.device) * width * 1.4
         grid = torch.cartesian_prod(side, side)
         flow_ = self.field(grid)
-        tips = grid + flow_ / flow_.norm(dim=-1, keepdim=True).clamp_min(1e-6) * self.initial_range * 0.1
-        unit = 1 / (2.2 * self.initial_range)
+        tips = grid + flow_ / flow_.norm(dim=-1, keepdim=True).clamp_min(1e-6) * width * 0.1
+        unit = 1 / (2.2 * width)
         starts, ends = ((each * unit).expand(self.num_envs, -1, 2) for each in (grid, tips))
         point = state["latent"] * unit
         return [Line(starts, ends, 0.005, BLUE), Line(starts, starts, 0.007, INK), Line(point, point, 0.025, RED)]
@@ -238,15 +244,20 @@ class LatentField(StructuredEnv):
         mean = self.observation_map(latent)
         return {"latent": latent, "observation": draw_observation(mean, self.observation_noise, self.observation_std)}
 
+    def _set_place(self, options: LatentOptions) -> None:
+        """Where points begin, and where they end."""
+        self.initial_range = _number("initial_range", options.get("initial_range", 1.5))
+        place = _point("initial_place", options.get("initial_place", (0.0, 0.0)), self.dtype)
+        self.register_buffer("initial_place", place.to(self.device), persistent=False)
+        extent, furthest = options.get("extent"), float(place.abs().max()) + self.initial_range
+        self.extent = None if extent is None else _number("extent", extent, above=furthest)
+
     def _set_goal(self, goal: tuple[float, float] | None) -> None:
         self.goal: Tensor | None
         if goal is None:
             self.goal = None
             return
-        point = torch.as_tensor(goal, dtype=self.dtype)
-        if point.shape != (2,) or not bool(point.isfinite().all()):
-            raise ValueError(f"goal: expected a point of two finite numbers, received {goal!r}. Remedy: goal=(x, y).")
-        self.register_buffer("goal", point.to(self.device), persistent=False)
+        self.register_buffer("goal", _point("goal", goal, self.dtype).to(self.device), persistent=False)
 
 
 def goal_reward(latent: Tensor, action: Tensor, goal: Tensor, action_cost: float = 0.0) -> Tensor:
@@ -276,6 +287,14 @@ def _check_noise(observation: str, noise: str) -> None:
             f"noise: expected 'gaussian' or 'none' with observation={observation!r}, whose means may be negative, "
             "received 'poisson'. Remedy: observation='log_linear'."
         )
+
+
+def _point(name: str, value: tuple[float, float], dtype: torch.dtype) -> Tensor:
+    """Two finite numbers."""
+    point = torch.as_tensor(value, dtype=dtype)
+    if point.shape != (2,) or not bool(point.isfinite().all()):
+        raise ValueError(f"{name}: expected a point of two finite numbers, received {value!r}. Remedy: {name}=(x, y).")
+    return point
 
 
 def _number(name: str, value: float, above: float | None = None) -> float:

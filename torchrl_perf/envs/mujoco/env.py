@@ -5,6 +5,7 @@ Dimension key: ``N`` worlds, ``Q`` positions, ``V`` velocities, ``U`` actuators,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -119,7 +120,7 @@ class MuJoCoEnv(StructuredEnv):
     ) -> None:
         super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps)
         check_count(type(self).__name__, "frame_skip", frame_skip)
-        if not isinstance(reset_noise, int | float) or reset_noise < 0:
+        if not isinstance(reset_noise, int | float) or not 0 <= reset_noise < math.inf:
             raise ValueError(f"reset_noise: expected a number of at least 0, received {reset_noise!r}. Remedy: 0.1.")
         where = cast("torch.device", self.device)
         where = torch.device("cuda", where.index or 0) if where.type == "cuda" else where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +54,7 @@ class PhysicsSettings:
                 )
         for name in ("timestep", "iterations", "ls_iterations", "nconmax", "njmax"):
             value, kinds = getattr(self, name), (int, float) if name == "timestep" else (int,)
-            if value is not None and (type(value) not in kinds or value <= 0):
+            if value is not None and (type(value) not in kinds or not 0 < value < math.inf):
                 word = "number" if name == "timestep" else "integer"
                 raise ValueError(f"{name}: expected a positive {word}, received {value!r}. Remedy: None, or more.")
 

@@ -17,8 +17,8 @@ class Randomization:
     """Factors of a model's masses, friction and gains, drawn anew for each world at each start of an episode.
 
     Each is uniform in ``[1 - noise, 1 + noise]``: one a body for its mass and inertia, one a world for the friction of
-    all its geoms, and one an actuator for its gain and bias. What the compiler of MuJoCo derives from masses beside
-    inertias and masses of subtrees, the softness of constraints, stays that of the model.
+    all its geoms and pairs, and one an actuator for its gain and bias. What the compiler of MuJoCo derives from masses
+    beside inertias and masses of subtrees, the softness of constraints, stays that of the model.
 
     Args:
         model: a ``mujoco.MjModel``.
@@ -44,7 +44,8 @@ class Randomization:
         self._base: dict[str, Tensor] = {}
         for noise, names in (
             (mass_noise, ("body_mass", "body_inertia", "body_subtreemass")),
-            (friction_noise, ("geom_friction",)),
+            # pairs that a model lists have friction of their own, in place of that of their geoms
+            (friction_noise, ("geom_friction", *(("pair_friction",) if model.npair else ()))),
             (gain_noise, ("actuator_gainprm", "actuator_biasprm")),
         ):
             if noise:
@@ -67,7 +68,8 @@ class Randomization:
             drawn["body_inertia"] = base["body_inertia"] * factor.unsqueeze(-1)
             drawn["body_subtreemass"] = (mass.unsqueeze(1) * self._below).sum(-1)
         if "geom_friction" in base:
-            drawn["geom_friction"] = base["geom_friction"] * self._factors("friction", num_worlds, 1).unsqueeze(-1)
+            factor = self._factors("friction", num_worlds, 1).unsqueeze(-1)
+            drawn.update({name: base[name] * factor for name in ("geom_friction", "pair_friction") if name in base})
         if "actuator_gainprm" in base:
             factor = self._factors("gain", num_worlds, len(base["actuator_gainprm"])).unsqueeze(-1)
             drawn.update({name: base[name] * factor for name in ("actuator_gainprm", "actuator_biasprm")})

@@ -67,7 +67,7 @@ class Simulation:
 
     Raises:
         ImportError: without MuJoCo Warp.
-        NotImplementedError: for what MuJoCo Warp cannot take, with what it says.
+        NotImplementedError: for what MuJoCo Warp cannot take, with what it says, and for delays.
         ValueError: for an unknown quantity, and worlds that do not fit on the device.
     """
 
@@ -96,6 +96,11 @@ class Simulation:
             )
         if not model.nv:
             raise ValueError("model: expected joints, received a model without. Remedy: a joint in one of its bodies.")
+        if getattr(model, "nhistory", 0):  # of MuJoCo 3.5 on
+            raise NotImplementedError(
+                "model: expected actuators and sensors without a delay, whose past no state of a world holds, received "
+                f"{model.nhistory} numbers of it. Remedy: a model without delay=, and actions that a task delays."
+            )
         self.num_worlds, self.frame_skip = num_worlds, frame_skip
         self.observed = tuple(observed)
         inner = ("qpos", "qvel", "qacc_warmstart", *(("act",) if model.na else ()))

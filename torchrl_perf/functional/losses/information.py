@@ -149,7 +149,8 @@ def information_gain(
     """Twice the entropy that a Gaussian belief about parameters loses by trajectories: ``logdet(I + J P J^T / v)``.
 
     By Sylvester's identity it is :func:`embedding_information_gain` of their :func:`fisher_matrix`, but with a matrix
-    of T S rows in place of F. It is eliminated row by row, elementwise over the experiments: no solver, no host wait.
+    of T S rows in place of F. On CUDA it is eliminated row by row, elementwise over the experiments: no solver, no host
+    wait.
 
     Args:
         covariance: P, of the belief, ``[F, F]``, symmetric and positive definite.
@@ -162,10 +163,17 @@ def information_gain(
     """
     _check_sensitivity(sensitivity)
     rows = (sensitivity * _weights(sensitivity, variance, discount).sqrt().unsqueeze(-1)).flatten(-3, -2)
-    size = rows.shape[-2]
-    left = rows @ covariance @ rows.mT + torch.eye(size, dtype=rows.dtype, device=rows.device)
+    left = rows @ covariance @ rows.mT + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+    if left.device.type == "cpu":  # where a factorisation holds nothing up, and is several times as fast
+        factor, broken = torch.linalg.cholesky_ex(left)
+        return torch.where(broken == 0, 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.nan)
+    return _eliminated(left)
+
+
+def _eliminated(left: Tensor) -> Tensor:
+    """Log determinants ``[*]`` of positive definite matrices ``[*, R, R]``, row by row; NaN for any others."""
     gain = torch.zeros_like(left[..., 0, 0])
-    for _ in range(size):
+    for _ in range(left.shape[-1]):
         pivot = left[..., 0, 0]
         gain = gain + pivot.log()
         column = left[..., 1:, :1]

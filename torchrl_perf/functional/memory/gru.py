@@ -25,6 +25,7 @@ from torchrl_perf.functional.memory.rows import (
     time_major,
 )
 from torchrl_perf.kernels import cell_kernels, step_kernels
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["gru_cell", "gru_sequence", "gru_step"]
 
@@ -116,7 +117,18 @@ def gru_sequence(
     """
     keeps = keeps_gates(inputs, initial, weight, bias, input_bias)
     inputs, initial = inputs.to(weight.dtype), initial.to(weight.dtype).contiguous()
+    if is_transformed():
+        return _of_steps(inputs, initial, begins, weight, bias)
     return torch.ops.torchrl_perf.gru_sequence(inputs, initial, begins, weight, bias, input_bias, keeps)[0]
+
+
+def _of_steps(inputs: Tensor, state: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same, one step after the other, of operations that ``torch.func`` transforms."""
+    states = []
+    for now, begin in zip(inputs.unbind(1), begins.unsqueeze(-1).unbind(1), strict=True):
+        state = gru_step(now, state.masked_fill(begin, 0), weight, bias)
+        states.append(state)
+    return torch.stack(states, 1)
 
 
 @torch.library.custom_op("torchrl_perf::gru_sequence", mutates_args=())

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl_perf.functional.memory.rows import takes_one_launch
 from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
 from torchrl_perf.kernels import linear_kernels, step_kernels
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = [
     "lru_sequence",
@@ -37,6 +38,13 @@ def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
     Returns:
         ``[N, T, H]`` in ``value``'s dtype; computed in at least float32.
     """
+    if is_transformed():
+        states, state = [], initial
+        for kept, new in zip(decay.unbind(1), value.unbind(1), strict=True):
+            # not 0 times a state, which may be infinite
+            state = new + torch.where(kept == 0, 0.0, kept * state)
+            states.append(state)
+        return torch.stack(states, 1).to(value.dtype)
     return torch.ops.torchrl_perf.linear_scan(decay, value, initial)
 
 
@@ -144,7 +152,12 @@ def min_gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
     Returns:
         h of each step, ``[N, T, H]``.
     """
-    return torch.ops.torchrl_perf.min_gru_sequence(inputs.to(initial.dtype), initial.contiguous(), begins)
+    inputs, initial = inputs.to(initial.dtype), initial.contiguous()
+    if is_transformed():
+        gate, candidate = inputs.chunk(2, -1)
+        decay = torch.sigmoid(-gate).masked_fill(begins.unsqueeze(-1), 0)
+        return scan(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
+    return torch.ops.torchrl_perf.min_gru_sequence(inputs, initial, begins)
 
 
 def _solved(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torchrl_perf.functional.memory.rows import (
     time_major,
 )
 from torchrl_perf.kernels import cell_kernels, step_kernels
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["lstm_cell", "lstm_sequence", "lstm_step"]
 
@@ -132,7 +133,21 @@ def lstm_sequence(
     keeps = keeps_gates(inputs, state, cell, weight, bias, input_bias)
     state, cell = (each.to(weight.dtype).contiguous() for each in (state, cell))
     inputs = inputs.to(weight.dtype)
+    if is_transformed():
+        return _of_steps(inputs, state, cell, begins, weight, bias)
     return torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, input_bias, keeps)[:2]
+
+
+def _of_steps(
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same, one step after the other, of operations that ``torch.func`` transforms."""
+    states, cells = [], []
+    for now, begin in zip(inputs.unbind(1), begins.unsqueeze(-1).unbind(1), strict=True):
+        state, cell = lstm_step(now, state.masked_fill(begin, 0), cell.masked_fill(begin, 0), weight, bias)
+        states.append(state)
+        cells.append(cell)
+    return torch.stack(states, 1), torch.stack(cells, 1)
 
 
 @torch.library.custom_op("torchrl_perf::lstm_sequence", mutates_args=())

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl_perf.functional.memory.linear import min_gru_sequence
 from torchrl_perf.functional.memory.rows import grad_or_none
 from torchrl_perf.kernels import fits_one_layer, layer_kernels, matmul_takes_tf32
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["min_gru_layer"]
 
@@ -30,7 +31,7 @@ def min_gru_layer(x: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bi
     Returns:
         h of each step, ``[N, T, H]``, in ``initial``'s dtype.
     """
-    if fits_one_layer(x, initial, weight, bias):
+    if not is_transformed() and fits_one_layer(x, initial, weight, bias):
         return torch.ops.torchrl_perf.min_gru_layer(x, initial.contiguous(), begins, weight, bias)
     return _parts(x, initial, begins, weight, bias)
 

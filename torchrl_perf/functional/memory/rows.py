@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchrl_perf.runtime.upstream.tensors import is_transformed
+
 __all__ = ["add_bias", "env_major", "grad_or_none", "keeps_gates", "takes_one_launch", "time_major"]
 
 
@@ -22,9 +24,13 @@ def keeps_gates(*tensors: Tensor | None) -> bool:
 
 
 def takes_one_launch(*tensors: Tensor | None) -> bool:
-    """Whether a step may be one kernel: float32 on CUDA, and no backward pass may follow."""
+    """Whether a step may be one kernel: float32 on CUDA, no backward pass may follow, and nothing is transformed."""
     given = [tensor for tensor in tensors if tensor is not None]
-    return not keeps_gates(*given) and all(each.is_cuda and each.dtype == torch.float32 for each in given)
+    return (
+        not is_transformed()
+        and not keeps_gates(*given)
+        and all(each.is_cuda and each.dtype == torch.float32 for each in given)
+    )
 
 
 def add_bias(state: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence
 from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence
 from torchrl_perf.modules.memory.core import MemoryCore, States
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["GRUCore", "GatedCore", "LSTMCore"]
 
@@ -98,8 +99,8 @@ class GatedCore(MemoryCore):
 
 
 def _inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the gates get of the inputs; the sequence finds the gradient of the bias."""
-    return nn.functional.linear(x, weight, None if bias is None else bias.detach())
+    """What gates get of the inputs; the sequence finds the gradient of the bias, but in transforms of torch.func."""
+    return nn.functional.linear(x, weight, bias if bias is None or is_transformed() else bias.detach())
 
 
 class GRUCore(GatedCore):

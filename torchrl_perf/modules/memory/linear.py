@@ -1,7 +1,7 @@
 """The cores whose state is a linear recurrence: minGRU and the linear recurrent unit."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,26 @@ from torchrl_perf.modules.memory.core import MemoryCore, States
 __all__ = ["LRUCore", "MinGRUCore"]
 
 
+LASTING = (2.0, 10_000.0)
+"""Steps in which a unit's state decays by a factor e, at first: from the fastest to the slowest."""
+SPREAD = 8.0
+"""Standard deviation of a minGRU gate before the logistic function at first, of inputs of size 1."""
+ANGLES = (0.003, 0.3)
+"""Radians by which a state turns in a step, at first."""
+
+
+def _between(low: float, high: float, size: int, **place: Any) -> Tensor:
+    """Logarithms of numbers that are as likely in one octave as in the next, ``[size]``."""
+    return torch.rand(size, **place) * math.log(high / low) + math.log(low)
+
+
 class MinGRUCore(MemoryCore):
     """Layers of minGRU, each one linear map to gate and candidate, and a scan.
+
+    The gates' biases are drawn so that states last from 2 to 10,000 steps where nothing opens a gate, each octave as
+    likely (arXiv:1804.11188 draws such times evenly). Their weights are large, so that what opens one gate shuts
+    another: some units take in a sign and let a thousand steps pass that they do not take in. Of gates that are all
+    alike, as those of the usual first values, nothing is left of a sign after a hundred steps, and no gradient of it.
 
     Args:
         input_size: I.
@@ -31,6 +49,16 @@ class MinGRUCore(MemoryCore):
         super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,))
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
         self.inputs = nn.ModuleList(nn.Linear(size, 2 * hidden_size, bias, **place) for size in sizes)
+        for layer in self.inputs:
+            self._open_apart(cast("nn.Linear", layer))
+
+    @torch.no_grad()
+    def _open_apart(self, layer: nn.Linear) -> None:
+        """Draw weights and biases of the gates."""
+        layer.weight[: self.hidden_size].normal_(std=SPREAD * layer.in_features**-0.5)
+        if layer.bias is not None:
+            lasting = _between(*LASTING, self.hidden_size, device=layer.bias.device, dtype=layer.bias.dtype).exp()
+            layer.bias[: self.hidden_size] = -(lasting - 1).log()
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
@@ -43,17 +71,6 @@ class MinGRUCore(MemoryCore):
         of = self.inputs[layer]
         after = min_gru_layer(x, states[0], begins, of.weight, of.bias)
         return after, (after,)
-
-
-LASTING = (2.0, 10_000.0)
-"""Steps in which a unit's state decays by a factor e, at first: from the fastest to the slowest."""
-ANGLES = (0.003, 0.3)
-"""Radians by which a state turns in a step, at first."""
-
-
-def _between(low: float, high: float, size: int, **place: Any) -> Tensor:
-    """Logarithms of numbers that are as likely in one octave as in the next, ``[size]``."""
-    return torch.rand(size, **place) * math.log(high / low) + math.log(low)
 
 
 class _LRULayer(nn.Module):

@@ -206,7 +206,9 @@ class MinGRU(MemoryModule):
 
     A sequence is one scan over time a layer, with the same resets as :class:`DeviceGRU`. A state forgets by what comes
     in and never by what it holds. Unlike in the paper the scan is not in logarithms, which only guard products that do
-    not arise here; ``g``, which keeps states positive, is the paper's.
+    not arise here; ``g``, which keeps states positive, is the paper's. At first gates differ far more from unit to unit
+    and from input to input than in the paper, so that a state may last for thousands of steps: see
+    :class:`~torchrl_perf.modules.memory.linear.MinGRUCore`.
 
     Keys read: ``in_key`` ``[*, I]``, "recurrent_state" ``[*, L, H]`` and "is_init" bool ``[*]`` or ``[*, 1]``. Written:
     ``out_key`` ``[*, H]`` and ``("next", "recurrent_state")``.

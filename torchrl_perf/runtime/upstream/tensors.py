@@ -53,6 +53,12 @@ def has_gradient_hooks(param: Tensor) -> bool:
     return bool(param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None))
 
 
+def call_gradient_hooks(param: Tensor) -> None:
+    """Call what waits until the gradient of a leaf is there, as a backward pass does once it has put it there."""
+    for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
+        hook(param)
+
+
 def cut_graphs(params: Iterable[Tensor]) -> None:
     """Give each leaf a new node for its gradients, so that graphs which others hold of it no longer reach this one.
 
@@ -72,5 +78,8 @@ def cut_graphs(params: Iterable[Tensor]) -> None:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is active, also while a compiler traces: it takes no operator of ours."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transform of ``torch.func`` or forward differentiation is active, also while a compiler traces.
+
+    Operators of ours have no rules for them, and a derivative of 0 in their place.
+    """
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0

@@ -25,7 +25,15 @@ def make_reward(config: ActiveDynamicsConfig, model: SeqVAE) -> InformationRewar
     # by the diagonal an input's effect would be known best from one that never changes
     whole = config.inputs == "embedding"
     return InformationReward(
-        model.dynamics, config.inputs, discount=config.gamma, inputs=whole, input_cost=config.input_cost
+        model.dynamics,
+        config.inputs,
+        discount=config.gamma,
+        inputs=whole,
+        input_cost=config.input_cost,
+        goal=config.goal or None,
+        goal_weight=config.goal_weight,
+        region=config.region,
+        region_weight=config.region_weight,
     )
 
 
@@ -80,9 +88,10 @@ class PredictionEvaluation:
         self.trainer = trainer
 
     def row(self) -> dict[str, float]:
-        """R^2 of the state ``prediction_horizon`` steps ahead: of the model, and of the belief as if nothing moved."""
+        """R^2 ``prediction_horizon`` steps ahead, of the model and as if nothing moved; the error over the region."""
         figures = self.trainer.evaluate(envs=max(FEWEST_ENVS, self.trainer.config.eval_episodes))
-        return {"eval/r2": figures.r2[-1], "eval/persistence": figures.persistence[-1]}
+        error = self.trainer.region_error(figures.alignment)
+        return {"eval/r2": figures.r2[-1], "eval/persistence": figures.persistence[-1], "eval/error": error}
 
     def close(self) -> None:
         """Nothing is held."""

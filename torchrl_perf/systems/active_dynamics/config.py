@@ -11,7 +11,7 @@ from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 
 FieldName = Literal["limit_cycle", "double_limit_cycle", "van_der_pol", "duffing", "snowman", "multi_attractor"]
-Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "random"]
+Inputs = Literal["fisher_d", "fisher_a", "embedding", "disagreement", "rnd", "goal", "random"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class ActiveDynamicsConfig(RunConfig):
     work_of_step: ClassVar[int] = 18
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
-        *("observation", "observation_size", "latent_size", "history"),
+        *("observation", "observation_size", "latent_size", "history", "known_map", "goal"),
         *("encoder", "encoder_size", "decoder", "likelihood", "dynamics", "dynamics_size", "members"),
+        *("centres", "centres_range"),
         *("inputs", "plan_horizon", "elites"),
     )
 
@@ -66,6 +67,21 @@ class ActiveDynamicsConfig(RunConfig):
     """How the true field is integrated."""
     substeps: int = 1
     """Steps of the integrator for each step of the env."""
+    action_encoder: Literal["identity", "linear", "mlp"] = "identity"
+    """What an input does, which is to be learnt, too: itself, or a linear map, or one that depends on the point; the
+    model's own effect of inputs is linear, and the best of that kind."""
+    start: tuple[float, ...] = (0.0, 0.0)
+    """Middle of the square where points begin."""
+    start_range: float = 1.5
+    """Half the width of that square; small for points that all begin in one place."""
+    region: float = 1.5
+    """Half the width of the square on which predictions are judged, wherever points begin."""
+    goal: tuple[float, ...] = ()
+    """A point to be reached, whose distance is the env's reward; () for none."""
+    goal_weight: float = 0.0
+    """What the squared distance from the goal costs in a plan, in units of the information that it is planned for."""
+    region_weight: float = 0.0
+    """What the squared distance from the region costs in a plan: data from beyond it tell nothing that is asked for."""
     max_episode_steps: int = 250
     """Steps after which a point restarts at random; 0 is never."""
     extent: float = 0.0
@@ -80,20 +96,27 @@ class ActiveDynamicsConfig(RunConfig):
     """Width of the encoder."""
     decoder: DecoderKind = "log_linear"
     """How observations follow from the latent state."""
+    known_map: bool = False
+    """The channels are known: the decoder is the world's own map and not learnt, so that beliefs are in the world's
+    coordinates and what is left to learn is how points move."""
     likelihood: Likelihood = "poisson"
     """Counts, or channels with normal noise."""
     dynamics: DynamicsKind = "rbf"
-    """Model of the field: radial basis functions on 25 centres, which know nothing beyond them, a perceptron, linear,
-    or an ensemble of perceptrons."""
+    """Model of the field: radial basis functions around centres on a grid, which know nothing beyond them, a
+    perceptron, linear, or an ensemble of perceptrons or of radial functions."""
     dynamics_size: int = 32
     """Width of the perceptrons."""
+    centres: int = 5
+    """Centres of radial functions along each axis."""
+    centres_range: float = 2.0
+    """Half the width of the square that they cover."""
     members: int = 5
     """Members of the ensemble."""
 
     inputs: Inputs = "fisher_d"
     """What inputs are planned for: D- or A-optimal Fisher information by its diagonal, "embedding": D-optimal by the
-    whole matrix, the input matrix included, disagreement of the ensemble, random network distillation; or random
-    inputs."""
+    whole matrix, the input matrix included, disagreement of the ensemble, random network distillation; nearness to the
+    goal alone; or random inputs."""
     input_cost: float = 0.0
     """What the square of a planned input costs, in units of the information that it is planned for."""
     random_steps: int = 4_000
@@ -147,13 +170,20 @@ class ActiveDynamicsConfig(RunConfig):
         counts = ("observation_size", "latent_size", "encoder_size", "dynamics_size", "members", "plan_horizon")
         counts += ("candidates", "plan_rounds", "elites", "minibatch_size", "updates", "kl_horizon", "samples")
         checks.each((*counts, "substeps", "beta_anneal", "prediction_horizon"), is_count, "a positive integer")
-        checks.each(("window",), lambda value: value >= 2, "an integer of at least 2")
+        checks.each(("window", "centres"), lambda value: value >= 2, "an integer of at least 2")
         checks.each(
             ("max_episode_steps", "beta_warmup", "random_steps"), lambda value: value >= 0, "0 or a positive integer"
         )
         checks.each(("action_max", "learning_rate", "max_grad_norm", "kl_decay"), is_positive, "a positive number")
-        checks.each(("extent",), lambda value: value == 0 or value > 1.5, "0 or a number above 1.5, where points begin")
-        checks.each(("process_noise", "beta", "input_cost"), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("region", "centres_range"), is_positive, "a positive number")
+        checks.each(("start",), lambda value: len(value) == 2, "two numbers")
+        checks.each(("goal",), lambda value: len(value) in (0, 2), "two numbers, or none")
+        self._check_extent(checks)
+        checks.each(
+            ("process_noise", "beta", "input_cost", "goal_weight", "region_weight", "start_range"),
+            lambda value: value >= 0,
+            "a number of at least 0",
+        )
         checks.each(("mask_rate", "random_share"), is_share, "a number in [0, 1]")
         for name in ("num_steps", "history"):
             if checks.sound("window", name) and getattr(self, name) < self.window:
@@ -167,19 +197,31 @@ class ActiveDynamicsConfig(RunConfig):
             checks.add("elites", f"elites: {problem} Remedy: more candidates.")
         self._check_parts(checks)
 
+    def _check_extent(self, checks: Checks) -> None:
+        """Points begin within the extent."""
+        if checks.sound("extent", "start", "start_range") and self.extent:
+            furthest = max(map(abs, self.start)) + self.start_range
+            if self.extent <= furthest:
+                problem = f"expected 0 or a number above {furthest:g}, where points begin, received {self.extent}."
+                checks.add("extent", f"extent: {problem} Remedy: extent={furthest + 1:g}.")
+
     def _check_parts(self, checks: Checks) -> None:
         """Parts of the model that do not fit each other or the env."""
-        wanted = "ensemble" if self.inputs == "disagreement" else None
+        ensemble = self.dynamics in ("ensemble", "rbf_ensemble")
         fisher = self.inputs in ("fisher_d", "fisher_a", "embedding")
         if checks.sound("inputs", "dynamics", "members"):
-            if wanted and (self.dynamics != wanted or self.members < 2):
+            if self.inputs == "disagreement" and (not ensemble or self.members < 2):
                 problem = (
-                    f"'disagreement' expected dynamics='ensemble' of at least 2 members, received {self.dynamics!r}"
+                    "'disagreement' expected dynamics='ensemble' or 'rbf_ensemble' of at least 2 members, received "
+                    f"{self.dynamics!r}"
                 )
                 checks.add("inputs", f"inputs: {problem} with {self.members}. Remedy: dynamics='ensemble'.")
-            if fisher and self.dynamics == "ensemble":
-                problem = "expected 'disagreement', 'rnd' or 'random' with dynamics='ensemble', received"
+            if fisher and ensemble:
+                problem = (
+                    f"expected 'disagreement', 'rnd', 'goal' or 'random' with dynamics={self.dynamics!r}, received"
+                )
                 checks.add("inputs", f"inputs: {problem} {self.inputs!r}. Remedy: inputs='disagreement'.")
+        self._check_goal(checks)
         counts = checks.sound("likelihood", "observation", "decoder") and self.likelihood == "poisson"
         if counts and (self.observation != "log_linear" or self.decoder == "linear"):
             problem = (
@@ -190,6 +232,40 @@ class ActiveDynamicsConfig(RunConfig):
         if plane and self.observation_size != 2:
             problem = f"expected 2 with observation='identity', received {self.observation_size}."
             checks.add("observation_size", f"observation_size: {problem} Remedy: observation_size=2.")
+
+        self._check_known_map(checks)
+
+    def _check_goal(self, checks: Checks) -> None:
+        """A plan needs the goal in the model's coordinates."""
+        if not checks.sound("inputs", "goal", "goal_weight", "region_weight", "known_map"):
+            return
+        planned = self.inputs == "goal" or self.goal_weight > 0
+        if planned and not self.goal:
+            problem = "expected a point with inputs='goal' or a goal_weight, received ()."
+            checks.add("goal", f"goal: {problem} Remedy: goal=(1.0, 0.0), for example.")
+        if (planned or self.region_weight > 0) and not self.known_map:
+            problem = "expected True where plans lead to a goal or a region in the world's coordinates, received False."
+            checks.add("known_map", f"known_map: {problem} Remedy: known_map=True.")
+        if self.goal_weight > 0 and self.inputs in ("goal", "random"):
+            problem = f"expected 0 with inputs={self.inputs!r}, which plan for no information, received"
+            checks.add("goal_weight", f"goal_weight: {problem} {self.goal_weight}. Remedy: goal_weight=0.")
+
+    def _check_known_map(self, checks: Checks) -> None:
+        """The decoder can be the world's map."""
+        if not checks.sound("known_map", "decoder", "observation", "latent_size") or not self.known_map:
+            return
+        wanted = {"log_linear": "log_linear", "linear": "linear", "identity": "linear"}.get(self.observation)
+        if wanted is None:
+            problem = (
+                f"expected False with observation={self.observation!r}, which no decoder can equal, received True."
+            )
+            checks.add("known_map", f"known_map: {problem} Remedy: observation='linear'.")
+        elif self.decoder != wanted:
+            problem = f"expected {wanted!r} with known_map and observation={self.observation!r}, received"
+            checks.add("decoder", f"decoder: {problem} {self.decoder!r}. Remedy: decoder={wanted!r}.")
+        if self.latent_size != 2:
+            problem = f"expected 2 with known_map, as the world has, received {self.latent_size}."
+            checks.add("latent_size", f"latent_size: {problem} Remedy: latent_size=2.")
 
     @property
     def updates_each_iteration(self) -> int:

@@ -4,6 +4,7 @@ Dimension key: ``B`` envs, ``P`` candidates, ``H`` steps of a plan, ``S`` number
 action, ``F`` features.
 """
 
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 import torch
@@ -22,7 +23,7 @@ from torchrl_perf.systems.active_dynamics.latent_dynamics import LatentDynamics
 
 __all__ = ["InformationKind", "InformationReward"]
 
-InformationKind = Literal["fisher_a", "fisher_d", "embedding", "disagreement", "rnd"]
+InformationKind = Literal["fisher_a", "fisher_d", "embedding", "disagreement", "rnd", "goal"]
 EMBEDDING = 16
 """Number of outputs of the random network of ``"rnd"``."""
 
@@ -37,6 +38,8 @@ class InformationReward(nn.Module):
     * ``"disagreement"``: variance between the members of an ensemble (arXiv:1906.04161).
     * ``"rnd"``: error of a network that learns to predict a random one (arXiv:1810.12894), at the states of the plan.
 
+    * ``"goal"``: no information, minus the squared distance from a goal at the states of the plan.
+
     Each output of the field has separate parameters on the same features, with equal information about them: only those
     of one are counted, with the mean process variance. The information of past data is accumulated by :meth:`observe`,
     or, since the model's coordinates move while it learns, recomputed by :meth:`assess`.
@@ -50,6 +53,10 @@ class InformationReward(nn.Module):
         prior: information about each parameter before any data, positive.
         inputs: whether the input matrix is among the parameters, besides those of the field.
         input_cost: subtracted for each step of a plan, times the square of its input.
+        goal: a point ``[S]`` in the model's coordinates, for "goal", or beside information with its weight.
+        goal_weight: subtracted for each step of a plan, times the squared distance from the goal; of "goal" it is 1.
+        region: half the width of a square around the origin of the model's coordinates.
+        region_weight: subtracted for each step of a plan, times the squared distance from that square.
 
     Attributes:
         information: buffer, of past data: ``[F]``, of the embedding ``[F, F]``.
@@ -62,8 +69,9 @@ class InformationReward(nn.Module):
 
     information: Tensor
     covariance: Tensor
+    goal: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a plan gains and what it costs
         self,
         dynamics: LatentDynamics,
         kind: InformationKind = "fisher_d",
@@ -73,6 +81,10 @@ class InformationReward(nn.Module):
         prior: float = 1.0,
         inputs: bool = False,
         input_cost: float = 0.0,
+        goal: Sequence[float] | None = None,
+        goal_weight: float = 0.0,
+        region: float = 1.5,
+        region_weight: float = 0.0,
     ) -> None:
         super().__init__()
         if kind not in get_args(InformationKind):
@@ -93,6 +105,14 @@ class InformationReward(nn.Module):
         self.dynamics, self.kind, self.discount, self.memory, self.prior = dynamics, kind, discount, memory, prior
         self.inputs, self.input_cost = inputs, input_cost
         device = dynamics.input_matrix.device
+        self.goal_weight = 1.0 if kind == "goal" else goal_weight
+        self.region, self.region_weight = region, region_weight
+        if self.goal_weight and (goal is None or len(goal) != dynamics.latent_size):
+            raise ValueError(
+                f"goal: expected a point of {dynamics.latent_size} numbers, received {goal!r}. Remedy: goal=(1.0, 0.0)."
+            )
+        if self.goal_weight:
+            self.register_buffer("goal", torch.tensor(goal, device=device), persistent=False)
         if kind in ("fisher_a", "fisher_d", "embedding"):
             size = dynamics.num_features + (dynamics.input_matrix.shape[-1] if inputs else 0)
             shape = (size, size) if kind == "embedding" else (size,)
@@ -111,17 +131,24 @@ class InformationReward(nn.Module):
             actions: ``[B, P, H, D]``.
         """
         gained = self._information(states, actions)
-        if not self.input_cost:
+        if not (self.input_cost or self.goal_weight or self.region_weight):
             return gained
         paid = self.input_cost * actions.square().sum(-1)
+        if self.goal_weight:
+            paid = paid + self.goal_weight * (states[..., 1:, :] - self.goal).square().sum(-1)
+        if self.region_weight:
+            beyond = (states[..., 1:, :].abs() - self.region).clamp_min(0.0)
+            paid = paid + self.region_weight * beyond.square().sum(-1)
         if not self.remembers:
             return gained - paid
         weights = self.discount ** torch.arange(paid.shape[-1], device=paid.device, dtype=paid.dtype)
         return gained - (paid * weights).sum(-1)
 
     def _information(self, states: Tensor, actions: Tensor) -> Tensor:
-        """What :meth:`forward` returns, without the cost of the inputs."""
+        """What :meth:`forward` returns, without the costs."""
         before = states[..., :-1, :]
+        if self.kind == "goal":
+            return torch.zeros_like(before[..., 0])
         if self.kind == "disagreement":
             return ensemble_disagreement(self.dynamics.predict_members(before, actions, per_member=False))
         if self.kind == "rnd":
@@ -160,7 +187,7 @@ class InformationReward(nn.Module):
     @property
     def remembers(self) -> bool:
         """Whether past data count, as they do for the Fisher kinds and the embedding."""
-        return self.kind not in ("disagreement", "rnd")
+        return self.kind not in ("disagreement", "rnd", "goal")
 
     def _held(self, beliefs: Tensor, actions: Tensor | None) -> Tensor:
         """Information that transitions hold, shaped as :attr:`information`."""

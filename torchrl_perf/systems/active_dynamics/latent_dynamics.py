@@ -14,7 +14,7 @@ from torchrl_perf.modules.mlp import FusedMLP
 
 __all__ = ["DynamicsKind", "LatentDynamics"]
 
-DynamicsKind = Literal["mlp", "linear", "rbf", "ensemble"]
+DynamicsKind = Literal["mlp", "linear", "rbf", "ensemble", "rbf_ensemble"]
 MAX_CENTRES = 10_000
 MIN_VARIANCE = 1e-5
 
@@ -26,11 +26,14 @@ class LatentDynamics(nn.Module):
 
     * ``"mlp"``: two hidden layers of tanh, one kernel on CUDA where no gradient is asked for,
     * ``"linear"``: ``A z + b``,
-    * ``"rbf"``: ``sum_f w_f exp(-gamma |z - c_f|^2)`` with fixed centres on a grid, 25 of them on the plane,
+    * ``"rbf"``: ``sum_f w_f exp(-gamma |z - c_f|^2)`` with fixed centres on a grid, as wide as they are
+      apart,
     * ``"ensemble"``: K such perceptrons, all at once as batched matrix products; the model's own prediction is the mean
-      over them.
+      over them,
+    * ``"rbf_ensemble"``: K sets of weights on the same radial functions. Where there are no data each keeps the weights
+      that it began with, so that the members differ there, and only there.
 
-    All but the ensemble are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as the
+    All but the ensembles are linear in their last parameters: ``f(z) = W^T features(z)``, with the features as the
     sensitivities from which Fisher information is computed.
 
     Args:
@@ -40,7 +43,8 @@ class LatentDynamics(nn.Module):
         dt: time of a step.
         hidden_size: width of the hidden layers; of the fused kernel 32, 64 or 128.
         num_members: K of the ensemble.
-        rbf_range: centres lie evenly in ``[-rbf_range, rbf_range]^S``, 5 along each axis.
+        rbf_range: centres lie evenly in ``[-rbf_range, rbf_range]^S``.
+        centres: along each axis, at least 2.
         process_noise: q at the start.
         device: of the parameters.
 
@@ -53,8 +57,9 @@ class LatentDynamics(nn.Module):
     """
 
     centres: Tensor
+    axis: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a world of several kinds of field
         self,
         latent_size: int = 2,
         action_size: int = 2,
@@ -64,6 +69,7 @@ class LatentDynamics(nn.Module):
         hidden_size: int = 32,
         num_members: int = 5,
         rbf_range: float = 2.0,
+        centres: int = 5,
         process_noise: float = 0.1,
         device: torch.device | str | None = None,
     ) -> None:
@@ -80,7 +86,8 @@ class LatentDynamics(nn.Module):
                 "values in these ranges."
             )
         self.kind, self.dt, self.latent_size, self.hidden_size = kind, dt, latent_size, hidden_size
-        self.num_members = num_members if kind == "ensemble" else 1
+        self.is_ensemble = kind in ("ensemble", "rbf_ensemble")
+        self.num_members = num_members if self.is_ensemble else 1
         self.input_matrix = nn.Parameter(torch.eye(latent_size, action_size, device=device))
         raw = math.log(math.expm1(process_noise))  # the inverse of softplus
         self.raw_noise = nn.Parameter(torch.full((latent_size,), raw, device=device))
@@ -94,20 +101,22 @@ class LatentDynamics(nn.Module):
         elif kind == "linear":
             self.net = nn.Linear(latent_size, latent_size, device=device)
         else:
-            self._make_centres(rbf_range, device)
+            self._make_centres(rbf_range, centres, device)
+            count = (self.num_members,) if kind == "rbf_ensemble" else ()
+            self.weight = nn.Parameter(0.1 * torch.randn(*count, *self.centres.shape, device=device))
 
-    def _make_centres(self, extent: float, device: torch.device | str | None) -> None:
-        count = 5**self.latent_size
-        if count > MAX_CENTRES:
+    def _make_centres(self, extent: float, along: int, device: torch.device | str | None) -> None:
+        count = along**self.latent_size
+        if along < 2 or count > MAX_CENTRES:
             raise ValueError(
-                f"latent_size: expected at most {MAX_CENTRES} centres with kind='rbf', received 5^{self.latent_size}. "
-                "Remedy: kind='mlp'."
+                f"latent_size: expected from 2 centres along an axis to {MAX_CENTRES} in all with kind={self.kind!r}, "
+                f"received {along}^{self.latent_size}. Remedy: kind='mlp'."
             )
-        axis = torch.linspace(-extent, extent, 5)
+        axis = torch.linspace(-extent, extent, along)
         grid = torch.cartesian_prod(*[axis] * self.latent_size).view(count, self.latent_size)
         self.register_buffer("centres", grid.to(device))
-        self.gamma = 1.0 / (extent / 2.0) ** 2  # 1 where neighbours are 1 apart
-        self.weight = nn.Parameter(0.1 * torch.randn(count, self.latent_size, device=device))
+        self.register_buffer("axis", axis.to(device), persistent=False)
+        self.gamma = ((along - 1) / (2.0 * extent)) ** 2  # 1 where neighbours are 1 apart
 
     @property
     def variance(self) -> Tensor:
@@ -135,8 +144,7 @@ class LatentDynamics(nn.Module):
             ValueError: for an ensemble.
         """
         if self.kind == "rbf":
-            distance = (latent.unsqueeze(-2) - self.centres).square().sum(-1)
-            return torch.exp(-self.gamma * distance)
+            return self._radial(latent)
         self._refuse_ensemble()
         if self.kind == "mlp":
             for layer in list(self.net.children())[:4]:
@@ -146,8 +154,18 @@ class LatentDynamics(nn.Module):
     def field(self, latent: Tensor) -> Tensor:
         """Velocities ``[*, S]`` at ``[*, S]``; of an ensemble their mean."""
         if self.kind == "rbf":
-            return self.features(latent) @ self.weight
+            return self._radial(latent) @ self.weight
+        if self.kind == "rbf_ensemble":
+            return self._radial(latent) @ self.weight.mean(0)
         return self.members(latent).mean(0) if self.kind == "ensemble" else self.net(latent)
+
+    def _radial(self, latent: Tensor) -> Tensor:
+        # exp(-gamma |z - c|^2) on a grid of centres is a product of one factor for each axis
+        factors = torch.exp(-self.gamma * (latent.unsqueeze(-1) - self.axis).square())
+        found = factors[..., 0, :]
+        for index in range(1, self.latent_size):
+            found = (found.unsqueeze(-1) * factors[..., index, None, :]).flatten(-2)
+        return found
 
     def forward(self, latent: Tensor, action: Tensor) -> Tensor:
         """The mean of the next state ``[*, S]``, such as a planner's model.
@@ -172,12 +190,15 @@ class LatentDynamics(nn.Module):
         push = action @ self.input_matrix.mT
         if self.kind == "ensemble":
             return latent + self.dt * (self.members(latent, per_member=per_member) + push)
+        if self.kind == "rbf_ensemble":
+            rule = "k...f,kfs->k...s" if per_member else "...f,kfs->k...s"
+            return latent + self.dt * (torch.einsum(rule, self._radial(latent), self.weight) + push)
         field = self.field(latent)
         return latent + self.dt * (field if per_member else field.unsqueeze(0)) + self.dt * push
 
     def _refuse_ensemble(self) -> None:
-        if self.kind == "ensemble":
+        if self.is_ensemble:
             raise ValueError(
-                "features: expected a field that is linear in its last parameters, received kind='ensemble'. Remedy: "
-                "the disagreement of its members, or kind='rbf'."
+                f"features: expected a field that is linear in its last parameters, received kind={self.kind!r}. "
+                "Remedy: the disagreement of its members, or kind='rbf'."
             )

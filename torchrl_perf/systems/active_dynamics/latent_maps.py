@@ -3,11 +3,13 @@
 Dimension key: ``O`` channels, ``S`` numbers of the latent state, ``D`` of the action, ``H`` of the hidden state.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from torchrl_perf.envs.latent_field import ObservationMap
 from torchrl_perf.functional.losses.elbo import MAX_LOG_RATE, gaussian_log_likelihood, poisson_log_likelihood
 
 __all__ = ["Belief", "DecoderKind", "EncoderKind", "LatentDecoder", "Likelihood", "ObservationEncoder"]
@@ -160,6 +162,32 @@ class LatentDecoder(nn.Module):
             self.net = nn.Linear(latent_size, observation_size, device=device)
         if likelihood == "gaussian":
             self.log_var = nn.Parameter(torch.full((observation_size,), FIRST_LOG_VARIANCE, device=device))
+
+    @torch.no_grad()
+    def be(self, known: ObservationMap) -> None:
+        """Take the weights of a known map; they are not learnt from then on.
+
+        Args:
+            known: ``"linear"`` or ``"identity"`` for kind "linear", ``"log_linear"`` for kind "log_linear".
+
+        Raises:
+            ValueError: for any other map.
+        """
+        net, kind = self.net, known.kind
+        fits = isinstance(net, nn.Linear) and kind in (("log_linear",) if self.exponential else ("linear", "identity"))
+        if not fits or net.weight.shape != (known.size, 2):
+            raise ValueError(
+                f"LatentDecoder: expected a map that the decoder can equal, received {kind!r} of {known.size} "
+                "channels. Remedy: a decoder of the same kind and size."
+            )
+        net.bias.zero_()
+        if kind == "identity":
+            net.weight.copy_(torch.eye(2))
+        else:
+            net.weight.copy_(known.weight)
+        if kind == "log_linear":
+            net.bias.copy_(known.bias + math.log(known.dt))  # counts of a bin
+        net.requires_grad_(False)
 
     def forward(self, latent: Tensor) -> Tensor:
         """Mean observations ``[*, O]`` at ``[*, S]``."""

@@ -16,6 +16,7 @@ def make_field_env(
     device: torch.device,
     num_envs: int | None = None,
     max_episode_steps: int | None = None,
+    region: bool = False,
 ) -> LatentField:
     """The env that the config names; the field and the observation map are the same for each seed.
 
@@ -24,6 +25,7 @@ def make_field_env(
         device: of the env.
         num_envs: instead of the config's.
         max_episode_steps: likewise.
+        region: whether points begin all over the region that predictions are judged on, and nowhere end.
     """
     limit = config.max_episode_steps if max_episode_steps is None else max_episode_steps
     return LatentField(
@@ -36,7 +38,11 @@ def make_field_env(
         integrator=config.integrator,
         substeps=config.substeps,
         max_episode_steps=limit or None,
-        extent=config.extent or None,
+        extent=None if region else config.extent or None,
+        initial_range=config.region if region else config.start_range,
+        initial_place=(0.0, 0.0) if region else config.start,
+        goal=config.goal or None,
+        action_encoder=config.action_encoder,
         device=device,
     )
 
@@ -56,9 +62,13 @@ def make_seq_vae(config: ActiveDynamicsConfig, env: LatentField) -> SeqVAE:
         dt=env.dt,
         hidden_size=config.dynamics_size,
         num_members=config.members,
+        rbf_range=config.centres_range,
+        centres=config.centres,
         device=device,
     )
     decoder = LatentDecoder(
         channels, size, kind=config.decoder, likelihood=config.likelihood, hidden_size=width, device=device
     )
+    if config.known_map:
+        decoder.be(env.observation_map)
     return SeqVAE(encoder, dynamics, decoder)

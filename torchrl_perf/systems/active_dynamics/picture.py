@@ -10,9 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
+from torchrl_perf.metrics.comparison import Curve, band_of
 from torchrl_perf.metrics.figure import new_figure, save_figure
 
 __all__ = ["PhasePortrait", "draw_phase_portrait", "draw_prediction_curves"]
@@ -80,8 +82,11 @@ def draw_phase_portrait(portrait: PhasePortrait, path: str | os.PathLike[str]) -
     return save_figure(figure, path, dpi=120)
 
 
+Points = Sequence[tuple[float, float]]
+
+
 def draw_prediction_curves(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
+    curves: Mapping[str, Points | Sequence[Points]],
     path: str | os.PathLike[str],
     *,
     horizon: int | None = None,
@@ -90,8 +95,9 @@ def draw_prediction_curves(
     """Draw the error of prediction against the number of samples, a line for each way to choose inputs; save it.
 
     Args:
-        curves: by name, pairs of samples and R^2; the error that is drawn is ``1 - R^2``, on a log scale. Values that
-            are not finite leave a gap.
+        curves: by name, pairs of samples and R^2 of one run, or such pairs of each of several seeds, whose
+            interquartile mean is drawn with its 95% interval; the error is ``1 - R^2``, on a log scale. Values that are
+            not finite leave a gap in the line of one run, and are left out of several.
         path: of the image; its suffix says which kind.
         horizon: steps ahead, for the label.
         title: of the picture.
@@ -100,21 +106,41 @@ def draw_prediction_curves(
         The path.
 
     Raises:
-        ValueError: without a curve.
+        ValueError: without a curve, and for seeds of which one has no finite value.
     """
-    if not curves or not all(curves.values()):
+    by_name = {name: _seeds_of(points) for name, points in curves.items()}
+    if not by_name or not all(runs and all(runs) for runs in by_name.values()):
         raise ValueError(
             f"curves: expected at least one point for each name, received {dict(curves)}. Remedy: leave empty curves "
             "out."
         )
     figure = new_figure(6.4, 4.0)
     axis = figure.subplots()
-    for name, points in curves.items():
-        samples = [point[0] for point in points]
-        errors = [1.0 - point[1] if math.isfinite(point[1]) else math.nan for point in points]
-        axis.plot(samples, errors, marker="o", markersize=3, label=name)
+    for name, runs in by_name.items():
+        if len(runs) == 1:
+            errors = [1.0 - value if math.isfinite(value) else math.nan for _, value in runs[0]]
+            axis.plot([samples for samples, _ in runs[0]], errors, marker="o", markersize=3, label=name)
+            continue
+        band = band_of([_errors_of(name, run) for run in runs])
+        line = axis.plot(band.steps, band.middle, label=f"{name}, {len(runs)} seeds")[0]
+        axis.fill_between(band.steps, band.low, band.high, alpha=0.2, color=line.get_color(), linewidth=0)
     ahead = "" if horizon is None else f", {horizon} steps ahead"
     axis.set(xlabel="samples", ylabel=f"1 - R²{ahead}", yscale="log", title=title)
     axis.grid(alpha=0.3, which="both")
     axis.legend(frameon=False)
     return save_figure(figure, path, dpi=120)
+
+
+def _seeds_of(points: Points | Sequence[Points]) -> list[Points]:
+    """The runs of a name: one where it has pairs of numbers, several where it has lists of such pairs."""
+    several = bool(points) and (not points[0] or isinstance(points[0][0], Sequence))
+    return [*cast("Sequence[Points]", points)] if several else [cast("Points", points)]
+
+
+def _errors_of(name: str, run: Points) -> Curve:
+    finite = [(samples, 1.0 - value) for samples, value in run if math.isfinite(value)]
+    if not finite:
+        raise ValueError(
+            f"curves: expected a finite R^2 in each seed of {name!r}, received {list(run)}. Remedy: without that seed."
+        )
+    return Curve(*zip(*finite, strict=True))

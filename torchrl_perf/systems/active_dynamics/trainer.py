@@ -11,17 +11,16 @@ from torchrl.envs import TransformedEnv
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.envs.latent_field import LatentField
 from torchrl_perf.functional.losses.elbo import beta_at
-from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
+from torchrl_perf.metrics import EpisodeStatistics
 from torchrl_perf.parallel import SharedGradients
-from torchrl_perf.parallel.join import joined
 from torchrl_perf.replay import RecentWindow
-from torchrl_perf.runtime import Captured
-from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
+from torchrl_perf.runtime.oom import parts_of, refused
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.systems.active_dynamics.blueprint import make_filtered_policy, make_reward
 from torchrl_perf.systems.active_dynamics.config import ActiveDynamicsConfig
 from torchrl_perf.systems.active_dynamics.elbo import MultiStepELBOLoss
 from torchrl_perf.systems.active_dynamics.evaluation import (
+    Alignment,
     PredictionFigures,
     evaluate,
     fit_alignment,
@@ -32,24 +31,13 @@ from torchrl_perf.systems.active_dynamics.information_reward import InformationR
 from torchrl_perf.systems.active_dynamics.networks import make_field_env, make_seq_vae
 from torchrl_perf.systems.active_dynamics.picture import PhasePortrait
 from torchrl_perf.systems.active_dynamics.predictive_elbo import PredictiveELBOLoss
+from torchrl_perf.systems.active_dynamics.region import region_error, region_points
 from torchrl_perf.systems.active_dynamics.seq_vae import SeqVAE
-from torchrl_perf.trainers.captures import capture_whole
-from torchrl_perf.trainers.device import (
-    accelerated,
-    acceleration_of,
-    as_in_mode,
-    fuse_when_compiled,
-    kernels_of,
-    resolve_device,
-    resolve_mode,
-)
+from torchrl_perf.trainers.device import accelerated, as_in_mode, fuse_when_compiled, kernels_of
 from torchrl_perf.trainers.optim.optimization import adam_of
 from torchrl_perf.trainers.run.joint_rows import window_of
-from torchrl_perf.trainers.run.made_of import describe
-from torchrl_perf.trainers.run.memory_floor import check_fits
-from torchrl_perf.trainers.run.numerics import NumericalGuard
-from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
-from torchrl_perf.trainers.shards import config_of_rank
+from torchrl_perf.trainers.run.state import Stateful
+from torchrl_perf.trainers.whole_loop import WholeLoop
 
 LOSSES = ("loss_recon", "loss_kl", "loss_novelty")
 WINDOW_KEYS = ("observation", "action", "is_init", "belief")
@@ -58,7 +46,7 @@ EVALUATION_ENVS = 256
 EVALUATION_STEPS = 20
 
 
-class ActiveDynamicsTrainer(Checkpointed):
+class ActiveDynamicsTrainer(WholeLoop):
     """Learns a latent dynamical system from noisy channels, with planned or random inputs.
 
     An iteration collects T steps of N envs (filter, plan, act), appends them to a ring of recent steps, fits the model
@@ -96,15 +84,8 @@ class ActiveDynamicsTrainer(Checkpointed):
     def __init__(
         self, config: ActiveDynamicsConfig, *, env: LatentField | None = None, model: SeqVAE | None = None
     ) -> None:
-        self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
-        self.ranks = joined(self.device)
-        self.config = config = config_of_rank(config, self.ranks)
-        self.own_env = env is not None
-        self.mode = resolve_mode(config.mode, self.device)
+        config = self._begin(config, env)
         self.kernels = kernels_of(config, self.mode, self.device)
-        check_fits(config, self.device)
-        self.acceleration = acceleration_of(config)
-        torch.manual_seed(config.seed)
         self.field_env = make_field_env(config, self.device) if env is None else env
         if self.field_env.num_envs != config.num_envs:
             raise ValueError(
@@ -126,7 +107,7 @@ class ActiveDynamicsTrainer(Checkpointed):
             samples=config.samples,
             mask_rate=config.mask_rate,
         )
-        self._named = dict(self.loss.named_parameters())
+        self._named = {name: value for name, value in self.loss.named_parameters() if value.requires_grad}
         if self.reward is not None and self.reward.kind == "rnd":
             self._named |= {f"predictor.{name}": p for name, p in self.reward.predictor.named_parameters()}
         self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
@@ -135,17 +116,7 @@ class ActiveDynamicsTrainer(Checkpointed):
         example = cast("TensorDictBase", self.collector.batch[:, 0]).select(*self._keys)
         self.window = RecentWindow(config.history, example, device=self.device)
         self._make_state()
-        counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
-        self.train_state = TrainState(
-            made_by=config.algorithm,
-            settings=config.whole.card(),
-            made_of=describe(self.field_env, self.parts(), own_env=self.own_env),
-            device=self.device,
-            counters=counters,
-            **self.parts(),
-            **self.experience(),
-        )
-        self._iterate = capture_whole(self)
+        self._finish(self.field_env)
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -169,29 +140,13 @@ class ActiveDynamicsTrainer(Checkpointed):
     def _make_state(self) -> None:
         """State on the device that changes between iterations, beside parameters, moments and envs."""
         device = self.device
-        self.metrics = DeviceMetrics(device)
+        self._make_loop(LOSSES, self._named, compile=self.kernels.function)
         self.episodes = EpisodeStatistics(self.config.num_envs, device, window=window_of(self.ranks.size))
-        self.phases = PhaseTimer(device)
-        self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
-        self.iterations_done = 0
-        self.updates = torch.zeros((), device=device)
-        self._iteration = torch.zeros((), device=device)
         self._names = (*LOSSES, "kl_start", *(f"kl_{k + 1}" for k in range(self.config.kl_horizon)), "grad_norm")
         self._sums = torch.zeros(len(self._names), device=device)
         self._applied = torch.zeros((), device=device)
         self._offsets = torch.arange(self.config.window, device=device)
-        self.guard = NumericalGuard(
-            self.metrics,
-            self._iteration,
-            on_nan=self.config.on_nan,
-            losses=LOSSES,
-            parameters=list(self._named),
-            compile=self.kernels.function,
-            parts=self.parts,
-            ranks=self.ranks,
-        )
         self.guard.watch(self.env)
-        self._first_bad = self.guard.first_bad
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -353,6 +308,20 @@ class ActiveDynamicsTrainer(Checkpointed):
         env = self._fresh_env(envs)
         return evaluate(self.model, env, horizon=horizon, steps=EVALUATION_STEPS + horizon, seed=seed)
 
+    def region_error(self, alignment: Alignment | None = None, *, horizon: int | None = None) -> float:
+        """The share of the movement from points all over the region that predictions miss; reads the device.
+
+        See :func:`~torchrl_perf.systems.active_dynamics.region.region_error`.
+
+        Args:
+            alignment: from learned to true states, as :meth:`evaluate` finds it; None finds it.
+            horizon: steps; by default the config's.
+        """
+        horizon = self.config.prediction_horizon if horizon is None else horizon
+        alignment = self.evaluate().alignment if alignment is None else alignment
+        points = region_points(self.config.region, device=self.device)
+        return float(region_error(self.model, self.field_env, alignment, points, horizon=horizon))
+
     def portrait(self, title: str = "") -> PhasePortrait:
         """True and learned field, with the states of the newest batch."""
         alignment = self.evaluate().alignment
@@ -361,7 +330,7 @@ class ActiveDynamicsTrainer(Checkpointed):
     def _fresh_env(self, rows: int) -> LatentField:
         """A separate env with the same world; the random numbers of the run are not changed."""
         with seeded(None, self.device):
-            return make_field_env(self.config, self.device, rows, 0)
+            return make_field_env(self.config, self.device, rows, 0, region=True)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -382,6 +351,5 @@ class ActiveDynamicsTrainer(Checkpointed):
 
     def close(self) -> None:
         """Releases the graph and the env."""
-        if isinstance(self._iterate, Captured):
-            self._iterate.release()
+        self._release()
         self.collector.shutdown()

@@ -1,6 +1,5 @@
 """Settings of a run that trains a colony to climb a stiffness gradient."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -36,8 +35,8 @@ class DurotaxisConfig(PPOConfig):
         *("encoder_width", "encoder_layers", "encoder_heads", "simplex_groups"),
     )
 
-    env: Literal["Durotaxis", "Durotaxis4096"] = "Durotaxis"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Which settings to start from: those for two CPU cores, or those for 4,096 envs on a GPU; the task is the same."""
+    env: Literal["Durotaxis"] = "Durotaxis"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The colony's task; its settings are those for two CPU cores, and learn on a GPU as they are."""
     num_envs: int = 64
     """Number of colonies that run at once (N)."""
     num_steps: int = 16
@@ -135,20 +134,5 @@ class DurotaxisConfig(PPOConfig):
             )
 
 
-_CPU = DurotaxisConfig()
-
-DUROTAXIS_PRESETS: dict[str, DurotaxisConfig] = {
-    "Durotaxis": _CPU,
-    "Durotaxis4096": dataclasses.replace(
-        _CPU,
-        env="Durotaxis4096",
-        num_envs=4096,
-        total_steps=10_000_000,
-        minibatches=8,
-        encoder_width=64,
-        encoder_layers=2,
-        encoder_heads=4,
-        simplex_groups=16,
-    ),
-}
-"""Settings by env name: for two CPU cores, and for 4,096 envs on a GPU."""
+DUROTAXIS_PRESETS: dict[str, DurotaxisConfig] = {"Durotaxis": DurotaxisConfig()}
+"""Settings by env name."""

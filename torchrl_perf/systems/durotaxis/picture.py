@@ -150,8 +150,8 @@ def draw_colony(
 ) -> Path:
     """Draw a colony on the stiffness of its substrate, and below it the number of nodes; save the picture.
 
-    The nodes of some moments are drawn in the colour of their time, joined from left to right as a chain; the solid
-    line is the path of the centroid, the dashed one the goal, and rings mark the last colony.
+    At some moments the colony is drawn as the shape of its convex hull, rounded, with its nodes, in the colour of the
+    time; the solid line is the path of the centroid, the dashed one the goal, and rings mark the last colony.
 
     Args:
         recording: of :func:`record_colony` or :func:`recorded_colony`.
@@ -189,18 +189,39 @@ def _draw_places(figure: Any, axes: Any, recording: ColonyRecording, shown: int)
     nodes = None
     for moment in moments:
         positions = recording.positions[moment]
-        positions = positions[positions[:, 0].argsort(stable=True)].numpy()
-        axes.plot(positions[:, 0], positions[:, 1], color="0.3", linewidth=0.4, alpha=0.5)
         times = [moment] * len(positions)
-        nodes = axes.scatter(*positions.T, c=times, cmap="viridis", vmin=0, vmax=last, s=14, zorder=3)
+        nodes = axes.scatter(*positions.numpy().T, c=times, cmap="viridis", vmin=0, vmax=last, s=12, zorder=3)
+        outline = hull(positions.tolist())
+        if outline:
+            # opaque, so that fill and outline are one shape; a wide line makes one of a single node, too
+            colour = [0.45 * part + 0.55 for part in nodes.cmap(moment / last)[:3]]
+            axes.fill(*zip(*outline, strict=True), color=colour, linewidth=9, joinstyle="round", zorder=2)
     if nodes is not None:
         figure.colorbar(nodes, ax=axes, label="step", shrink=0.8)
     final = recording.positions[-1].numpy()
     axes.scatter(*final.T, facecolors="none", edgecolors="tab:red", s=34, linewidths=0.8, zorder=4, label="at the end")
-    axes.plot(*recording.centers.numpy().T, color="tab:orange", linewidth=1.4, zorder=2, label="centroid")
+    axes.plot(*recording.centers.numpy().T, color="tab:orange", linewidth=1.4, zorder=4, label="centroid")
     axes.axvline(recording.goal, color="tab:green", linestyle="--", linewidth=1.2, label="goal")
     axes.set(xlim=(0, width), ylim=(0, height), xlabel="x, along the gradient", ylabel="y")
     axes.legend(loc="upper left", fontsize="small")
+
+
+def hull(points: list[list[float]]) -> list[list[float]]:
+    """The corners of the convex hull of points ``[x, y]``, against the clock from the leftmost one (Andrew's chain)."""
+
+    def half(ordered: list[list[float]]) -> list[list[float]]:
+        chain: list[list[float]] = []
+        for x, y in ordered:
+            while len(chain) > 1:
+                (ax, ay), (bx, by) = chain[-2:]
+                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
+                    break
+                chain.pop()
+            chain.append([x, y])
+        return chain[:-1]
+
+    ordered = sorted(map(list, set(map(tuple, points))))
+    return ordered if len(ordered) < 3 else half(ordered) + half(ordered[::-1])
 
 
 def _draw_numbers(axes: Any, recording: ColonyRecording) -> None:

@@ -4,7 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.trainers.config_checks import Checks, is_count, is_share
+from torchrl_perf.systems.fuel_breaks.task import TASK, BreaksTask
+from torchrl_perf.trainers.config_checks import Checks, is_share
 from torchrl_perf.trainers.dqn import DQNConfig
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS
 from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
@@ -12,11 +13,10 @@ from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
 __all__ = ["FUEL_BREAKS_PRESETS", "FuelBreaksConfig"]
 
 NETWORK = ("hidden_size", "blocks", "activation", "dueling")
-TASK = ("size", "budget", "landscape", "landscapes", "landscape_seed", "base", "neighbours", "reward")
 
 
 @dataclass(frozen=True)
-class FuelBreaksConfig(DQNConfig):
+class FuelBreaksConfig(BreaksTask, DQNConfig):
     """Every choice of a run on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks` with DQN (arXiv:1312.5602).
 
     A step places one break. Random actions may continue lines of breaks: lines divide a landscape, and random cells
@@ -33,7 +33,7 @@ class FuelBreaksConfig(DQNConfig):
     work_of_step: ClassVar[int] = 4
     not_taken: ClassVar[tuple[str, ...]] = (*NETWORK_SETTINGS, *SLICE_MEMORY_SETTINGS)
     not_normalized: ClassVar[tuple[str, ...]] = ("normalize_observations",)
-    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", *TASK)
+    fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (*DQNConfig.fixed_by_checkpoint, "blocks", "reward", *TASK)
 
     env: Literal["FuelBreaks", "FuelBreaksSmall", "FuelBreaksOriginal"] = "FuelBreaks"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Which settings to start from: those for 20 x 20 cells, for 10 x 10, or what a published trainer of one env has,
@@ -46,23 +46,6 @@ class FuelBreaksConfig(DQNConfig):
     """Breaks placed in the whole run, over all envs; rounded up to whole iterations."""
     gamma: float = 0.98
     """Discount factor, of one break to the next."""
-    size: int = 20
-    """Rows and columns of a landscape."""
-    budget: float = 0.05
-    """Breaks of an episode, as a share of all cells."""
-    landscape: Literal["uniform", "fractal", "varied"] = "uniform"
-    """Flat ground where fire passes with probability base; hills with patches of vegetation and bare ground; or such
-    that differ in relief and wind, some with a river or a road."""
-    landscapes: int = 1
-    """Number of fractal or varied landscapes; one is drawn for each episode."""
-    landscape_seed: int = 0
-    """Names the fractal or varied landscapes."""
-    base: float = 0.4
-    """Probability that fire passes from a cell to the next on flat ground with ordinary vegetation."""
-    neighbours: int = 8
-    """Neighbours that a cell may set alight: 8 or 4."""
-    fires: int = 16
-    """Fires that an episode's breaks are judged by."""
     reward: Literal["terminal", "shaped"] = "shaped"
     """Minus the burned fraction at the end, or what each break has saved."""
     common_random_numbers: bool = True
@@ -82,24 +65,8 @@ class FuelBreaksConfig(DQNConfig):
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
-        checks.each(("size", "landscapes"), is_count, "a positive integer")
         checks.each(("blocks", "demonstrations"), lambda value: value >= 0, "0 or a positive integer")
-        checks.each(("base", "line_exploration", "line_envs", "demonstration_noise"), is_share, "a number in [0, 1]")
-        checks.each(("neighbours",), lambda value: value in (4, 8), "4 or 8")
-        checks.each(("fires",), lambda value: 1 <= value <= 64, "an integer from 1 to 64")
-        checks.each(("budget",), lambda value: 0 < value < 1, "a share of the cells in (0, 1)")
-        if checks.sound("size", "budget") and self.cells < 1:
-            checks.add(
-                "budget",
-                f"budget: expected a share of the {self.size} x {self.size} cells that is at least one break, received "
-                f"{self.budget!r}. Remedy: {1 / self.size**2:.3g} or more.",
-            )
-        if checks.sound("landscape", "landscapes") and self.landscape == "uniform" and self.landscapes != 1:
-            checks.add(
-                "landscapes",
-                f"landscapes: expected 1 with landscape='uniform', which are all alike, received {self.landscapes}. "
-                "Remedy: landscape='fractal'.",
-            )
+        checks.each(("line_exploration", "line_envs", "demonstration_noise"), is_share, "a number in [0, 1]")
         if checks.sound("demonstrations", "learning_starts", "size", "budget", *self.sizes):
             self._check_demonstrations(checks)
 
@@ -112,11 +79,6 @@ class FuelBreaksConfig(DQNConfig):
                 f"{self.demonstrations} episodes, {self.demonstration_frames} frames. Remedy: learning_starts="
                 f"{self.demonstration_frames} or more.",
             )
-
-    @property
-    def cells(self) -> int:
-        """K, breaks of an episode."""
-        return round(self.budget * self.size**2)
 
     @property
     def demonstration_frames(self) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchrl_perf.systems.fuel_breaks.config import TASK
+from torchrl_perf.systems.fuel_breaks.task import TASK, BreaksTask
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive
 
@@ -12,7 +12,7 @@ __all__ = ["ONE_SHOT_PRESETS", "FuelBreaksOneShotConfig"]
 
 
 @dataclass(frozen=True)
-class FuelBreaksOneShotConfig(RunConfig):
+class FuelBreaksOneShotConfig(BreaksTask, RunConfig):
     """Every choice of a run on landscapes whose fuel breaks are placed at once, by REINFORCE (Williams, 1992).
 
     A step is one placement of all breaks. Those of a landscape are judged under the same fires, and each is reinforced
@@ -31,7 +31,7 @@ class FuelBreaksOneShotConfig(RunConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *RunConfig.fixed_by_checkpoint,
         *("hidden_size", "blocks"),
-        *(name for name in TASK if name != "reward"),
+        *TASK,
     )
 
     env: Literal["FuelBreaksVaried", "FuelBreaksEven"] = "FuelBreaksVaried"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,10 +45,6 @@ class FuelBreaksOneShotConfig(RunConfig):
     """Placements of the whole run."""
     mode: Literal["auto", "eager", "graph"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     """How an iteration runs: "graph" captures it into a CUDA graph, "auto" does so on CUDA and is "eager" on a CPU."""
-    size: int = 20
-    """Rows and columns of a landscape."""
-    budget: float = 0.05
-    """Breaks, as a share of all cells."""
     landscape: Literal["uniform", "fractal", "varied"] = "varied"
     """Even ground where fire passes with probability base; hills with patches of vegetation and bare ground; or such
     that differ in relief and wind, some with a river or a road."""
@@ -56,10 +52,6 @@ class FuelBreaksOneShotConfig(RunConfig):
     """Number of fractal or varied landscapes to learn from."""
     landscape_seed: int = 1
     """Names them; another number gives landscapes that were not learnt from."""
-    base: float = 0.4
-    """Probability that fire passes from a cell to the next on even ground with ordinary vegetation."""
-    neighbours: int = 8
-    """Neighbours that a cell may set alight: 8 or 4."""
     fires: int = 32
     """Fires that each placement is judged by, at most 64."""
     learning_rate: float = 2e-3
@@ -81,32 +73,11 @@ class FuelBreaksOneShotConfig(RunConfig):
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
-        checks.each(("size", "landscapes", "hidden_size"), is_count, "a positive integer")
+        checks.each(("hidden_size",), is_count, "a positive integer")
         checks.each(("num_steps",), lambda value: value >= 2, "an integer of at least 2")
-        checks.each(("blocks", "landscape_seed"), lambda value: value >= 0, "0 or a positive integer")
+        checks.each(("blocks",), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("learning_rate", "max_grad_norm"), is_positive, "a positive number")
         checks.each(("entropy_weight",), lambda value: value >= 0, "a number of at least 0")
-        checks.each(("base",), lambda value: 0 <= value <= 1, "a number in [0, 1]")
-        checks.each(("neighbours",), lambda value: value in (4, 8), "4 or 8")
-        checks.each(("fires",), lambda value: 1 <= value <= 64, "an integer from 1 to 64")
-        checks.each(("budget",), lambda value: 0 < value < 1, "a share of the cells in (0, 1)")
-        if checks.sound("size", "budget") and not 1 <= self.cells < self.size**2:
-            checks.add(
-                "budget",
-                f"budget: expected a share of the {self.size} x {self.size} cells that is at least one break and not "
-                f"all, received {self.budget!r}. Remedy: {1 / self.size**2:.3g} or more.",
-            )
-        if checks.sound("landscape", "landscapes") and self.landscape == "uniform" and self.landscapes != 1:
-            checks.add(
-                "landscapes",
-                f"landscapes: expected 1 with landscape='uniform', which are all alike, received {self.landscapes}. "
-                "Remedy: landscape='varied'.",
-            )
-
-    @property
-    def cells(self) -> int:
-        """K, breaks of a landscape."""
-        return round(self.budget * self.size**2)
 
     @property
     def anneals_over_run(self) -> bool:

@@ -5,7 +5,7 @@ cells.
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -14,23 +14,16 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks, first_cells
-from torchrl_perf.metrics import DeviceMetrics, PhaseTimer
 from torchrl_perf.modules.values.conv_q import ConvQMap
 from torchrl_perf.parallel import SharedGradients
-from torchrl_perf.parallel.join import joined
-from torchrl_perf.runtime import Captured
-from torchrl_perf.runtime.oom import MicroBatches, parts_of
+from torchrl_perf.runtime.oom import parts_of
 from torchrl_perf.systems.fuel_breaks.ground import make_breaks
 from torchrl_perf.systems.fuel_breaks.one_shot_config import FuelBreaksOneShotConfig
 from torchrl_perf.systems.fuel_breaks.orders import LEAST, draw_orders, order_log_prob
-from torchrl_perf.trainers.captures import capture_whole
-from torchrl_perf.trainers.device import accelerated, acceleration_of, as_in_mode, resolve_device, resolve_mode
+from torchrl_perf.trainers.device import accelerated, as_in_mode
 from torchrl_perf.trainers.optim.optimization import adam_of
-from torchrl_perf.trainers.run.made_of import describe
-from torchrl_perf.trainers.run.memory_floor import check_fits
-from torchrl_perf.trainers.run.numerics import NumericalGuard
-from torchrl_perf.trainers.run.state import Attributes, Checkpointed, Stateful, TrainState
-from torchrl_perf.trainers.shards import config_of_rank
+from torchrl_perf.trainers.run.state import Stateful
+from torchrl_perf.trainers.whole_loop import WholeLoop
 
 __all__ = ["FuelBreaksOneShotTrainer", "PlacementPolicy", "make_one_shot_env", "make_placement_policy"]
 
@@ -104,7 +97,7 @@ def make_placement_policy(env: Any, config: FuelBreaksOneShotConfig) -> Placemen
     return PlacementPolicy(network, config.cells)
 
 
-class FuelBreaksOneShotTrainer(Checkpointed):
+class FuelBreaksOneShotTrainer(WholeLoop):
     """REINFORCE on placements of all breaks at once, each judged beside others of its landscape.
 
     In an iteration T placements are drawn for each of N landscapes, and burn under the same fires. A placement is
@@ -139,51 +132,15 @@ class FuelBreaksOneShotTrainer(Checkpointed):
         env: FuelBreaks | None = None,
         policy: PlacementPolicy | None = None,
     ) -> None:
-        self.device = resolve_device(config.device) if env is None else cast("torch.device", env.device)
-        self.ranks = joined(self.device)
-        self.config = config = config_of_rank(config, self.ranks)
-        self.own_env = env is not None
-        self.mode = resolve_mode(config.mode, self.device)
-        check_fits(config, self.device)
-        self.acceleration = acceleration_of(config)
-        torch.manual_seed(config.seed)
+        config = self._begin(config, env)
         self.env = make_one_shot_env(config, self.device) if env is None else _checked(env)
         self.policy = make_placement_policy(self.env, config) if policy is None else policy
         self.acceleration.policy(self.policy)
         self._named = dict(self.policy.named_parameters())
         self.shared = SharedGradients(self._named.values(), ranks=self.ranks)
         self.optimizer = adam_of(config, self._named.values(), self.acceleration)
-        self._make_state()
-        counters = Attributes(self, ("iterations_done", "_iteration", "_first_bad", "updates"))
-        self.train_state = TrainState(
-            made_by=config.algorithm,
-            settings=config.whole.card(),
-            made_of=describe(self.env, self.parts(), own_env=self.own_env),
-            device=self.device,
-            counters=counters,
-            **self.parts(),
-            **self.experience(),
-        )
-        self._iterate = capture_whole(self)
-
-    def _make_state(self) -> None:
-        device = self.device
-        self.metrics = DeviceMetrics(device)
-        self.phases = PhaseTimer(device)
-        self.micro = MicroBatches(device, enabled=self.config.split_on_oom)
-        self.iterations_done = 0
-        self.updates = torch.zeros((), device=device)
-        self._iteration = torch.zeros((), device=device)
-        self.guard = NumericalGuard(
-            self.metrics,
-            self._iteration,
-            on_nan=self.config.on_nan,
-            losses=LOSSES,
-            parameters=list(self._named),
-            parts=self.parts,
-            ranks=self.ranks,
-        )
-        self._first_bad = self.guard.first_bad
+        self._make_loop(LOSSES, self._named)
+        self._finish(self.env)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -317,8 +274,7 @@ class FuelBreaksOneShotTrainer(Checkpointed):
 
     def close(self) -> None:
         """Releases the graph and the env."""
-        if isinstance(self._iterate, Captured):
-            self._iterate.release()
+        self._release()
         self.env.close()
 
 

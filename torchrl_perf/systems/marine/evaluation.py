@@ -22,6 +22,7 @@ from torchrl_perf.runtime.seeds import seeded
 __all__ = ["NavigationFigures", "Scenarios", "evaluate", "scripted", "start"]
 
 STEP_SECONDS = SUBSTEPS * TIME_STEP
+THRUSTS = slice(5, 7)  # of an observation, in kN: see sensing.SELF_SCALE
 CHECK_INTERVAL = 50  # steps between two checks of whether all have ended
 ActionKind = Literal["continuous", "discrete"]
 Layout = dict[str, Tensor]
@@ -119,12 +120,15 @@ class NavigationFigures:
     """Share of the vessels' steps in which the rules of the road asked for a turn."""
     colregs_angle: float
     """Mean angle of those turns, in radians; 0 for none."""
+    mean_energy: float
+    """Thrust of both thrusters, forward or back, over time until the goal, in kN s, of those that reached it; NaN for
+    none. It stands for the energy, which the model of the vessel does not know."""
 
     def __str__(self) -> str:
         return (
             f"{self.vessels} vessels: {self.success:.1%} arrived, {self.collision:.1%} collided, {self.timeout:.1%} "
-            f"late; {self.mean_time:.1f} s to the goal, return {self.mean_return:.1f}; a turn was due in "
-            f"{self.colregs_share:.1%} of the steps, by {self.colregs_angle:.2f} rad"
+            f"late; {self.mean_time:.1f} s and {self.mean_energy:.1f} kN s to the goal, return {self.mean_return:.1f}; "
+            f"a turn was due in {self.colregs_share:.1%} of the steps, by {self.colregs_angle:.2f} rad"
         )
 
 
@@ -156,12 +160,13 @@ def evaluate(policy: Policy, scenarios: Scenarios, env: AgentStreams) -> Navigat
     running = torch.ones(*env.batch_size, 1, dtype=torch.bool, device=env.device)
     sums = {name: torch.zeros((), dtype=torch.float64, device=env.device) for name in _SUMS}
     elapsed = torch.zeros(running.shape, dtype=torch.float64, device=env.device)
+    spent = torch.zeros_like(elapsed)
     with set_exploration_type(ExplorationType.DETERMINISTIC), seeded(scenarios.seed, env.device):
         td = start(scenarios, env)
         for step in range(scenarios.max_episode_steps):
             counts = running & td.get("valid")
             stepped, td = env.step_and_maybe_reset(policy(td))
-            _add(sums, elapsed, counts, stepped.get("next"))
+            _add(sums, elapsed, spent, counts, stepped.get("next"))
             running &= ~stepped.get("next").get("done")
             if step % CHECK_INTERVAL == CHECK_INTERVAL - 1 and not bool(running.any()):
                 break
@@ -191,14 +196,17 @@ def start(scenarios: Scenarios, env: AgentStreams) -> TensorDictBase:
     return env.root_of(base.load_layout(scenarios.layout()))
 
 
-_SUMS = ("ended", "success", "collision", "timeout", "seconds", "reward", "steps", "turns", "angle")
+_SUMS = ("ended", "success", "collision", "timeout", "seconds", "energy", "reward", "steps", "turns", "angle")
 
 
-def _add(sums: dict[str, Tensor], elapsed: Tensor, counts: Tensor, following: TensorDictBase) -> None:
+def _add(sums: dict[str, Tensor], elapsed: Tensor, spent: Tensor, counts: Tensor, following: TensorDictBase) -> None:
     """Adds the results of a step for the vessels that count, ``[N, 1]``."""
     event, phi = following.get("event"), following.get("colregs")
     ended = counts & following.get("done")
     elapsed += counts
+    # both thrusts change at the beginning of a step and hold for the rest of it
+    thrust = following.get("observation")[..., THRUSTS].abs().sum(-1, keepdim=True)
+    spent += torch.where(counts, thrust * STEP_SECONDS, 0.0)
     goal, hit = ended & (event == GOAL), ended & (event == COLLISION)
     values = {
         "ended": ended,
@@ -206,6 +214,7 @@ def _add(sums: dict[str, Tensor], elapsed: Tensor, counts: Tensor, following: Te
         "collision": hit,
         "timeout": ended & ~goal & ~hit,
         "seconds": torch.where(goal, elapsed * STEP_SECONDS, 0.0),
+        "energy": torch.where(goal, spent, 0.0),
         "reward": torch.where(counts, following.get("reward"), 0.0),
         "steps": counts,
         "turns": counts & (phi > 0),
@@ -225,5 +234,6 @@ def _figures(sums: dict[str, float]) -> NavigationFigures:
         mean_time=sums["seconds"] / arrived if arrived else math.nan,
         mean_return=sums["reward"] / vessels,
         colregs_share=sums["turns"] / sums["steps"],
+        mean_energy=sums["energy"] / arrived if arrived else math.nan,
         colregs_angle=sums["angle"] / sums["turns"] if sums["turns"] else 0.0,
     )

@@ -17,10 +17,12 @@ from torchrl_perf.systems.marine.evaluation import NavigationFigures, Scenarios,
 if TYPE_CHECKING:
     from torchrl_perf.envs.agent_streams import AgentStreams
 
-__all__ = ["LEVELS", "draw_risk_curve", "risk_curve"]
+__all__ = ["LEVELS", "WORDS", "draw_risk_curve", "risk_curve"]
 
 LEVELS = (1.0, 0.75, 0.5, 0.25, 0.1)
 """Shares of the worst returns whose mean is acted on; with 1 it is the mean of all."""
+WORDS = {"collision": "share that collided", "success": "share that arrived", "mean_time": "seconds to the goal"}
+"""What is drawn over the levels."""
 
 
 def risk_curve(
@@ -82,8 +84,7 @@ def draw_risk_curve(
         raise ValueError("curves: expected at least one, received none. Remedy: a mapping of names to risk_curve().")
     figure = new_figure(11.0, 3.6)
     panels = figure.subplots(1, 3)
-    words = {"collision": "share that collided", "success": "share that arrived", "mean_time": "seconds to the goal"}
-    for axes, (field, label) in zip(panels, words.items(), strict=True):
+    for axes, (field, label) in zip(panels, WORDS.items(), strict=True):
         for name, curve in curves.items():
             levels = sorted(curve)
             axes.plot(levels, [getattr(curve[level], field) for level in levels], "o-", label=name, markersize=4)

@@ -21,11 +21,20 @@ PRESET_NAMES = Literal[
 
 
 OF_OPTIONS = (
-    *("option_learning", "option_relabel", "option_learning_rate", "option_temperature", "option_entropy_coeff"),
+    *(
+        "option_learning",
+        "option_interrupt",
+        "option_relabel",
+        "option_learning_rate",
+        "option_temperature",
+        "option_entropy_coeff",
+    ),
     *("option_clip", "option_capacity", "option_temperature_final", "option_temperature_frames"),
     *("directed", "trend_unit", "max_option_share", "min_options_used"),
 )
 """Settings that mean nothing without options."""
+OF_TRANSFORMER = ("transformer_size", "transformer_layers", "transformer_heads")
+"""Settings that mean nothing for perceptrons."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class OptionsMarketConfig(SACOptionsConfig):
     fixed_by_checkpoint: ClassVar[tuple[str, ...]] = (
         *SACOptionsConfig.fixed_by_checkpoint,
         *("market", "semantics", "reward", "options", "directed", "window", "prices_file", "first_date", "last_date"),
+        *("network", *OF_TRANSFORMER),
     )
 
     env: PRESET_NAMES = "OptionMarket"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -99,6 +109,15 @@ class OptionsMarketConfig(SACOptionsConfig):
     """semantics="target": a target that is not farther than this from the present weight is not traded to."""
     window: int = 24
     """Bars of the technical observation."""
+    network: Literal["perceptron", "transformer"] = "perceptron"
+    """What reads the bars of the window: the hidden layers, all at once; or attention over the bars (arXiv:1706.03762),
+    whose summary they read beside what is not of the window. Actor, choice and critics have an encoder each."""
+    transformer_size: int = 64
+    """network="transformer": size of a bar's token."""
+    transformer_layers: int = 2
+    """network="transformer": layers."""
+    transformer_heads: int = 4
+    """network="transformer": heads of the attention, a divisor of transformer_size."""
     max_episode_steps: int = 672
     """Steps after which an episode is truncated."""
     ruin: float = 0.5
@@ -126,6 +145,7 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("first_date", "last_date") and self.last_date and self.first_date > self.last_date:
             problem = f"expected a date from first_date = {self.first_date!r} on, received {self.last_date!r}."
             checks.add("last_date", f"last_date: {problem} Remedy: a later one.")
+        self._check_network(checks)
         if checks.sound("options") and self.options == "none":
             usual = type(self).without_task()
             for name in OF_OPTIONS:
@@ -149,6 +169,25 @@ class OptionsMarketConfig(SACOptionsConfig):
         if checks.sound("commission", "slippage", "max_weight") and self.cost * self.max_weight >= 1:
             problem = f"expected commission + slippage below 1 / max_weight, received {self.cost:.6g}."
             checks.add("commission", f"commission: {problem} Remedy: less of either.")
+
+    def _check_network(self, checks: Checks) -> None:
+        checks.each(OF_TRANSFORMER, is_count, "a positive integer")
+        if not checks.sound("network", "window", *OF_TRANSFORMER):
+            return
+        if self.network == "perceptron":
+            for name in OF_TRANSFORMER:
+                expected, received = getattr(OptionsMarketConfig, name), getattr(self, name)  # its default
+                if received != expected:
+                    problem = f"expected {expected} with network='perceptron', received {received}."
+                    checks.add(name, f"{name}: {problem} Remedy: leave it out, or network='transformer'.")
+            return
+        if self.window < 2:
+            problem = f"expected at least 2 bars with network='transformer', received {self.window}."
+            checks.add("window", f"window: {problem} Remedy: window=24.")
+        if self.transformer_size % self.transformer_heads:
+            problem = f"expected a divisor of transformer_size = {self.transformer_size}, received "
+            remedy = "Remedy: transformer_heads=1, or a size that it divides."
+            checks.add("transformer_heads", f"transformer_heads: {problem}{self.transformer_heads}. {remedy}")
 
     @property
     def keeps_choices(self) -> bool:

@@ -99,14 +99,14 @@ class Fold:
     Attributes:
         trained_on: first and last date of the window.
         tested_on: those of the next one.
-        before: figures on the window itself, which are too good.
+        before: figures on the window itself, which are too good; None where they were not asked for.
         after: figures on the next one.
         picture: equity and options on the next one; None without a folder.
     """
 
     trained_on: tuple[str, str]
     tested_on: tuple[str, str]
-    before: TradingFigures
+    before: TradingFigures | None
     after: TradingFigures
     picture: Path | None = None
 
@@ -196,6 +196,7 @@ def walk_forward(
     series: PriceSeries | None = None,
     envs: int = 8,
     folder: str | Path | None = None,
+    windows: bool = True,
 ) -> list[Fold]:
     """Learn on a window of prices and trade the next one, then move on by its length with a new trader; and so on.
 
@@ -210,6 +211,7 @@ def walk_forward(
         series: dates and closes; by default those that the config names.
         envs: repetitions of a test, which differ in when options end.
         folder: where a picture of each test goes; needs matplotlib. None for none.
+        windows: whether the window that was learnt from is traded, too.
 
     Raises:
         ValueError: for a synthetic market, fewer bars than train_bars and test_bars, more folds than there is room for,
@@ -230,7 +232,8 @@ def walk_forward(
             f"folds: expected from 1 to {room}, what {len(series.prices)} bars have room for with train_bars="
             f"{train_bars} and test_bars={test_bars}, received {folds}. Remedy: a longer series, or shorter windows."
         )
-    return [_fold(config, series, (number * test_bars, train_bars, test_bars), envs, folder) for number in range(count)]
+    places = [(number * test_bars, train_bars, test_bars) for number in range(count)]
+    return [_fold(config, series, place, envs, folder, windows) for place in places]
 
 
 def summary(folds: list[Fold]) -> str:
@@ -268,6 +271,7 @@ def _fold(
     place: tuple[int, int, int],
     envs: int,
     folder: str | Path | None,
+    windows: bool,
 ) -> Fold:
     """Learn from ``place``'s window and trade the next one; place is first bar, bars to learn from, bars to trade."""
     start, middle, end = place[0], place[0] + place[1], sum(place)
@@ -281,14 +285,14 @@ def _fold(
         history = cast("RecordedMarket", market_of(trainer.env).market).first_bar
         options = {"num_envs": envs, "starts": "first", "max_episode_steps": None}
         found = []
-        for first, last in ((start, middle), (max(middle - history, 0), end)):
+        for first, last in ((start, middle), (max(middle - history, 0), end))[0 if windows else 1 :]:
             prices = series.prices[first:last]
             own = None if config.options == "none" else trainer.options
             env = make_options_market_env(config, trainer.device, options=own, prices=prices, **options)
             found.append(evaluate(trainer.policy, env, seed=config.seed))
     finally:
         trainer.close()
-    (before, _), (after, recording) = found
+    before, (after, recording) = found[0][0] if windows else None, found[-1]
     dates = series.dates
     picture = None
     if folder is not None:

@@ -3,8 +3,7 @@
 Dimension key: ``O`` options, ``D`` action.
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +18,26 @@ from torchrl_perf.envs.market import (
     position_option_set,
     sp500,
 )
+from torchrl_perf.envs.market.indicators import FEATURES
+from torchrl_perf.modules.encoders.window_encoder import WindowEncoder
 from torchrl_perf.modules.option_set import OptionSet, TimeHazard
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
+from torchrl_perf.trainers.off_policy.actor_critic import actor_layers
 from torchrl_perf.transforms import OptionState
 
 __all__ = [
     "EXPOSURES",
     "SIDES",
     "Compressed",
+    "Encoded",
     "SymmetricLog",
     "make_market",
     "make_market_options",
     "make_options_market_env",
+    "market_layers",
     "market_of",
     "recorded_prices",
+    "window_encoder",
 ]
 
 EXPOSURES: dict[str, tuple[float, float]] = {
@@ -169,6 +174,36 @@ def market_of(env: EnvBase | None) -> OptionMarket:
     return base
 
 
-def with_compression(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Layers that see their input through :class:`SymmetricLog`."""
-    return [SymmetricLog(), *cast("list[nn.Module]", layers)]
+def window_encoder(config: OptionsMarketConfig, in_features: int, device: Any = None) -> WindowEncoder | None:
+    """Attention over the bars of inputs ``[*, 23 W + R]``, where ``network`` asks for a transformer."""
+    if config.network != "transformer":
+        return None
+    sizes = {"width": config.transformer_size, "num_layers": config.transformer_layers}
+    heads = {"num_heads": config.transformer_heads, "precision": config.precision}
+    bars = len(FEATURES) * config.window
+    return WindowEncoder(config.window, len(FEATURES), in_features - bars, **sizes, **heads, device=device)
+
+
+def market_layers(in_features: int, out_features: int, config: OptionsMarketConfig) -> list[nn.Module]:
+    """The layers of an actor or of a choice, which see inputs ``[*, 23 W + R]`` through :class:`SymmetricLog`."""
+    encoder = window_encoder(config, in_features)
+    if encoder is None:
+        return [SymmetricLog(), *actor_layers(in_features, out_features, config)]
+    return [SymmetricLog(), encoder, *actor_layers(encoder.out_features, out_features, config)]
+
+
+class Encoded(nn.Module):
+    """A network whose first input is passed through an encoder; the others are left alone.
+
+    Args:
+        encoder: of the first input.
+        network: of what it gives, and of the other inputs.
+    """
+
+    def __init__(self, encoder: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.network = encoder, network
+
+    def forward(self, observation: Tensor, *others: Tensor) -> Any:
+        """The network's output for ``[*, O]`` and the other inputs."""
+        return self.network(self.encoder(observation), *others)

@@ -306,16 +306,22 @@ def _curve(axes: Any, values: Tensor, color: str, label: str, *, shade: float = 
 
 def _draw_equity(axes: Any, shown: EquityRecording) -> None:
     """The equity, its baselines, and the least and greatest value."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
     _curve(axes, shown.buy_and_hold, "tab:orange", "buy and hold", shade=0.15, linewidth=1.2)
     _curve(axes, shown.equity, "tab:blue", "policy", linewidth=1.8)
     axes.axhline(1.0, color="0.35", linestyle="--", linewidth=1.0, label="do nothing")
     paid = float(shown.cost.sum(-1).mean())
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:  # powers of ten would leave one label or none
+        axes.yaxis.set_major_locator(MaxNLocator(7))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.yaxis.set_minor_formatter("{x:.4g}")
     axes.set_ylabel("equity / capital")
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(loc="upper left", fontsize="small", title=f"costs paid: {paid:.2%} of the capital", title_fontsize=8)
+    axes.legend(loc="best", fontsize="small", title=f"costs paid: {paid:.2%} of the capital", title_fontsize=8)
 
 
 def _shade_regimes(panels: Any, regime: Tensor, names: Sequence[str] | None) -> None:

@@ -3,6 +3,7 @@
 Dimension key: ``N`` envs, ``T`` steps, ``O`` options.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import BaseCollector
-from torchrl.data import TensorSpec
+from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.market import reading
@@ -23,12 +24,13 @@ from torchrl_perf.modules.squashed_normal import SquashedNormal, SquashedNormalH
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import (
     Compressed,
+    Encoded,
     make_market,
     make_market_options,
+    market_layers,
     market_of,
-    with_compression,
+    window_encoder,
 )
-from torchrl_perf.trainers.off_policy.actor_critic import actor_layers
 from torchrl_perf.trainers.off_policy.algorithm import Algorithm
 from torchrl_perf.trainers.off_policy.task import Task
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
@@ -45,8 +47,8 @@ class MarketNetworks(OptionNetworks):
 
     def critic(self, observation: TensorSpec, action: TensorSpec, options: OptionSet) -> TensorDictModule:
         """Critics conditioned on the option."""
-        plain = super().critic(observation, action, options)
-        return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
+        make = super().critic
+        return compressed_critic(lambda observation: make(observation, action, options), observation, self.config)
 
     def controller(self, selector: nn.Module, options: OptionSet, example: TensorDictBase) -> OptionController:
         """A policy over the options, whose temperature falls if the config says so."""
@@ -58,11 +60,12 @@ class MarketNetworks(OptionNetworks):
             temperature=config.option_temperature,
             temperature_end=config.option_temperature_final,
             temperature_steps=config.option_temperature_frames if config.option_temperature_final else 0,
+            interrupts=config.option_interrupt,
         )
 
     def layers(self, in_features: int, out_features: int) -> list[nn.Module]:
         """The layers of an actor or a choice, of the compressed input."""
-        return with_compression(super().layers(in_features, out_features))
+        return market_layers(in_features, out_features, self.config)
 
 
 class MarketTask(Task):
@@ -113,7 +116,7 @@ class MarketTask(Task):
 
 def make_plain_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
     """The actor of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
-    layers = with_compression(actor_layers(observation.shape[-1], 2 * action.shape[-1], config))
+    layers = market_layers(observation.shape[-1], 2 * action.shape[-1], config)
     head = SquashedNormalHead(*action_bounds(action))
     return DeviceActor(
         MixedSequential(*layers, head, precision=config.precision).to(action.device),
@@ -126,8 +129,28 @@ def make_plain_actor(observation: TensorSpec, action: TensorSpec, config: Any) -
 
 def make_plain_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> TensorDictModule:
     """The critics of a trader without options, for specs ``[*, O]`` and ``[*, D]``."""
-    plain = make_sac_critic(observation, action, config)
-    return TensorDictModule(Compressed(cast("nn.Module", plain.module)), plain.in_keys, plain.out_keys)
+    return compressed_critic(lambda observation: make_sac_critic(observation, action, config), observation, config)
+
+
+def compressed_critic(
+    make: Callable[[TensorSpec], TensorDictModule], observation: TensorSpec, config: Any
+) -> TensorDictModule:
+    """Critics of the compressed observation, or of what the window's encoder gives of it.
+
+    Args:
+        make: makes them for a spec ``[*, O]``.
+        observation: of the market.
+        config: of the run.
+    """
+    encoder = window_encoder(config, observation.shape[-1], observation.device)
+    if encoder is None:
+        plain = make(observation)
+        network = cast("nn.Module", plain.module)
+    else:
+        rows = observation.shape[:-1]
+        plain = make(Unbounded((*rows, encoder.out_features), device=observation.device, dtype=observation.dtype))
+        network = Encoded(encoder, cast("nn.Module", plain.module))
+    return TensorDictModule(Compressed(network), plain.in_keys, plain.out_keys)
 
 
 class OptionsMarketTrainer(OffPolicyTrainer):

@@ -18,7 +18,6 @@ from torchrl_perf.modules.aligned import AlignedLinear
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.parallel import SharedGradients
 from torchrl_perf.runtime.oom import Part, WholeUpdates, parts_of
-from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.memory import make_trunk, refuse_memory, remembers
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, Activation, CriticNetworkSettings
@@ -32,6 +31,7 @@ from torchrl_perf.trainers.off_policy.slice_memory import (
     SliceMemorySettings,
 )
 from torchrl_perf.trainers.off_policy.unused import refuse_unused
+from torchrl_perf.trainers.optim.hooks import is_hooked
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 from torchrl_perf.trainers.optim.settings import adam_options
 from torchrl_perf.trainers.recurrent import refuse_recurrent
@@ -247,11 +247,7 @@ class ActorCritic(Algorithm):
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            rows = with_steps(rows) if self.slices is None else self.slices.prepared(self.slices.probed(rows))
-            context = self.passes.context(rows, None)
-            self.passes.critic(rows, context)
-            self.passes.actor(rows, context)
+        self.passes.made_once(with_steps(rows) if self.slices is None else self.slices.probed(rows))
 
     def make_chained(self) -> Any:
         """The update in few launches (:mod:`~torchrl_perf.trainers.off_policy.chained`); None where there is none."""
@@ -327,8 +323,8 @@ class ActorCritic(Algorithm):
 
     @property
     def _hooked(self) -> bool:
-        """Whether something is called before or behind a step of an optimiser."""
-        return any(map(has_step_hooks, self._optimizers))
+        """Whether something is called around a step of an optimiser, or with a gradient."""
+        return any(map(is_hooked, self._optimizers))
 
     @property
     def _of_the_actor(self) -> tuple[str, ...]:
@@ -370,7 +366,7 @@ class ActorCritic(Algorithm):
     def _whole_update(self, sample: TensorDictBase, due: bool) -> Outcome | None:
         """The compiled update; None where memory ran out, nothing has changed, and micro-batches are to be made."""
         args, update = () if due else (False,), self._update_fn
-        if self._chained is not None and self._chained.takes(len(sample)):
+        if self._chained is not None and self._chained.takes(sample):
             update = self._chained
         return self._tries(lambda: update(sample, *args), len(sample), self._state)
 
@@ -386,15 +382,16 @@ class ActorCritic(Algorithm):
         carry: list[Any] = []  # from the first stage to the second, where neither is split
         tau = self.target_share() if due else 0.0
         # ranks agree on gradients between the stages: compiled, each is a function of its own
-        ranks = self.setup.ranks
-        compiled, weight = ranks.several and self.setup.kernels.on, weight_of(sample, ranks)
+        ranks, hooked = self.setup.ranks, self._hooked  # hooks are called by autograd, and by no compiled function
+        compiled, weight = ranks.several and self.setup.kernels.on and not hooked, weight_of(sample, ranks)
+        micro_fns = (self._critic_micro, self._actor_micro) if hooked else (self._critic_micro_fn, self._actor_micro_fn)
         share = 1.0 if weight is not None else 1.0 / ranks.size
 
         def critics(parts: int) -> Pass:
             if parts == 1 and compiled:
                 return self._critic_share_fn(sample, noise, share)
             if parts > 1:
-                return share_of(self._split(self._critic_micro_fn, sample, noise, parts), share)
+                return share_of(self._split(micro_fns[0], sample, noise, parts), share)
             carry.append(self.passes.context(sample, noise, to_actor=due))
             return share_of(self.passes.critic(sample, carry[0]), share)
 
@@ -403,11 +400,11 @@ class ActorCritic(Algorithm):
                 return self._actor_share_fn(sample, noise, share)
             if parts == 1 and carry:
                 return share_of(self.passes.actor(sample, carry.pop()), share)
-            return share_of(self._split(self._actor_micro_fn, sample, noise, parts), share)
+            return share_of(self._split(micro_fns[1], sample, noise, parts), share)
 
         critic = micro.run(critics, rows, undo=carry.clear)
         critic = self._agreed(critic, self._shared_critic, weight)
-        steps = (self._critic_step, self._actor_step) if self._hooked else (self._critic_step_fn, self._actor_step_fn)
+        steps = (self._critic_step, self._actor_step) if hooked else (self._critic_step_fn, self._actor_step_fn)
         critic_step = steps[0](critic.gradients, critic.loss, tau)
         if not due:
             return self.outcome_of(critic, critic_step)

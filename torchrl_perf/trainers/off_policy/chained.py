@@ -22,7 +22,7 @@ from torchrl_perf.modules.encoders.joined import JoinedInputs
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.member_networks import members_of_ensemble, members_of_layers
 from torchrl_perf.modules.normalization import EmpiricalNormalization, NormalizedCritic
-from torchrl_perf.runtime.upstream.modules import has_hooks
+from torchrl_perf.runtime.upstream.modules import is_changed
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.passes import Outcome, Pass
 from torchrl_perf.trainers.optim.one_launch import OneLaunchStep, takes_one_launch
@@ -78,11 +78,11 @@ def _input(keys: Sequence[NestedKey], normalization: nn.Module | None, td: Tenso
 def critic_chain(critic: nn.Module, action_key: NestedKey) -> CriticChain | None:
     """A critic for the kernels; None for networks of another form."""
     net, normalization, keys = critic, None, list(cast("Any", critic).in_keys)
-    if type(critic) is TensorDictModule and not _is_changed(critic):
+    if type(critic) is TensorDictModule and not is_changed(critic):
         net = cast("nn.Module", critic.module)
-        if type(net) is NormalizedCritic and not _is_changed(net):
+        if type(net) is NormalizedCritic and not is_changed(net):
             net, normalization = net.network, net.normalization
-    if type(net) is not EnsembleQ or _is_changed(net) or keys[-1] != action_key or action_key in keys[:-1]:
+    if type(net) is not EnsembleQ or is_changed(net) or keys[-1] != action_key or action_key in keys[:-1]:
         return None
     members = members_of_ensemble(net.net)
     return None if members is None else CriticChain(members, normalization, keys[:-1])
@@ -90,26 +90,23 @@ def critic_chain(critic: nn.Module, action_key: NestedKey) -> CriticChain | None
 
 def actor_chain(actor: nn.Module) -> ActorChain | None:
     """An actor for the kernels; None for networks of another form."""
-    if type(actor) not in (DeviceActor, DeterministicActor) or cast("Any", actor).valid_key is not None:
+    if type(actor) not in (DeviceActor, DeterministicActor) or is_changed(actor):
+        return None
+    if cast("Any", actor).valid_key is not None:
         return None
     wrapper = cast("Any", actor).module
     network = wrapper[0].module if isinstance(actor, DeviceActor) else wrapper
     keys = list(wrapper[0].in_keys) if isinstance(actor, DeviceActor) else list(actor.network_keys)
-    if type(network) is JoinedInputs and not _is_changed(network):
+    if type(network) is JoinedInputs and not is_changed(network):
         network = network.network
     elif len(keys) > 1:
         return None
     normalization = None
-    is_normalized = type(network) is nn.Sequential and len(network) == 2 and not _is_changed(network)
+    is_normalized = type(network) is nn.Sequential and len(network) == 2 and not is_changed(network)
     if is_normalized and type(network[0]) is EmpiricalNormalization:
         normalization, network = network[0], network[1]
     found = members_of_layers(network)
     return None if found is None else ActorChain(found[0], found[1], normalization, keys)
-
-
-def _is_changed(module: nn.Module) -> bool:
-    """Whether a call of a module does more than its class says."""
-    return has_hooks(module) or "forward" in vars(module)
 
 
 class ChainedUpdate(ABC):
@@ -134,9 +131,16 @@ class ChainedUpdate(ABC):
         """Whether the optimisers of an algorithm are those that one launch steps."""
         return takes_one_launch(algorithm.critic_optimizer) and takes_one_launch(algorithm.actor_optimizer)
 
-    def takes(self, rows: int) -> bool:
-        """Whether this is the faster way for a sample of so many rows."""
-        return rows <= MOST_ROWS or self.critic.net.precision in ("bf16", "fp16")
+    def takes(self, sample: TensorDictBase) -> bool:
+        """Whether this is the faster way for a sample ``[B]``, of plain rows, and serves what may have changed since.
+
+        Parameters may have been frozen, which the plain update refuses, and groups of an optimiser set apart.
+        """
+        is_fast = len(sample) <= MOST_ROWS or self.critic.net.precision in ("bf16", "fp16")
+        nets = self.critic.net, self.actor.net
+        learns = all(param.requires_grad for net in nets for param in net.params)
+        is_plain = sample.get(self.loss.action_key).ndim == 2
+        return is_fast and is_plain and learns and self.serves(self.algorithm)
 
     @abstractmethod
     def __call__(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:

@@ -95,6 +95,17 @@ class Passes(ABC):
         """
         return noise
 
+    def made_once(self, sample: TensorDictBase) -> None:
+        """Both passes of a sample ``[B]``, or of slices with a memory, eagerly and without a step.
+
+        It shows what memory they take, and what they depend on: :attr:`Differentiable.depended_on`.
+        """
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            rows = sample if self.slices is None else self.slices.prepared(sample)
+            context = self.context(rows, None)
+            self.critic(rows, context)
+            self.actor(rows, context)
+
     @abstractmethod
     def critic(self, sample: TensorDictBase, context: Any, weight: float | Tensor = 1.0) -> Pass:
         """The critics' loss ``loss_critic``, the means ``value`` and ``td_error``, and priorities ``[b]``."""

@@ -34,11 +34,8 @@ def refuse_unused(
     """
     learnt = [param for one in optimizers for param in one.params]
     device = learnt[0].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.compiler.set_stance("force_eager"):
-        rows = sample if passes.slices is None else passes.slices.prepared(sample)
-        context = passes.context(rows, None)
-        passes.critic(rows, context)
-        passes.actor(rows, context)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        passes.made_once(sample)
     used = {param for part in passes.differentiated() for param in part.depended_on}
     groups = [group for one in optimizers for group in one.param_groups if group["weight_decay"]]
     name_of = dict(zip(learnt, names, strict=True))

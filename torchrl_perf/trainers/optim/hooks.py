@@ -7,16 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_perf.runtime.upstream.optimizers import step_hooks
+from torchrl_perf.runtime.upstream.optimizers import has_step_hooks, step_hooks
+from torchrl_perf.runtime.upstream.tensors import call_gradient_hooks, has_gradient_hooks
 
-__all__ = ["within_hooks"]
+__all__ = ["is_hooked", "within_hooks"]
+
+
+def is_hooked(optimizer: Any) -> bool:
+    """Whether something is called around a step, or with the gradients of one of the parameters."""
+    return has_step_hooks(optimizer) or any(map(has_gradient_hooks, optimizer.params))
 
 
 @contextmanager
 def within_hooks(optimizer: Any, grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Calls the hooks before a step, gives the gradients that they leave, and calls those behind it at the end.
 
-    While they are called the gradients are at the parameters, where hooks look for them; afterwards none is.
+    While they are called the gradients are at the parameters, where hooks look for them; afterwards none is. Hooks that
+    wait until a gradient is there (``register_post_accumulate_grad_hook``) are called first.
 
     Args:
         optimizer: with ``params``.
@@ -29,6 +36,8 @@ def within_hooks(optimizer: Any, grads: Sequence[Tensor]) -> Iterator[list[Tenso
     try:
         for param, grad in zip(optimizer.params, grads, strict=True):
             param.grad = grad
+        for param in optimizer.params:
+            call_gradient_hooks(param)
         for hook in before:
             if hook(optimizer, (), {}) is not None:
                 raise RuntimeError(

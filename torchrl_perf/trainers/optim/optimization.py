@@ -13,10 +13,9 @@ from torchrl_perf.kernels import adam_kernels
 from torchrl_perf.runtime.loss_scale import LossScale
 from torchrl_perf.runtime.precision import Acceleration
 from torchrl_perf.runtime.self_capture import InPlaceReplays
-from torchrl_perf.runtime.upstream.optimizers import has_step_hooks
 from torchrl_perf.trainers.optim.adam_state import EXACT, MOMENTS, from_lists, saved_states
 from torchrl_perf.trainers.optim.adam_step import AdamStep, follow_
-from torchrl_perf.trainers.optim.hooks import within_hooks
+from torchrl_perf.trainers.optim.hooks import is_hooked, within_hooks
 from torchrl_perf.trainers.optim.settings import (
     AdamGroup,
     adam_options,
@@ -25,6 +24,7 @@ from torchrl_perf.trainers.optim.settings import (
     checked_betas,
     learning_rate_tensor,
     refuse_absent,
+    refuse_of_all,
 )
 
 _KERNELS = ("params", "lr", "foreach", "fused", "capturable", "maximize", "amsgrad", "differentiable")
@@ -170,12 +170,12 @@ class GuardedAdam(torch.optim.Optimizer):
             if "learning_rate" in param_group:
                 param_group["lr"] = param_group.pop("learning_rate")
             refuse_absent(param_group, "param_group")
+            refuse_of_all(param_group)
         super().add_param_group(param_group)
         group = AdamGroup(self.param_groups.pop())
         check_params(group["params"], self.params[0].device if self.params else None)
-        group["betas"] = checked_betas(group["betas"])
-        for name in ("eps", "weight_decay"):
-            group[name] = check_setting(name, group[name])
+        for name in ("betas", "eps", "weight_decay"):
+            group[name] = group[name]  # checks it
         dict.__setitem__(group, "lr", learning_rate_tensor(group["lr"], group["params"]))
         self.param_groups.append(group)
         self.params = [*self.params, *group["params"]]
@@ -402,7 +402,7 @@ class GuardedAdam(torch.optim.Optimizer):
         """One step, or none where a gradient or the loss is not finite; targets follow in any case.
 
         Nothing is read by the host, and a compiler takes it whole. Hooks around the step are called, with the gradients
-        at the parameters, but not within a compiled function: callers that compile it ask ``has_step_hooks`` before.
+        at the parameters, but not within a compiled function: callers that compile it ask ``is_hooked`` before.
 
         Args:
             grads: one for each of ``params``, of the loss times the loss scale where there is one.
@@ -416,7 +416,7 @@ class GuardedAdam(torch.optim.Optimizer):
         """
         if torch.compiler.is_compiling():
             norm, grads = self._compiled_norm(grads)
-        elif has_step_hooks(self) and not self._in_hooks:
+        elif not self._in_hooks and is_hooked(self):
             self._in_hooks = True
             try:
                 with within_hooks(self, grads) as changed:
@@ -425,6 +425,7 @@ class GuardedAdam(torch.optim.Optimizer):
                 self._in_hooks = False
         else:
             self._read_groups()
+            self._check_shapes(grads)
             norms = self._norms_of(grads)
             self.grad_norms.copy_(norms)
             norm = torch.linalg.vector_norm(norms)
@@ -443,6 +444,14 @@ class GuardedAdam(torch.optim.Optimizer):
         if targets:
             follow_(targets, [value for held in self._group_steps for value in held.exact], tau)
         return applies, norm
+
+    def _check_shapes(self, grads: Sequence[Tensor]) -> None:
+        """That gradients are shaped as their parameters: kernels would walk over others to their end, and beyond."""
+        if len(grads) != len(self.params) or any(g.shape != p.shape for g, p in zip(grads, self.params, strict=True)):
+            raise ValueError(
+                f"grads: expected shapes {[tuple(param.shape) for param in self.params]}, received "
+                f"{[tuple(grad.shape) for grad in grads]}. Remedy: torch.autograd.grad(loss, optimizer.params)."
+            )
 
     def _compiled_norm(self, grads: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         """Norm of all gradients in one pass, 0-d, and the gradients; the first bad one is marked in ``grad_norms``."""

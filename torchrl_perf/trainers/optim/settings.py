@@ -18,6 +18,7 @@ __all__ = [
     "checked_betas",
     "learning_rate_tensor",
     "refuse_absent",
+    "refuse_of_all",
 ]
 
 _RANGES = {
@@ -29,6 +30,8 @@ _RANGES = {
 }
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _ABSENT = ("amsgrad", "maximize", "differentiable")
+_OF_ALL = ("max_grad_norm", "acceleration")
+"""What all groups have together: the norm is that of all gradients."""
 
 
 def check_setting(name: str, value: Any) -> float:
@@ -81,15 +84,28 @@ def refuse_absent(group: Mapping[str, Any], where: str) -> None:
         )
 
 
+def refuse_of_all(group: Mapping[str, Any]) -> None:
+    """That a group does not set for itself what all groups have together.
+
+    Raises:
+        ValueError: naming what it sets.
+    """
+    if asked := [name for name in _OF_ALL if name in group]:
+        raise ValueError(
+            f"param_group: expected {', '.join(_OF_ALL)} for all groups together, received {', '.join(asked)} for one. "
+            "Remedy: an argument of the optimiser, or an optimiser for each."
+        )
+
+
 def check_params(params: Iterable[Tensor], device: torch.device | None = None) -> None:
-    """That parameters are on one device and of a floating dtype that can be learnt in.
+    """That parameters are on one device, of a floating dtype that can be learnt in, and with a place for each number.
 
     Args:
         params: parameters.
         device: where earlier ones are.
 
     Raises:
-        ValueError: naming the dtype or the devices.
+        ValueError: naming the dtype, the devices or the strides.
     """
     for param in params:
         device = param.device if device is None else device
@@ -97,6 +113,11 @@ def check_params(params: Iterable[Tensor], device: torch.device | None = None) -
             raise ValueError(
                 f"params: expected one of {', '.join(map(str, _DTYPES))}, received {param.dtype} of shape "
                 f"{tuple(param.shape)}. Remedy: torch.view_as_real for complex ones; .float() for 8 bits."
+            )
+        if any(step == 0 and size > 1 for step, size in zip(param.stride(), param.shape, strict=True)):
+            raise ValueError(
+                f"params: expected a place in memory for each number, received an expanded tensor of shape "
+                f"{tuple(param.shape)} and strides {param.stride()}. Remedy: nn.Parameter(tensor.contiguous())."
             )
         if param.device != device:
             raise ValueError(
@@ -140,9 +161,19 @@ def adam_options(config: Any) -> dict[str, Any]:
 
 
 class AdamGroup(dict[str, Any]):
-    """A group of parameters whose learning rate is written into its tensor, where a captured graph reads it."""
+    """A group of parameters whose learning rate is written into its tensor, where a captured graph reads it.
+
+    Raises:
+        ValueError: for settings out of range, and those of ``torch.optim.Adam`` that are not here.
+    """
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if name in _ABSENT:
+            refuse_absent({name: value}, "param_group")
+        elif name == "betas":
+            value = checked_betas(value)
+        elif name in ("eps", "weight_decay"):
+            value = check_setting(name, value)
         held = self.get(name)
         if name != "lr" or not isinstance(held, Tensor) or held is value:
             super().__setitem__(name, value)

@@ -124,6 +124,8 @@ def _weights(config: RunConfig) -> int:
         kind = getattr(config, "dynamics", "")
         members = {"mlp": 1, "ensemble": _of(config, "members")}.get(kind, 0)
         found += members * _of(config, "dynamics_size") * latent
+        sets = {"rbf": 1, "rbf_ensemble": _of(config, "members")}.get(kind, 0)
+        found += sets * _of(config, "centres") ** latent * latent
     return found
 
 

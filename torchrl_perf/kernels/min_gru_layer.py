@@ -123,11 +123,9 @@ def _backward_kernel(
             turned = tl.trans(x)
             by_gate = tl.dot(d_gate, turned, by_gate, input_precision=PRECISION)
             by_raw = tl.dot(d_raw, turned, by_raw, input_precision=PRECISION)
-            sum_gate += tl.sum(d_gate, 1)
-            sum_raw += tl.sum(d_raw, 1)
-            of_first = tl.where(first, 0.0, grad * (1.0 - update))
-            start = of_initial_ptr + row * H + unit[:, None] + 0 * at
-            tl.store(start, of_first, mask=mask & (t == 0)[None, :])
+            sum_gate, sum_raw = sum_gate + tl.sum(d_gate, 1), sum_raw + tl.sum(d_raw, 1)
+            origin = of_initial_ptr + row * H + unit[:, None] + 0 * at
+            tl.store(origin, tl.where(first, 0.0, grad * (1.0 - update)), mask=mask & (t == 0)[None, :])
     parts_ptr += tl.program_id(0).to(tl.int64) * 2 * H * (SIZE + 1)
     part = parts_ptr + unit[:, None] * SIZE + column[None, :]
     is_weight = is_unit & (column < SIZE)[None, :]

@@ -4,6 +4,7 @@ On a GPU the host takes longer than the kernels, so these counts are the time of
 counted, not timed, and so are the same on every machine. A ceiling is raised only together with the reason.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -60,11 +61,13 @@ def cost(call: Callable[[], Any]) -> tuple[int, int]:
         entered += event == "call"
 
     before = sys.getprofile()
+    gc.disable()  # what libraries have called by a collection is none of the call's
     sys.setprofile(count)
     try:
         call()
     finally:
         sys.setprofile(before)
+        gc.enable()
     with Operations() as operations:
         call()
     return entered - 1, operations.count

@@ -8,8 +8,7 @@ import torch
 
 from torchrl_perf.replay.ring import Ring
 from torchrl_perf.replay.rows import PackedRows
-from torchrl_perf.systems.active_dynamics import trainer as active_dynamics
-from torchrl_perf.trainers import captures
+from torchrl_perf.trainers import captures, whole_loop
 from torchrl_perf.trainers.off_policy import trainer as off_policy
 from torchrl_perf.trainers.on_policy import trainer as on_policy
 
@@ -24,7 +23,7 @@ def emulate(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(captures, "capture", _capture)
-    for module in (on_policy, off_policy, active_dynamics):
+    for module in (on_policy, off_policy, whole_loop):
         monkeypatch.setattr(module, "resolve_mode", lambda mode, device: "graph" if mode == "auto" else mode)
     _write_at_the_devices_cursor(monkeypatch)
 

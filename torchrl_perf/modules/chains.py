@@ -12,7 +12,10 @@ from torchrl_perf.runtime.precision import autocast, widened
 from torchrl_perf.runtime.upstream.modules import child_dict, hook_dicts, is_changed, param_dict
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["Chain", "ChainSequential", "Found", "chain_of", "find", "fuse_sequential", "lacks_kernel", "run_chain"]
+__all__ = [
+    *("Chain", "ChainSequential", "Found", "chain_of", "class_name", "find", "fuse_sequential", "lacks_kernel"),
+    "run_chain",
+]
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], bool]]] = {
     nn.Tanh: ("tanh", lambda layer: True),
@@ -199,7 +202,12 @@ class ChainSequential(nn.Sequential):
         return widened(value)
 
     def _get_name(self) -> str:
-        return nn.Sequential.__name__
+        return class_name(self)
+
+
+def class_name(module: nn.Module) -> str:
+    """Name of a module's class; of a network that :func:`fuse_sequential` was given, of the one that it had before."""
+    return nn.Sequential.__name__ if type(module) is ChainSequential else type(module).__name__
 
 
 def fuse_sequential(network: nn.Module, precision: str) -> bool:

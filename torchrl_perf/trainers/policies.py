@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_perf.modules.chains import class_name
 from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG
 from torchrl_perf.runtime.files import CheckpointError, save_checkpoint
@@ -312,7 +313,7 @@ def _difference(
     module: nn.Module, saved: Mapping[str, torch.Tensor], classes: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """What a module has, and what the one that was saved has in its place; None where both are alike."""
-    own = {path: type(each).__name__ for path, each in module.named_modules()}
+    own = {path: class_name(each) for path, each in module.named_modules()}
     for path in sorted({*own, *classes}) if classes else ():
         if own.get(path) != classes.get(path):
             return f"{own.get(path, 'nothing')} at {path or 'its top'}", classes.get(path, "nothing")

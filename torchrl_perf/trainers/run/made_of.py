@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
+from torchrl_perf.modules.chains import class_name
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.run.saved_specs import plain_specs
 
@@ -74,7 +75,7 @@ def describe_env(env: Any, *, given: bool) -> dict[str, Any]:
 def describe_networks(parts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """For each module among ``parts``, the class of each module within it, by path."""
     return {
-        name: {path: type(module).__name__ for path, module in part.named_modules()}
+        name: {path: class_name(module) for path, module in part.named_modules()}
         for name, part in parts.items()
         if isinstance(part, nn.Module)
     }

@@ -13,7 +13,14 @@ from torchrl_perf.runtime.upstream.modules import child_dict, hook_dicts, is_cha
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = [
-    *("Chain", "ChainSequential", "Found", "chain_of", "class_name", "find", "fuse_sequential", "lacks_kernel"),
+    "Chain",
+    "ChainSequential",
+    "Found",
+    "chain_of",
+    "class_name",
+    "find",
+    "fuse_sequential",
+    "lacks_kernel",
     "run_chain",
 ]
 

@@ -36,7 +36,7 @@ def test_a_graph_does_what_eager_iterations_do(options, monkeypatch):
 
 
 @pytest.mark.slow  # nearly all of it tracing
-@pytest.mark.parametrize("options", [TRANSFORMER, INTERRUPTED], ids=["transformer", "interrupted"])
+@pytest.mark.parametrize("options", [INTERRUPTED], ids=["interrupted"])
 def test_compiled_iterations_equal_eager_ones(options, backend):
     changes = {**options, "updates_per_iteration": 1}
     eager, other = (parameters(run(make(**changes, mode=mode), 3)) for mode in ("eager", "compile"))

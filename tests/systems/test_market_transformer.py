@@ -36,12 +36,15 @@ def test_a_graph_does_what_eager_iterations_do(options, monkeypatch):
 
 
 @pytest.mark.slow  # nearly all of it tracing
-@pytest.mark.parametrize("options", [INTERRUPTED], ids=["interrupted"])
-def test_compiled_iterations_equal_eager_ones(options, backend):
+# Adam makes steps of 3e-3 of gradients that are 0 but for rounding, as those of attention's keys' biases are
+@pytest.mark.parametrize(
+    ("options", "atol"), [(TRANSFORMER, 2e-4), (INTERRUPTED, 1e-5)], ids=["transformer", "interrupted"]
+)
+def test_compiled_iterations_equal_eager_ones(options, atol, backend):
     changes = {**options, "updates_per_iteration": 1}
     eager, other = (parameters(run(make(**changes, mode=mode), 3)) for mode in ("eager", "compile"))
     for key, value in eager.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-5, msg=key)
+        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=atol, msg=key)
 
 
 @pytest.mark.gpu

@@ -211,12 +211,29 @@ def action_choices(env: EnvBase) -> Choices:
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         return Choices(int(spec.space.n), GumbelCategorical, True)
     if isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point:
+        _check_shape(spec, env)
         return Choices(spec.shape[-1], DrawnNormal, False)
     raise ValueError(
         f"action_spec: expected Categorical (index), MultiCategorical or Bounded of floating point, received "
         f"{type(spec).__name__} of {spec.dtype} in {_owner(env)}. Remedy: pass actor=, or "
         "index actions, such as those of TorchRL's GymEnv with categorical_action_encoding=True."
     )
+
+
+def _check_shape(spec: TensorSpec, specs: Any) -> None:
+    """That an action is ``[*batch, D]``, as default networks give it, or ``[*batch, A, D]`` of agents that observe.
+
+    Raises:
+        ValueError: for a single number, and for a matrix that is not one of agents.
+    """
+    own, agents = tuple(spec.shape[len(specs.batch_size) :]), spec.shape[:-1]
+    observed = [leaf.shape[:-1] for leaf in specs.observation_spec.values(True, True)]
+    if not own or (len(own) > 1 and agents not in observed):
+        raise ValueError(
+            f"action_spec: expected a vector [D] for the default networks, received the shape {own} in "
+            f"{_owner(specs)}. Remedy: an env that takes a vector, such as one behind gymnasium's TransformAction, or "
+            "networks of your own."
+        )
 
 
 def continuous_action(specs: Any) -> TensorSpec:
@@ -238,6 +255,7 @@ def continuous_action(specs: Any) -> TensorSpec:
             f"{_owner(specs)}. Remedy: the transform DoubleToFloat(in_keys_inv=['action']), or networks of your "
             "own."
         )
+    _check_shape(spec, specs)
     return spec
 
 

@@ -228,13 +228,15 @@ class TestOperators:
     begins = flags()
 
     def test_gru(self):
-        inputs = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H), True]
-        torch.library.opcheck(torch.ops.torchrl_perf.gru_sequence, inputs)
+        inputs = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H)]
+        for input_bias in (numbers(3 * H, seed=2), None):
+            torch.library.opcheck(torch.ops.torchrl_perf.gru_sequence, [*inputs, input_bias, True])
 
     def test_lstm(self):
         states = [numbers(N, H), numbers(N, H, seed=1)]
-        inputs = [numbers(N, T, 4 * H), *states, self.begins, numbers(4 * H, H), None, True]
-        torch.library.opcheck(torch.ops.torchrl_perf.lstm_sequence, inputs)
+        inputs = [numbers(N, T, 4 * H), *states, self.begins, numbers(4 * H, H), None]
+        for input_bias in (numbers(4 * H, seed=2), None):
+            torch.library.opcheck(torch.ops.torchrl_perf.lstm_sequence, [*inputs, input_bias, True])
 
     def test_cells(self):
         parameters = [numbers(3 * H, 2).detach(), numbers(3 * H, H).detach(), None, None]
@@ -254,7 +256,7 @@ class TestOperators:
         torch.library.opcheck(torch.ops.torchrl_perf.linear_scan, inputs)
 
     def test_nothing_is_kept_without_a_gradient(self):
-        args = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None]
+        args = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None, None]
         with torch.no_grad():
             assert torch.ops.torchrl_perf.gru_sequence(*args, False)[1].numel() == 0
             assert torch.ops.torchrl_perf.gru_sequence(*args, True)[1].shape == (T, N, 4 * H)

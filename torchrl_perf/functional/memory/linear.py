@@ -10,11 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.memory.rows import takes_one_launch
 from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
-from torchrl_perf.kernels import linear_kernels
+from torchrl_perf.kernels import linear_kernels, step_kernels
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["lru_sequence", "lru_step", "min_gru_candidate", "min_gru_sequence", "min_gru_step", "rotations", "scan"]
+__all__ = [
+    "lru_sequence",
+    "lru_step",
+    "min_gru_candidate",
+    "min_gru_cell",
+    "min_gru_sequence",
+    "min_gru_step",
+    "rotations",
+    "scan",
+]
 
 
 def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
@@ -97,6 +107,35 @@ def min_gru_step(inputs: Tensor, state: Tensor) -> Tensor:
     """
     gate, candidate = inputs.to(state.dtype).chunk(2, -1)
     return torch.lerp(state, min_gru_candidate(candidate), torch.sigmoid(gate))
+
+
+def min_gru_cell(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One step from the input itself; on CUDA without a gradient in one launch.
+
+    Args:
+        x: ``[N, I]``.
+        state: h of the step before, ``[N, H]``.
+        weight: of gate and candidate, ``[2 H, I]``.
+        bias: ``[2 H]``, or None.
+
+    Returns:
+        h of this step, ``[N, H]``.
+    """
+    if takes_one_launch(x, state, weight, bias):
+        return torch.ops.torchrl_perf.min_gru_cell(x, state, weight, bias)
+    return min_gru_step(torch.nn.functional.linear(x, weight, bias), state)
+
+
+@torch.library.custom_op("torchrl_perf::min_gru_cell", mutates_args=())
+def _cell(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if kernels := step_kernels(x):
+        return kernels.min_gru(x, state, weight, bias)
+    return min_gru_step(torch.nn.functional.linear(x, weight, bias), state)
+
+
+@_cell.register_fake
+def _(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return state.new_empty(state.shape)
 
 
 def min_gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ def env_major(steps: Tensor) -> Tensor:
     return time_major(steps)
 
 
-def keeps_gates(*tensors: Tensor) -> bool:
+def keeps_gates(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow, for which the gates of each step are kept."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def takes_one_launch(*tensors: Tensor | None) -> bool:

@@ -1,12 +1,17 @@
 """A layer of minGRU in one launch a direction, and a step of it in one, against its definition in float64."""
 
+import copy
+
 import pytest
 import torch
 from interpreted import kernel_device, tries_kernels
+from torch import nn
 from torch.nn.functional import linear
 
 from torchrl_perf.functional.memory.linear import min_gru_step
 from torchrl_perf.functional.memory.min_gru_layer import min_gru_layer
+from torchrl_perf.modules.memory.core import MemoryCore
+from torchrl_perf.modules.memory.gates import GRUCore, LSTMCore
 from torchrl_perf.modules.memory.linear import MinGRUCore
 from torchrl_perf.runtime.precision import float32_products
 
@@ -123,6 +128,17 @@ def test_the_operator_has_the_gradients_of_its_parts(bias: bool):
     torch.testing.assert_close(min_gru_layer(*args), expected)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_second_gradients_of_the_operator(bias: bool):
+    args, expected = case((2, 5, 3, 4), bias)
+    leaves = [each for each in args if each is not None and each.requires_grad]
+    found = []
+    for out in (torch.ops.torchrl_perf.min_gru_layer(*args), expected):
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(each.square().sum() for each in first), leaves))
+    torch.testing.assert_close(*found)
+
+
 def test_the_operator_of_a_step():
     (x, initial, _, weight, bias), _ = case((3, 1, 5, 4), True)
     args = [each.detach() for each in (x[:, 0], initial, weight, bias)]
@@ -150,3 +166,26 @@ def test_the_core_on_cuda_is_that_of_a_cpu(hidden: int):
                 step = core.step(x[:, 0].to(device), (state.to(device),))[0]
         found[device] = [each.detach().cpu() for each in (out, *of_all, step)]
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [GRUCore, LSTMCore, MinGRUCore])
+def test_parameters_that_are_parts_of_larger_tensors(kind: type[MemoryCore]):
+    """Each other number of a bias, columns of a weight: steps, sequences and gradients are those of dense ones."""
+    torch.manual_seed(0)
+    core = kind(16, 32, 1, True, 0.0, device="cuda")
+    parts = copy.deepcopy(core)
+    for module in parts.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            larger = torch.stack((value.detach(), torch.full_like(value, 7.0)), -1)
+            setattr(module, name, nn.Parameter(larger[..., 0]))
+            assert not getattr(module, name).is_contiguous()
+    x, begins = torch.randn(5, 9, 16, device="cuda"), torch.rand(5, 9, device="cuda") < 0.2
+    states = tuple(torch.randn(5, 1, size, device="cuda") for size in core.state_sizes)
+    found = []
+    for each in (core, parts):
+        out = each.sequence(x, states, begins)[0]
+        gradients = torch.autograd.grad(out.square().sum(), list(each.parameters()))
+        with torch.no_grad():
+            found.append([out.detach(), *gradients, each.step(x[:, 0], states)[0]])
+    torch.testing.assert_close(*found)

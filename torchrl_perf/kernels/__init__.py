@@ -39,6 +39,9 @@ __all__ = [
 
 MOST_OF_LAYER = 64
 """Largest input and state of a minGRU layer in one launch: of more, the weights' gradient is too much for registers."""
+MOST_STREAMS = 128
+"""Streams up to which it is one: a program's walk backwards through 128 steps takes 50 us on an H200, and there is room
+for one program a multiprocessor. Of 512 streams the parts take half of its time."""
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -251,13 +254,13 @@ def linear_kernels(inputs: Tensor) -> ModuleType | None:
 
 
 def fits_one_layer(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a minGRU layer is one launch, :mod:`torchrl_perf.kernels.min_gru_layer`: narrow, float32 and on CUDA.
+    """Whether a minGRU layer is one launch, :mod:`torchrl_perf.kernels.min_gru_layer`: small, float32 and on CUDA.
 
     Args:
         x: ``[N, T, I]``.
         *others: state, weight ``[2 H, I]`` and bias.
     """
-    if not (_HAS_TRITON and x.is_cuda and x.numel() and _has_half(x.device.index)):
+    if not (_HAS_TRITON and x.is_cuda and x.numel() and x.shape[0] <= MOST_STREAMS):
         return False
     given = [x, *(each for each in others if each is not None)]
     rows, size = given[2].shape

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from torchrl_perf.functional.memory.rows import (
     add_bias,
+    dense,
     env_major,
     grad_or_none,
     keeps_gates,
+    refuse_second_gradients,
     takes_one_launch,
     time_major,
 )
@@ -82,7 +84,7 @@ def _cell(
     x: Tensor, state: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None
 ) -> Tensor:
     if kernels := step_kernels(x):
-        return kernels.gru(x, state, weight_ih, weight_hh, bias_ih, bias_hh)
+        return kernels.gru(x, state, weight_ih, weight_hh, dense(bias_ih), dense(bias_hh))
     return gru_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, weight_hh, bias_hh)
 
 
@@ -138,7 +140,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """States ``[N, T, H]``, and for the backward pass r, z, n and ``W_hn h + b_hn``: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("gru", inputs, weight):
-        return kernels.forward(inputs, initial, begins, weight, bias, keeps)
+        return kernels.forward(inputs, initial, begins, weight.contiguous(), dense(bias), keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -164,7 +166,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs ``[N, T, 3 H]``, initial state, weight, bias and bias of the inputs."""
     if kernels := cell_kernels("gru", grad, weight):
-        return kernels.backward(grad, states, kept, initial, begins, weight)
+        return kernels.backward(grad, states, kept, initial, begins, weight.contiguous())
     return _backward_loop(time_major(grad), time_major(states), kept, initial, time_major(begins.unsqueeze(-1)), weight)
 
 
@@ -229,3 +231,4 @@ def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+refuse_second_gradients(_backward, "gru_sequence")

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from torchrl_perf.functional.memory.rows import (
     add_bias,
+    dense,
     env_major,
     grad_or_none,
     keeps_gates,
+    refuse_second_gradients,
     takes_one_launch,
     time_major,
 )
@@ -89,7 +91,7 @@ def _cell(
     bias_hh: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if kernels := step_kernels(x):
-        return kernels.lstm(x, state, cell, weight_ih, weight_hh, bias_ih, bias_hh)
+        return kernels.lstm(x, state, cell, weight_ih, weight_hh, dense(bias_ih), dense(bias_hh))
     return lstm_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, cell, weight_hh, bias_hh)
 
 
@@ -157,7 +159,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """States h and c ``[N, T, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("lstm", inputs, weight):
-        return kernels.forward(inputs, state, cell, begins, weight, bias, keeps)
+        return kernels.forward(inputs, state, cell, begins, weight.contiguous(), dense(bias), keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -192,7 +194,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both initial states, weight and biases."""
     if kernels := cell_kernels("lstm", grad, weight):
-        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight))
+        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight.contiguous()))
     of_cells = None if grad_cell is None else time_major(grad_cell)
     by_time = (time_major(each) for each in (states, cells))
     return _backward_loop(
@@ -284,3 +286,4 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_cell: Tensor | None, _: Any) 
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+refuse_second_gradients(_backward, "lstm_sequence")

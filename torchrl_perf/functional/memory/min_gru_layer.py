@@ -1,17 +1,18 @@
 """A layer of minGRU (arXiv:2410.01201) over sequences: the map of its inputs and the recurrence as one operator.
 
-On CUDA a narrow layer is one launch a direction, and what the map gives never lies in memory. Everything else is a
-matrix product and :func:`~torchrl_perf.functional.memory.linear.min_gru_sequence`. Dimension key: ``I`` inputs, ``H``
-hidden units.
+On CUDA a narrow layer of few streams is one launch a direction, and what the map gives never lies in memory. Everything
+else is a matrix product and :func:`~torchrl_perf.functional.memory.linear.min_gru_sequence`. Dimension key: ``I``
+inputs, ``H`` hidden units.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchrl_perf.functional.memory.linear import min_gru_sequence
-from torchrl_perf.functional.memory.rows import grad_or_none
+from torchrl_perf.functional.memory.linear import min_gru_sequence, min_gru_slopes
+from torchrl_perf.functional.memory.rows import dense, grad_or_none
 from torchrl_perf.kernels import fits_one_layer, layer_kernels, matmul_takes_tf32
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
@@ -49,7 +50,7 @@ def _precision() -> str:
 @torch.library.custom_op("torchrl_perf::min_gru_layer", mutates_args=())
 def _layer(x: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if kernels := layer_kernels(x):
-        return kernels.forward(x, initial, begins, weight.contiguous(), bias, _precision())
+        return kernels.forward(x, initial, begins, weight.contiguous(), dense(bias), _precision())
     return _parts(x, initial, begins, weight, bias)
 
 
@@ -58,9 +59,18 @@ def _layer_backward(
     grad: Tensor, states: Tensor, x: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if kernels := layer_kernels(x):
-        return kernels.backward(grad, states, x, initial, begins, weight.contiguous(), bias, _precision())
+        return kernels.backward(grad, states, x, initial, begins, weight.contiguous(), dense(bias), _precision())
+    slopes = torch.ops.torchrl_perf.min_gru_sequence_backward
+    return _slopes(slopes, grad, states, x, initial, begins, weight, bias)
+
+
+def _slopes(
+    of_sequence: Callable[..., tuple[Tensor, Tensor]], grad: Tensor, states: Tensor, x: Tensor, initial: Tensor,
+    begins: Tensor, weight: Tensor, bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, first state, weight and bias of those of a sequence."""
     inputs = torch.nn.functional.linear(x, weight, bias)
-    of_inputs, of_initial = torch.ops.torchrl_perf.min_gru_sequence_backward(grad, states, inputs, initial, begins)
+    of_inputs, of_initial = of_sequence(grad, states, inputs, initial, begins)
     rows = of_inputs.flatten(0, 1)
     return of_inputs @ weight, of_initial, rows.t() @ x.flatten(0, 1), rows.sum(0)
 
@@ -85,7 +95,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     known = ctx.saved_tensors if ctx.has_bias else (*ctx.saved_tensors, None)
-    of_x, of_initial, of_weight, of_bias = torch.ops.torchrl_perf.min_gru_layer_backward(grad, *known)
+    if torch.is_grad_enabled():  # they are to be differentiated themselves
+        found = _slopes(min_gru_slopes, grad, *known)
+    else:
+        found = torch.ops.torchrl_perf.min_gru_layer_backward(grad, *known)
+    of_x, of_initial, of_weight, of_bias = found
     return of_x, of_initial, None, of_weight, grad_or_none(of_bias, ctx.has_bias)
 
 

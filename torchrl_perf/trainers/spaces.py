@@ -240,7 +240,7 @@ def continuous_action(specs: Any) -> TensorSpec:
     """The spec of ``"action"``, for default actors and critics of continuous actions; its kind is left to them.
 
     Raises:
-        ValueError: for several actions, one of another name, and numbers that are not of float32 as the networks are.
+        ValueError: for several actions, one of another name or no vector, and numbers that are not float32 as networks are.
     """
     keys = list(getattr(specs, "action_keys", ["action"]))
     if keys != ["action"]:
@@ -249,7 +249,9 @@ def continuous_action(specs: Any) -> TensorSpec:
             "Remedy: pass actor= and critic=, or PPO with a HybridActor for an action of several parts."
         )
     spec = specs.action_spec
-    if spec.dtype is not None and spec.dtype.is_floating_point and spec.dtype != torch.float32:
+    if spec.dtype is None or not spec.dtype.is_floating_point:
+        return spec
+    if spec.dtype != torch.float32:
         raise ValueError(
             f"action_spec: expected actions of torch.float32 for the default networks, received {spec.dtype} in "
             f"{_owner(specs)}. Remedy: the transform DoubleToFloat(in_keys_inv=['action']), or networks of your "

@@ -240,7 +240,7 @@ def continuous_action(specs: Any) -> TensorSpec:
     """The spec of ``"action"``, for default actors and critics of continuous actions; its kind is left to them.
 
     Raises:
-        ValueError: for several actions, one of another name or no vector, and numbers that are not float32 as networks are.
+        ValueError: for several actions, one of another name or no vector, and numbers that are not float32.
     """
     keys = list(getattr(specs, "action_keys", ["action"]))
     if keys != ["action"]:

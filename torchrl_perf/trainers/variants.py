@@ -42,7 +42,7 @@ def source_for(
         ImportError: for an env whose package is absent.
     """
     changes = dict(changes or {})
-    if (name := task_in_c(run.env)) and changes.keys() <= IN_C:
+    if (name := task_in_c(run.robot)) and changes.keys() <= IN_C:
         pictures = {"render_mode": "rgb_array"} if drawn else {}
         return gymnasium_source(name, rows, run.device, **changes, **pictures)
     source = _given(run, rows, changes, drawn) if run.given else _named(run, rows, seed, changes, drawn)

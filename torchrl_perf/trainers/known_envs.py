@@ -104,9 +104,9 @@ def _robot(**ppo: Any) -> Settings:
 
 
 _BALANCE: dict[str, Any] = {
-    "num_envs": 2048,
-    "num_steps": 16,
-    "total_steps": 60_000_000,
+    "num_envs": 1024,
+    "num_steps": 32,
+    "total_steps": 40_000_000,
     "epochs": 5,
     "minibatches": 8,
     "learning_rate": 5e-4,
@@ -121,8 +121,9 @@ _BALANCE: dict[str, Any] = {
     "hidden_sizes": (128, 128),
     "activation": "tanh",
 }
-"""Of robots that are paid for standing: iterations are what counts, so they are small, and the policy goes as far in
-each as ``desired_kl`` allows. With a discount of 0.995 a fall costs more than a step pays: Hopper learns to stand."""
+"""Of robots that are paid for standing: iterations are what counts, so they are small, but long enough to see a hop,
+and a policy goes as far as ``desired_kl`` allows. With a discount of 0.995 a fall costs more than a step pays:
+Hopper learns to stand."""
 
 _ROBOTS: dict[str, Settings] = {
     **dict.fromkeys(ROBOTS, _ROBOT),

@@ -11,6 +11,7 @@ from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.readme_curves import curves_table, memory_table, robots_table
 from torchrl_perf.bench.readme_dynamics import samples_table
+from torchrl_perf.bench.readme_networks import networks_block
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 from torchrl_perf.bench.zoo import zoo_table
 
@@ -61,6 +62,7 @@ def results_table(folder: Path = RESULTS) -> str:
         "",
         f"{gae_line()} {collector_line()}",
         "",
+        *[line for part in (networks_block(folder),) if part for line in (part, "")],
         *[line for part in (replay_table(folder), training_line(folder)) if part for line in (part, "")],
         *[line for line in (policies_line(folder),) if line],
         f"All other figures are {machine_line(result['machine'])}",

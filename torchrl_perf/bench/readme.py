@@ -84,12 +84,13 @@ def _throughput_row(rows: Sequence[dict[str, Any]], variant: str, shapes: Sequen
 
 def gae_line(shape: str = "65536x128") -> str:
     """One sentence on advantages: ours in a graph against TorchRL's better form."""
-    rows = {row["variant"]: row for row in read_results("gae")["rows"] if row["N x T"] == shape}
+    results = read_results("gae")
+    rows = {row["variant"]: row for row in results["rows"] if row["N x T"] == shape}
     ours = rows["torchrl_perf, in a graph"]
     theirs = min(rows["torchrl loop"]["us"], rows["torchrl vectorised"]["us"])
     return (
         f"Generalised advantage estimation at {shape} takes {ours['us']:.0f} us, at {ours['of_copy_bandwidth']:.0%} of "
-        f"the bandwidth of a copy on the device. TorchRL takes {theirs:,.0f} us."
+        f"the bandwidth of a copy on {results['machine'].get('gpu') or 'the device'}. TorchRL takes {theirs:,.0f} us."
     )
 
 
@@ -131,10 +132,12 @@ def replay_table(folder: Path = RESULTS) -> str:
     if not table:
         return ""
     columns = [name for name in REPLAY_VARIANTS.values() if any(name in row for row in table)]
+    gpu = read_results("replay", folder)["machine"].get("gpu")
+    where = f" These figures are of {gpu}." if gpu else ""
     return (
         "## Replay\n\nThe buffer has 1,048,576 rows of 2 x 376 + 18 floats. A cell is the microseconds (us) of a call "
         "from Python, or inside a CUDA graph. The lower bound is the time in which the GPU's memory can move as many "
-        "bytes as the call has to.\n\n" + format_table(table, ["us", *columns, BOUND])
+        f"bytes as the call has to.{where}\n\n" + format_table(table, ["us", *columns, BOUND])
     )
 
 

@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     # actors and critics
     "target_entropy": Case(3.0),
     "noise_frames": Case(1),
+    "dropped_target_taus": Case(2),
     "policy_delay": Case(1),
     "option_learning": Case("critic", {"option_capacity": 2_000}),
     "option_interrupt": Case(True, {"option_learning": "critic", "option_capacity": 2_000}),

@@ -15,7 +15,7 @@ from torchrl_perf.bench.curves_breaks import unseen_breaks
 from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
 from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import kelly_weight, unseen_prices
-from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
+from torchrl_perf.bench.curves_stages import FULL, SMALL, Size, draw_stages, stage_runs, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
@@ -188,6 +188,21 @@ def _task(task: str, *algorithms: str) -> Study:
     return Study(task, runs, _RETURNS, in_gymnasium, NOT_RECORDED, LATER_SEEDS)
 
 
+def _stages(size: Size, title: str, chosen_on: str) -> Study:
+    """A colony without stages, and with each kind of them."""
+    return Study(
+        title,
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in stage_runs(size).items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        chosen_on,
+        (2, 3, 4),
+        figures=("success",),
+        beside=("half",),
+        picture=functools.partial(draw_stages, size),
+    )
+
+
 def _ppo_of_vessels(*, shared: bool) -> Run:
     """PPO in as many worlds, and for as many of their steps, as the other agents."""
     vessels, worlds, steps = CURRICULUM["max_robots"], 256, 6_000_000
@@ -255,16 +270,9 @@ STUDIES: dict[str, Study] = {
         LATER_SEEDS,
         figures=("success",),
     ),
-    "durotaxis-stages": Study(
-        "A colony whose task comes in stages",
-        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
-        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
-        taught,
-        "0, 1, 100 and 101",
-        (2, 3, 4),
-        figures=("success",),
-        beside=("half",),
-        picture=draw_stages,
+    "durotaxis-stages": _stages(SMALL, "A colony whose task comes in stages", "0, 1, 100 and 101"),
+    "durotaxis-stages-full": _stages(
+        FULL, "The colony of the preset, whose task comes in stages", "none: the stages are those of the small colony"
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -370,5 +378,8 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "cartpole", "acrobot", "pendulum")
+PREPARED = (
+    *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
+    *("cartpole", "acrobot", "pendulum"),
+)
 """Studies without committed runs, which are made by name alone."""

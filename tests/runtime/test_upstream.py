@@ -24,6 +24,7 @@ from torchrl_perf.runtime.upstream import (
     audit,
     buffers,
     envs,
+    inductor,
     loggers,
     memory,
     modules,
@@ -571,3 +572,40 @@ def test_the_children_of_a_module():
     assert modules.child_dict(net)["0"] is net[0]
     net[0] = nn.Identity()
     assert modules.child_dict(net)["0"] is net[0]
+
+
+class TestInductor:
+    KERNEL = "triton_meta={'launch_pdl': True}\ndef triton_fill(out, XBLOCK : tl.constexpr):\n    xnumel = 64\n"
+
+    def test_a_kernel_that_is_launched_early_waits_first(self):
+        meta, head, *body = inductor.waiting("triton_fill", self.KERNEL).splitlines()
+        assert "True" in meta and "triton_fill" in head and body == ["    tl.extra.cuda.gdc_wait()", "    xnumel = 64"]
+        plain = self.KERNEL.replace("True", "False")
+        assert inductor.waiting("triton_fill", plain) == plain
+        assert inductor.waiting("triton_of_another_name", self.KERNEL) == plain  # nowhere to put it: not early
+
+    def test_every_kernel_that_is_compiled_goes_through_it(self, monkeypatch):
+        from torch._dynamo.callback import callback_handler
+        from torch._inductor.async_compile import AsyncCompile
+
+        seen = []
+        monkeypatch.setattr(AsyncCompile, "triton", lambda self, name, source, device="cuda": seen.append(source))
+        for _ in range(2):
+            inductor.wait_first()
+        assert callback_handler.start_callbacks.count(inductor.patch_loader) == 1
+        inductor.patch_loader()
+        torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))  # the start of the compiler calls it once more
+        AsyncCompile().triton("triton_fill", self.KERNEL, device="cuda")
+        assert seen == [inductor.waiting("triton_fill", self.KERNEL)]
+
+
+def test_a_size_that_data_decide_is_not_known_to_be_large():
+    from torch._dynamo import config
+
+    def fn(x, mask):
+        return x[mask] + (1 if tensors.at_least(x[mask].shape[0], 2) else 0)
+
+    assert tensors.at_least(3, 2) and not tensors.at_least(1, 2)
+    with config.patch(capture_dynamic_output_shape_ops=True):
+        traced = torch.compile(fn, fullgraph=True, backend="eager")
+        assert float(traced(torch.zeros(4), torch.ones(4) > 0)[0]) == 0

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.gates import sigmoid
 from torchrl_perf.kernels.launch import dense_rows, launch
 from torchrl_perf.kernels.scan import scan_tile
@@ -31,7 +32,9 @@ def _gates(inputs_ptr, begins_ptr, t, unit, is_step, mask, in_step, begin_step, 
 def _forward_kernel(
     inputs_ptr, initial_ptr, begins_ptr, states_ptr, steps, in_row, in_step, begin_row, begin_step,
     H: tl.constexpr, STEPS: tl.constexpr, UNITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     unit = (tl.program_id(1) * UNITS + tl.arange(0, UNITS))[:, None]
     inputs_ptr += row * in_row
@@ -54,7 +57,9 @@ def _backward_kernel(
     grad_ptr, states_ptr, inputs_ptr, initial_ptr, begins_ptr, of_inputs_ptr, of_initial_ptr, steps, grad_row,
     grad_step, in_row, in_step, begin_row, begin_step,
     H: tl.constexpr, STEPS: tl.constexpr, UNITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     unit = (tl.program_id(1) * UNITS + tl.arange(0, UNITS))[:, None]
     grad_ptr += row * grad_row

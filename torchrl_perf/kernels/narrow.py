@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_perf.kernels.activations import ACTIVATIONS, activate, slope
 from torchrl_perf.kernels.column_sums import totals
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
@@ -25,7 +26,9 @@ MOST_PARTS = 512
 def _forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, rows, x_row, x_column,
     SIZE: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, ACT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     unit = tl.arange(0, UNITS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row, is_unit = row < rows, unit < H
@@ -42,7 +45,9 @@ def _backward_kernel(
     grad_ptr, y_ptr, x_ptr, parts_ptr, rows, share, grad_row, x_row, x_column,
     SIZE: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
     ACT: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     unit, column = tl.arange(0, UNITS), tl.arange(0, WIDE)
     is_unit, is_column = unit < H, column < SIZE
     first = tl.program_id(0).to(tl.int64) * share

@@ -16,6 +16,8 @@ __all__ = ["column_sums", "totals"]
 
 ROWS, COLUMNS = 32, 64
 MOST_PARTS = 128
+TOTAL_ROWS, TOTAL_COLUMNS = 128, 16
+"""Of a tile of parts: many programs with few of them one after the other."""
 
 
 @triton.jit(do_not_specialize=["rows", "share"])
@@ -72,8 +74,8 @@ def totals(parts: Tensor, first: int, shared: int) -> tuple[Tensor, Tensor]:
     """
     width = parts.shape[1]
     found = parts.new_empty(first), parts.new_empty(shared + width - first)
-    constants = {"SHARED": shared, "FIRST": first, "WIDTH": width, "ROWS": ROWS, "COLUMNS": COLUMNS}
-    launch(_total_kernel, (triton.cdiv(width, COLUMNS),), (parts, *found, len(parts)), constants, num_warps=4)
+    constants = {"SHARED": shared, "FIRST": first, "WIDTH": width, "ROWS": TOTAL_ROWS, "COLUMNS": TOTAL_COLUMNS}
+    launch(_total_kernel, (triton.cdiv(width, TOTAL_COLUMNS),), (parts, *found, len(parts)), constants, num_warps=4)
     return found
 
 

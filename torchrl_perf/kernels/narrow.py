@@ -19,7 +19,7 @@ __all__ = ["backward", "forward"]
 
 TILE = 2048
 """Entries of a tile of rows, of at least 16 rows."""
-MOST_PARTS = 512
+MOST_PARTS = 384
 
 
 @triton.jit(do_not_specialize=["rows"])

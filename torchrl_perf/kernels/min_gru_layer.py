@@ -50,8 +50,7 @@ def _inputs(ptr, t, column, is_step, x_step, SIZE: tl.constexpr):
 def _forward_kernel(
     x_ptr, initial_ptr, begins_ptr, weight_ptr, bias_ptr, states_ptr, steps, x_row, x_step, begin_row, begin_step,
     SIZE: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, STEPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -81,8 +80,7 @@ def _backward_kernel(
     grad_ptr, states_ptr, x_ptr, initial_ptr, begins_ptr, weight_ptr, bias_ptr, of_x_ptr, of_initial_ptr, parts_ptr,
     num_envs, steps, rows, grad_row, grad_step, x_row, x_step, begin_row, begin_step,
     SIZE: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, STEPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     begin = tl.program_id(0).to(tl.int64) * rows

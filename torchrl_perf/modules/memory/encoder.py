@@ -1,6 +1,6 @@
 """The layer below a memory, which makes a few observed numbers features."""
 
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -19,6 +19,8 @@ class NarrowEncoder(MixedSequential):
     and where the input needs no gradient: see :func:`~torchrl_perf.functional.narrow.narrow_layer`. Everything else,
     layers with hooks among it, runs layer by layer.
     """
+
+    name_in_checkpoints: ClassVar[str] = MixedSequential.__name__
 
     def forward(self, input: Tensor) -> Tensor:
         """``[*, I]`` -> ``[*, H]``."""

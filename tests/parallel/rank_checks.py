@@ -347,6 +347,15 @@ def without_nccl() -> None:
     without_gpus()
 
 
+def host_without_gpus() -> None:
+    """Ranks that take a GPU where there is one, of which the last has none."""
+    if os.environ["RANK"] != "2":
+        torch.cuda.is_available = torch.distributed.is_nccl_available = lambda: True
+        torch.cuda.device_count = lambda: 8
+        torch.cuda.set_device = lambda number: None
+    raise SystemExit(cli.main([*RUN[:2], *RUN[4:], "--total-steps", "960", "--rank-timeout", "60"]))
+
+
 def other_versions() -> None:
     """A rank with another version of the package."""
     if os.environ["RANK"] == "1":

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from torchrl_perf.bench.report import CONFIRMED, NOT_HERE, NOT_REPRODUCED, PARTLY
 from torchrl_perf.runtime import Captured, GpuSampler, capture, synchronize
@@ -277,3 +279,28 @@ def gpu_reading(call: Callable[[], Any], sitting: Sitting) -> dict[str, float]:
     reading = sampler.latest()
     sampler.close()
     return {name: value for name, value in reading.items() if not name.startswith("gpu/memory")}
+
+
+def busy_share(call: Callable[[], Any], sitting: Sitting) -> float:
+    """Share of the time of a call on CUDA in which a kernel or a copy of this process ran; others do not count.
+
+    When they ran is what the profiler says of a call, which it makes longer: the time is that of calls without it.
+    """
+    calls = [_turn(call, 1, sitting.device) for _ in range(sitting.pick(2, 4))]
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        synchronize(sitting.device)
+    events: Sequence[Any] = found.profiler.kineto_results.events() if found.profiler is not None else []
+    on_device = [event for event in events if event.device_type() == DeviceType.CUDA]
+    spans = [(event.start_ns(), event.start_ns() + event.duration_ns()) for event in on_device]
+    return covered(spans) / 1e9 / float(np.median(calls[1:]))
+
+
+def covered(spans: Sequence[tuple[int, int]]) -> int:
+    """How much lies within at least one of some spans, each from its first number to its second."""
+    total = reached = 0
+    for number, (begin, end) in enumerate(sorted(spans)):
+        reached = begin if number == 0 else max(begin, reached)
+        total += max(0, end - reached)
+        reached = max(reached, end)
+    return total

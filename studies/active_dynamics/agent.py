@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from studies.active_dynamics.loops import end_to_end, memory, release, settings_of, trained
+from studies.active_dynamics.loops import end_to_end, memory, release, settings_of, trained, utilisation
 from studies.active_dynamics.loss import make_model
 from studies.originals.latent_agent import encoded_again
 from studies.sitting import (
@@ -227,5 +227,6 @@ EXPERIMENTS: dict[str, Callable[[Sitting], None]] = {
     "drift": drift,
     "memory": memory,
     "end-to-end": end_to_end,
+    "utilisation": utilisation,
 }
 """Experiments by name."""

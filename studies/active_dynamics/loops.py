@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from studies.active_dynamics.loss import memory_events
 from studies.originals.latent_agent import LoopTraining
-from studies.sitting import CONFIRMED, NOT_HERE, PARTLY, Sitting, Variant, judge, times_text
+from studies.sitting import CONFIRMED, NOT_HERE, PARTLY, Sitting, Variant, busy_share, judge, times_text
 from torchrl_perf.runtime import Captured, CaptureError, HostSyncError, capture, synchronize
 from torchrl_perf.runtime.memory import MIB, heap_bytes
 from torchrl_perf.systems.active_dynamics import MultiStepELBOLoss
@@ -216,17 +216,17 @@ def end_to_end(sitting: Sitting) -> None:
 
 def _many(config: ActiveDynamicsConfig, sitting: Sitting, closing: list[Callable[[], None]]) -> Variant:
     """The package with more points and as many windows for each, its time as that of the others' steps."""
-    factor = MANY // config.num_envs
-    wide = replace(
-        config,
-        num_envs=MANY,
-        minibatch_size=config.minibatch_size * factor,
-        random_steps=config.random_steps * factor,
-    )
-    trainer, iterate, note = trained(wide, sitting.device, WARM_UP)
+    trainer, iterate, note = trained(wide_settings(config), sitting.device, WARM_UP)
     closing += [partial(release, iterate), trainer.close]
-    name = f"{GRAPH}, {MANY} points"
-    return Variant(name, iterate, compared=False, scale=1 / factor, note=f"{note}; the time of as many steps")
+    name, scale = f"{GRAPH}, {MANY} points", config.num_envs / MANY
+    return Variant(name, iterate, compared=False, scale=scale, note=f"{note}; the time of as many steps")
+
+
+def wide_settings(config: ActiveDynamicsConfig) -> ActiveDynamicsConfig:
+    """The same for :data:`MANY` points, with as many windows for each."""
+    factor = MANY // config.num_envs
+    sizes = {"minibatch_size": config.minibatch_size * factor, "random_steps": config.random_steps * factor}
+    return replace(config, num_envs=MANY, **sizes)
 
 
 def _error(one: list[float], other: list[float]) -> float:
@@ -261,3 +261,30 @@ def _speed_verdicts(sitting: Sitting, ours: str) -> None:
     )
     found = sitting.ratio_of("end-to-end", LEGACY, ours)
     sitting.verdict("end-to-end", "the package's loop is 25-40% faster", times_text(found), judge(found, 1.33, 1.05))
+
+
+# -- utilisation ------------------------------------------------------------------------------------------------------
+
+
+def utilisation(sitting: Sitting) -> None:
+    """Share of an iteration in which a kernel of the loop ran on the GPU."""
+    claims = "better GPU utilisation", "the package uses more of the GPU"
+    if not sitting.cuda:
+        for claim in claims:
+            sitting.verdict("utilisation", claim, "", NOT_HERE, "no GPU")
+        return
+    config, found = settings_of(sitting, 0), {}
+    for name in (LEGACY, OPTIMISED):
+        found[name] = busy_share(make_loop(name, config, sitting.device).iterate, sitting)
+    for name, several in ((GRAPH, config), (f"{GRAPH}, {MANY} points", wide_settings(config))):
+        trainer, iterate, _ = trained(several, sitting.device, WARM_UP)
+        found[name] = busy_share(iterate, sitting)
+        release(iterate)
+        trainer.close()
+    for name, share in found.items():
+        sitting.add("utilisation", "", name, utilisation=100 * share, note=f"{share:.0%}")
+    remark = "a kernel that runs says nothing of how full the GPU is"
+    text = f"{found[LEGACY]:.0%} -> {found[OPTIMISED]:.0%} of the time a kernel ran"
+    sitting.verdict("utilisation", claims[0], text, judge(found[OPTIMISED] / found[LEGACY], 1.1, 1.02), remark)
+    text = f"{found[GRAPH]:.0%}; with {MANY} points {found[f'{GRAPH}, {MANY} points']:.0%}"
+    sitting.verdict("utilisation", claims[1], text, judge(found[GRAPH] / found[LEGACY], 1.1, 1.02))

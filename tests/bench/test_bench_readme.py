@@ -88,7 +88,7 @@ def test_main_rewrites_the_blocks_of_every_page_alone(tmp_path: Path, monkeypatc
         "results.md": ["results"],
         "index.md": ["agents"],
         "tasks.md": ["tasks", "systems"],
-        "active_dynamics.md": ["samples"],
+        "active_dynamics.md": ["samples", "effort"],
         "drop_in.md": ["steps", "off-policy"],
         "zoo.md": ["zoo"],
         "figures.md": ["curves"],

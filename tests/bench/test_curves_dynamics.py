@@ -5,8 +5,9 @@ import json
 import pytest
 
 from torchrl_perf.bench.curves import main, stored
-from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields
+from torchrl_perf.bench.curves_dynamics import BOUNDS, RULES, STATED, draw_fields
 from torchrl_perf.bench.curves_studies import STUDIES
+from torchrl_perf.bench.readme_dynamics import effort_table, samples_table
 
 
 def run(tmp_path, *arguments):
@@ -55,4 +56,20 @@ def test_rules_differ_in_what_inputs_are_for_and_random_ones_have_twice_the_samp
     for rule in RULES:
         config = runs[f"duffing-{rule}"].config(0)
         assert config.total_steps == planned.total_steps * (2 if config.inputs == "random" else 1)
-        assert (config.action_max, config.start, config.updates) == (planned.action_max, planned.start, 10)
+        assert (config.start, config.updates) == (planned.start, 10)
+        assert config.action_max == pytest.approx(BOUNDS.get(rule, 1.0) * planned.action_max)
+
+
+def test_rules_at_equal_effort_stand_beside_each_other(tmp_path):
+    def keep_all(rules):
+        for rule in rules:
+            figures = {"samples": 100.0, "reached": 1.0, "effort": 0.2, "error": 0.0}
+            rows = [{"run": f"duffing-{rule}", "seed": seed, "evaluation": {"trained": figures}} for seed in range(3)]
+            (tmp_path / f"active-dynamics_duffing-{rule}.json").write_text(json.dumps({"rows": rows}))
+
+    keep_all(RULES.keys() - {"strong_held"})
+    assert "duffing" not in effort_table(tmp_path)
+    keep_all(["strong_held"])
+    assert "duffing" in effort_table(tmp_path)
+    assert "0.20, 0.20, 0.20" in effort_table(tmp_path)
+    assert "strong" not in samples_table(tmp_path)

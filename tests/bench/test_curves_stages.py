@@ -13,6 +13,7 @@ from torchrl_perf.envs.durotaxis import ColonyCurriculum
 from torchrl_perf.systems.durotaxis.stages import curriculum_of, last_stage
 
 STUDY = STUDIES["durotaxis-stages"]
+SIZES = {"durotaxis-stages": curves_stages.SMALL, "durotaxis-stages-full": curves_stages.FULL}
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +21,18 @@ def few(monkeypatch):
     monkeypatch.setattr(curves_stages, "COLONIES", 16)
 
 
-def test_all_runs_end_in_the_same_task_and_differ_before():
-    configs = {name: run.config(0) for name, run in STUDY.runs.items()}
+@pytest.mark.parametrize("study", SIZES)
+def test_all_runs_end_in_the_same_task_and_differ_before(study):
+    few = SIZES[study].nodes[-1]
+    configs = {name: run.config(0) for name, run in STUDIES[study].runs.items()}
     goals = {name: last_stage(config).goal or (curves_stages.FAR,) for name, config in configs.items()}
     nodes = {name: last_stage(config).critical_nodes for name, config in configs.items()}
     assert set(goals.values()) == {(curves_stages.FAR,)}
-    assert set(nodes.values()) == {(curves_stages.FEW,)}
+    assert set(nodes.values()) == {(few,)}
     stages = {name: curriculum_of(config) for name, config in configs.items()}
-    assert stages["none"] == ColonyCurriculum(critical_nodes=(curves_stages.FEW,))
+    assert stages["none"] == ColonyCurriculum(critical_nodes=(few,))
     assert stages["goals"].goal[0] < curves_stages.FAR
-    assert stages["nodes"].critical_nodes[0] > curves_stages.FEW
+    assert stages["nodes"].critical_nodes[0] > few
     assert stages["both"].goal == stages["goals"].goal
     assert stages["both"].critical_nodes == stages["nodes"].critical_nodes
     assert stages["delete-only"].delete_only == (True, False)
@@ -41,7 +44,9 @@ def test_rules_of_known_outcome_and_a_policy_that_has_not_learnt(tmp_path):
     found = curves_stages.taught(trainer, "none")
     trainer.close()
     # half of the nodes deleted keeps six of them, whose longest steps of 12 to 14 come to 95 from 10 or less
-    assert [found["half"][task] for task in curves_stages.TASKS] == [1.0] * len(curves_stages.TASKS)
+    tasks = curves_stages.tasks_of(run.config(0))
+    assert list(tasks.values()) == [(0.4, 40), (0.95, 40), (0.4, 20), (0.95, 20)]
+    assert [found["half"][task] for task in tasks] == [1.0] * len(tasks)
     assert found["half"]["success"] == 1.0
     assert found["half"]["steps"] == pytest.approx(7, abs=1)
     assert found["half"]["deleted"] == pytest.approx(0.5)
@@ -65,7 +70,7 @@ def test_a_run_is_stored_and_the_picture_drawn(tmp_path, capsys):
     assert main([*options, "--runs", "both", "--seeds", "5", "--total-steps", "2048"]) == 0
     row = json.loads((tmp_path / "durotaxis-stages_both_5.json").read_text())["rows"][0]
     assert row["steps"] == 2_048
-    assert set(curves_stages.TASKS) < set(row["evaluation"]["trained"])
+    assert set(curves_stages.tasks_of(STUDY.runs["both"].config(5))) < set(row["evaluation"]["trained"])
     assert row["curves"]["eval/mean_return"]["step"] == [2_048.0]
     assert (tmp_path / "curve_durotaxis-stages.png").stat().st_size > 20_000
     assert "half" in capsys.readouterr().out

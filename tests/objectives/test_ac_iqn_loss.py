@@ -79,8 +79,20 @@ def test_gradients_go_where_they_belong():
     assert all(p.grad is None for p in [*loss.target_critic.parameters(), *loss.target_actor.parameters()])
 
 
-def test_terminal_states_are_not_looked_at():
-    loss, td = make_loss(), make_batch(ROWS)
+@pytest.mark.parametrize("dropped", [1, 3])
+def test_the_largest_quantiles_are_left_out_of_targets(dropped):
+    loss, td = make_loss(num_taus=(4, 6), dropped_target_taus=dropped), make_batch(ROWS)
+    action = loss.target_actor.action(td["next", "observation"])
+    following, _ = loss.target_critic.sample(td["next", "observation"], action, num_taus=6 + dropped)
+    assert (following.amax(-1) > following.amin(-1)).any()
+    least = torch.stack([torch.tensor(sorted(row.tolist())[:6]) for row in following])
+    expected = td["next", "reward"] + GAMMA * (1 - td["next", "terminated"].float()) * least
+    torch.testing.assert_close(loss.targets(td), expected)
+
+
+@pytest.mark.parametrize("dropped", [0, 2])
+def test_terminal_states_are_not_looked_at(dropped):
+    loss, td = make_loss(dropped_target_taus=dropped), make_batch(ROWS)
     td["next", "terminated"].fill_(True)
     expected = loss(td)["loss_qvalue"]
     td["next", "observation"].fill_(torch.nan)
@@ -145,6 +157,7 @@ def test_random_levels_without_waits():
         ({"kappa": -1.0}, "kappa: expected"),
         ({"num_taus": (8, 0)}, "num_taus: expected"),
         ({"num_actor_taus": 0}, "num_taus: expected"),
+        ({"dropped_target_taus": -1}, "dropped_target_taus: expected"),
         ({"gamma": 1.5}, "gamma: expected"),
     ],
 )

@@ -61,6 +61,7 @@ CLAIMS = {
         "training loops are 25-40% faster",
         "the package's loop is 25-40% faster",
     },
+    "utilisation": {"better GPU utilisation", "the package uses more of the GPU"},
 }
 
 
@@ -87,6 +88,16 @@ class TestExperiments:
         assert {row["experiment"] for row in made.rows} <= {name}
         assert {row["verdict"] for row in made.verdicts} <= {CONFIRMED, PARTLY, NOT_REPRODUCED, NOT_HERE}
         assert all(row["us"] > 0 for row in made.rows if "us" in row)
+        capsys.readouterr()
+
+    def test_utilisation_is_of_the_loops_on_a_gpu(self, monkeypatch, capsys):
+        shares = iter((0.2, 0.21, 0.8, 0.9))
+        monkeypatch.setattr(latent_loops, "busy_share", lambda call, sitting: (call(), next(shares))[1])
+        made = OnCuda("active_dynamics", CPU, quick=True)
+        claims.run(made, {"utilisation": latent_loops.utilisation})
+        assert [row["utilisation"] for row in made.rows] == pytest.approx([20, 21, 80, 90])
+        assert [row["verdict"] for row in made.verdicts] == [PARTLY, CONFIRMED]
+        assert "20% -> 21%" in made.verdicts[0]["measured"]
         capsys.readouterr()
 
     def test_weights_of_another_decay_are_refused(self, monkeypatch, capsys):

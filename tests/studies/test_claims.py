@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from studies.sitting import (
     REFUSED,
     Sitting,
     Variant,
+    busy_share,
+    covered,
     difference,
     in_turns,
     judge,
@@ -227,3 +230,21 @@ class TestWithoutACheckout:
         monkeypatch.setattr(claims_command, "CHECKOUT", tmp_path)
         assert main(["bench", "claims", "--quick"]) == 2
         assert "Remedy: the studies are not part of the wheel; clone the repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [([], 0), ([(3, 7)], 4), ([(5, 9), (0, 3)], 7), ([(0, 10), (2, 4), (8, 12)], 12), ([(0, 2), (2, 5)], 5)],
+)
+def test_spans_that_overlap_are_counted_once(spans, length):
+    assert covered(spans) == length
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_waits_is_hardly_used():
+    big = torch.randn(4096, 4096, device="cuda")
+    made = Sitting("active_dynamics", big.device, quick=True)
+    works = busy_share(lambda: [big @ big for _ in range(50)], made)
+    waits = busy_share(lambda: (time.sleep(0.2), big @ big), made)
+    assert 0.8 < works < 1.1
+    assert waits < 0.1

@@ -37,6 +37,7 @@ LEARNING = {
     "activation": ({}, "tanh"),
     "actor_learning_rate": ({}, 0.02),
     "critic_learning_rate": ({}, 0.02),
+    "anneal_learning_rate": ({}, True),
     "tau": ({}, 0.5),
     **ADAM,
     "reward_clip": ({}, 1e-6),

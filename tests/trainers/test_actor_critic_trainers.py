@@ -158,6 +158,7 @@ def test_discrete_actions_are_refused(name):
         ("ac-iqn", "kappa", -1.0),
         ("ac-iqn", "num_taus", 0),
         ("ac-iqn", "num_actor_taus", 0),
+        ("ac-iqn", "dropped_target_taus", -1),
     ],
 )
 def test_the_field_is_named(name, field, value):

@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
     "initial_scale": Case(0.5, {"env": "Pendulum"}),
-    "memory": Case("mingru", SLICES),
+    "memory": Case("mingru", {"memory": "gru", **SLICES}),
     "memory_size": Case(16, {"memory": "gru", **SLICES}),
     "slice_length": Case(8, {"memory": "gru", **SLICES}),
     "burn_in": Case(2, {"memory": "gru", **SLICES}),
@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     # actors and critics
     "target_entropy": Case(3.0),
     "noise_frames": Case(1),
+    "dropped_target_taus": Case(2),
     "policy_delay": Case(1),
     "option_learning": Case("critic", {"option_capacity": 2_000}),
     "option_interrupt": Case(True, {"option_learning": "critic", "option_capacity": 2_000}),

@@ -28,6 +28,7 @@ DQN = DQNConfig.without_task(
 )
 DDPG = DDPGConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
 SAC = SACConfig.without_task(**SMALL, **REPLAY, env="Pendulum", total_steps=320, updates_per_iteration=1)
+OF_SAC = {"actor_learning_rate", "critic_learning_rate", "temperature_learning_rate"}
 
 
 def replaced(config, **changes):
@@ -68,6 +69,8 @@ class TestChanges:
             (TD3Config.without_task(), {"noise_frames": 100}, {"noise"}),
             (SAC, {"actor_learning_rate": 1e-5}, {"actor_learning_rate"}),
             (SAC, {"temperature_learning_rate": 1e-5}, {"temperature_learning_rate"}),
+            (SAC, {"anneal_learning_rate": True}, OF_SAC),
+            (replaced(SAC, anneal_learning_rate=True), {"total_steps": 640}, OF_SAC),
             (
                 OptionsMarketConfig.without_task(option_temperature_final=0.1),
                 {"option_temperature_frames": 9},

@@ -15,10 +15,12 @@ WORLDS: dict[str, dict[str, Any]] = {
 """What :class:`~torchrl_perf.systems.marine.Scenarios` have in each; the last is the end of the curriculum."""
 SCENARIOS = 250
 CURRICULUM: dict[str, Any] = {
-    **{"max_robots": 6, "max_obstacles": 4, "max_cores": 4},
+    **{"max_robots": 6, "max_obstacles": 4, "max_cores": 4, "total_steps": 3_000_000},
     **{"stage_robots": "3, 4, 5, 5, 5, 6", "stage_obstacles": "0, 0, 0, 2, 3, 4", "stage_cores": "0, 0, 1, 2, 3, 4"},
+    "stage_frames": "0, 5e5, 1e6, 1.5e6, 2e6, 2.5e6",
 }
-"""The stages of the original system, with a vortex more in each from the third on and a sixth vessel in the last."""
+"""The stages of the original system in half of its steps, with a vortex more in each from the third on and a sixth
+vessel in the last."""
 
 # three vessels without obstacles, on networks and batches of a CPU's size
 RISK: dict[str, Any] = {

@@ -4,51 +4,77 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-__all__ = ["STAGE_RUNS", "TASKS", "draw_stages", "learnt_after", "stages_table", "taught"]
+__all__ = ["FULL", "SMALL", "Size", "draw_stages", "learnt_after", "stage_runs", "stages_table", "tasks_of", "taught"]
 
 COLONIES = 128
 """Fresh colonies of each task that a policy is judged by."""
 COLONY_SEED = 40_000
 """Names them; a trainer's come from the seed of its run."""
-MANY, FEW, NEAR, FAR = 40, 20, 0.4, 0.95
-TASKS = {
-    f"goal {NEAR:g}, {MANY} nodes": (NEAR, MANY),
-    f"goal {FAR:g}, {MANY} nodes": (FAR, MANY),
-    f"goal {NEAR:g}, {FEW} nodes": (NEAR, FEW),
-    f"goal {FAR:g}, {FEW} nodes": (FAR, FEW),
-}
-"""Share of the width that is the goal, and nodes beyond which a colony has over-grown; the last is the whole task."""
-MIDDLE = 50.0
-"""Where the length of a step is computed that an action asks for: halfway along the gradient."""
-
+NEAR, FAR = 0.4, 0.95
+"""Share of the width that is the goal of a near task, and of the whole one."""
 LEARNT = 10.0
 """Return that only colonies at the goal have."""
 
-_FRAMES = "0, 8000, 14000, 20000"
-_GOALS, _NODES = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": "40, 32, 26, 20"}
+
+class Size(NamedTuple):
+    """A colony, and when its stages begin."""
+
+    nodes: tuple[int, ...]
+    """Nodes beyond which it has over-grown, in each stage of those runs whose stages are of nodes; the last is that of
+    the whole task."""
+    frames: tuple[int, ...]
+    """Env steps at which the stages begin; the share to delete is alone until the second does."""
+    settings: Mapping[str, Any]
+    """Of all runs."""
+
+
+_OFTEN: dict[str, Any] = {"eval_episodes": 64, "log_interval": 2}
 # small enough for a CPU core: a narrow substrate, few slots, a narrow encoder, and no episode longer than it need be
-_COLONY: dict[str, Any] = {
-    **{"width": 100.0, "height": 100.0, "critical_nodes": MANY, "stage_nodes": str(FEW), "encoder_width": 16},
-    **{"total_steps": 60_000, "max_episode_steps": 100, "eval_interval": 6, "eval_episodes": 64, "log_interval": 2},
-}
-STAGE_RUNS: dict[str, dict[str, Any]] = {
-    "none": _COLONY,
-    "goals": {**_COLONY, **_GOALS, "stage_frames": _FRAMES},
-    "nodes": {**_COLONY, **_NODES, "stage_frames": _FRAMES},
-    "both": {**_COLONY, **_GOALS, **_NODES, "stage_frames": _FRAMES},
-    "delete-only": {**_COLONY, "stage_one_frames": 8_000},
-}
-"""Settings of runs by what their stages change; the last stage of each is the same task."""
+SMALL = Size(
+    (40, 32, 26, 20),
+    (0, 8_000, 14_000, 20_000),
+    {**_OFTEN, "width": 100.0, "height": 100.0, "encoder_width": 16, "total_steps": 60_000, "eval_interval": 6}
+    | {"max_episode_steps": 100},
+)
+FULL = Size(
+    (200, 160, 130, 100),
+    (0, 33_000, 58_000, 83_000),
+    {**_OFTEN, "eval_interval": 12, "max_episode_steps": 300},
+)
+"""The colony of the preset, with stages as long a part of its run as the small one's."""
+
+
+def stage_runs(size: Size) -> dict[str, dict[str, Any]]:
+    """Settings of runs by what their stages change; the last stage of each is the same task."""
+    frames, nodes = (", ".join(map(str, numbers)) for numbers in (size.frames, size.nodes))
+    same = {**size.settings, "critical_nodes": size.nodes[0], "stage_nodes": str(size.nodes[-1])}
+    goals, nodes = {"stage_goals": "0.3, 0.5, 0.7, 0.95"}, {"stage_nodes": nodes}
+    return {
+        "none": same,
+        "goals": {**same, **goals, "stage_frames": frames},
+        "nodes": {**same, **nodes, "stage_frames": frames},
+        "both": {**same, **goals, **nodes, "stage_frames": frames},
+        "delete-only": {**same, "stage_one_frames": size.frames[1]},
+    }
+
+
+def tasks_of(config: Any) -> dict[str, tuple[float, int]]:
+    """Near and far goals with the nodes of the first stage and of the last, by name; the last is the whole task."""
+    from torchrl_perf.systems.durotaxis.stages import last_stage
+
+    few = last_stage(config).critical_nodes or (config.critical_nodes,)
+    several = [(goal, nodes) for nodes in (config.critical_nodes, few[-1]) for goal in (NEAR, FAR)]
+    return {f"goal {goal:g}, {nodes} nodes": (goal, nodes) for goal, nodes in several}
 
 
 def taught(trainer: Any, name: str) -> dict[str, dict[str, float]]:
-    """What a policy reaches without noise on fresh colonies of each of :data:`TASKS`, and how it acts on the last.
+    """What a policy reaches without noise on fresh colonies of its :func:`tasks_of`, and how it acts on the last.
 
     Of ``trained``: ``success`` on the whole task, ``steps`` to its goal of those that reached it (left out where none
     has), ``deleted``, the mean share of the nodes that it deletes, ``stride``, the mean length of a step that it asks
@@ -66,7 +92,8 @@ def _rules(config: Any, device: torch.device) -> dict[str, dict[str, float]]:
     """The figures of ``half`` and ``random``, which are the same for all runs of a study."""
     from torchrl_perf.systems.durotaxis.blueprint import make_colony
 
-    key = (COLONIES, config.width, config.height, config.critical_nodes, config.max_episode_steps, str(device))
+    tasks = tuple(tasks_of(config))
+    key = (COLONIES, config.width, config.height, tasks, config.max_episode_steps, str(device))
     if key not in _KNOWN:
         bounds = make_colony(dataclasses.replace(config, num_envs=1), device).settings.action_bounds
         low, high = (torch.tensor(bound, device=device) for bound in bounds)
@@ -87,11 +114,12 @@ def _figures(policy: Any, config: Any, device: torch.device) -> dict[str, float]
     from torchrl_perf.envs.durotaxis import Durotaxis
 
     found: dict[str, float] = {}
-    for task, (goal, nodes) in TASKS.items():
+    tasks = tasks_of(config)
+    for task, (goal, nodes) in tasks.items():
         episodes = _first_episodes(policy, config, device, goal, nodes)
         reached = episodes["outcome"] == Durotaxis.outcomes.index("success")
         found[task] = float(reached.float().mean())
-        if (goal, nodes) == (FAR, FEW):
+        if task == list(tasks)[-1]:
             lived = episodes["steps"].sum()
             how = {key: float(episodes[key].sum() / lived) for key in ("deleted", "stride")}
             if bool(reached.any()):
@@ -113,7 +141,8 @@ def _first_episodes(policy: Any, config: Any, device: torch.device, goal: float,
     config = dataclasses.replace(config, num_envs=COLONIES)
     with seeded(COLONY_SEED, device), set_exploration_type(ExplorationType.DETERMINISTIC):
         env = make_colony(config, device, curriculum=ColonyCurriculum(goal=(goal,), critical_nodes=(nodes,)))
-        stiffness = torch.tensor(env.settings.stiffness_at(MIDDLE), device=device)
+        # that of the length of a step that an action asks for, halfway along the gradient
+        stiffness = torch.tensor(env.settings.stiffness_at(config.width / 2), device=device)
         running, root = torch.ones(COLONIES, 1, dtype=torch.bool, device=device), env.reset()
         sums = {name: torch.zeros_like(running, dtype=torch.float64) for name in ("steps", "deleted", "stride")}
         outcome = torch.zeros_like(running, dtype=torch.int8)
@@ -177,10 +206,11 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{middle} [{low}, {high}]{count}"
 
 
-def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+def draw_stages(size: Size, title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """What each kind of stage teaches: the whole task and the task of the moment by step, when, and how policies act.
 
     Args:
+        size: whose stages began at its frames.
         title: heading.
         rows: of the study's runs.
         path: of the picture.
@@ -201,7 +231,7 @@ def draw_stages(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Pa
         trained = [row["evaluation"]["trained"] for row in own]
         places = [[figures[key] for figures in trained] for key in ("deleted", "stride")]
         acting.scatter(*places, color=colour, s=42, edgecolors="white", zorder=3)
-    for start in map(float, _FRAMES.split(",")[1:]):
+    for start in size.frames[1:]:
         for axes in (learning, ending):
             axes.axvline(start, color="0.6", linewidth=0.8, linestyle=":")
     half = rows[0]["evaluation"]["half"]

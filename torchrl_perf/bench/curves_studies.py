@@ -12,10 +12,10 @@ import torch
 
 from torchrl_perf.bench.curves_agents import PPO_SETTINGS, make_vessel_ppo
 from torchrl_perf.bench.curves_breaks import unseen_breaks
-from torchrl_perf.bench.curves_dynamics import RULES, STATED, draw_fields, explored
+from torchrl_perf.bench.curves_dynamics import RULES, STATED, changes_of, draw_fields, explored
 from torchrl_perf.bench.curves_marine import CURRICULUM, RISK, TARGETS, draw_risk, navigated, on_risks
 from torchrl_perf.bench.curves_market import kelly_weight, unseen_prices
-from torchrl_perf.bench.curves_stages import STAGE_RUNS, draw_stages, taught
+from torchrl_perf.bench.curves_stages import FULL, SMALL, Size, draw_stages, stage_runs, taught
 from torchrl_perf.bench.curves_walk import walked
 from torchrl_perf.registry import MARINE_AGENTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import FRESH_SEEDS
@@ -172,6 +172,10 @@ _STAGE: dict[str, Any] = {
 }
 _VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 300_000}
 _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
+# of the whole curriculum exploration is a quarter
+_EXPLORES: dict[str, dict[str, Any]] = {agent: {} for agent in MARINE_AGENTS}
+_EXPLORES |= {agent: {"eps_frames": 750_000} for agent in ("iqn", "dqn")}
+_EXPLORES |= {agent: {"noise_frames": 750_000} for agent in ("ac-iqn", "ddpg")}
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
@@ -190,9 +194,24 @@ def _task(task: str, *algorithms: str) -> Study:
     return Study(task, runs, _RETURNS, in_gymnasium, NOT_RECORDED, LATER_SEEDS)
 
 
+def _stages(size: Size, title: str, chosen_on: str) -> Study:
+    """A colony without stages, and with each kind of them."""
+    return Study(
+        title,
+        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in stage_runs(size).items()},
+        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
+        taught,
+        chosen_on,
+        (2, 3, 4),
+        figures=("success",),
+        beside=("half",),
+        picture=functools.partial(draw_stages, size),
+    )
+
+
 def _ppo_of_vessels(*, shared: bool) -> Run:
     """PPO in as many worlds, and for as many of their steps, as the other agents."""
-    vessels, worlds, steps = CURRICULUM["max_robots"], 256, 6_000_000
+    vessels, worlds, steps = CURRICULUM["max_robots"], 256, CURRICULUM["total_steps"]
     changes = {**PPO_SETTINGS, "num_envs": worlds * vessels, "total_steps": steps * vessels}
     make = functools.partial(make_vessel_ppo, world=CURRICULUM, shared=shared)
     return Run("ppo", "MarineNavigation", changes, make=make, rows=vessels)
@@ -221,7 +240,7 @@ STUDIES: dict[str, Study] = {
     ),
     "marine-curriculum": Study(
         "Navigation: three to six vessels, obstacles, vortices",
-        {agent: Run(f"marine-{agent}", "MarineNavigation", CURRICULUM) for agent in MARINE_AGENTS}
+        {agent: Run(f"marine-{agent}", "MarineNavigation", _EXPLORES[agent] | CURRICULUM) for agent in MARINE_AGENTS}
         | {name: _ppo_of_vessels(shared=shared) for name, shared in (("ippo", False), ("mappo", True))},
         {**_ARRIVED, "navigation/collision": "share that collided"},
         navigated,
@@ -257,16 +276,9 @@ STUDIES: dict[str, Study] = {
         LATER_SEEDS,
         figures=("success",),
     ),
-    "durotaxis-stages": Study(
-        "A colony whose task comes in stages",
-        {name: Run("durotaxis", "Durotaxis", changes) for name, changes in STAGE_RUNS.items()},
-        {"eval/mean_return": "return on the whole task", "episode/overgrowth": "share that over-grew, by its stage"},
-        taught,
-        "0, 1, 100 and 101",
-        (2, 3, 4),
-        figures=("success",),
-        beside=("half",),
-        picture=draw_stages,
+    "durotaxis-stages": _stages(SMALL, "A colony whose task comes in stages", "0, 1, 100 and 101"),
+    "durotaxis-stages-full": _stages(
+        FULL, "The colony of the preset, whose task comes in stages", "none: the stages are those of the small colony"
     ),
     "fuel-breaks": Study(
         "Fuel breaks on 20 x 20 cells",
@@ -324,9 +336,9 @@ STUDIES: dict[str, Study] = {
     "active-dynamics": Study(
         "Samples until a field is known",
         {
-            f"{field}-{rule}": Run("active-dynamics", f"{field}{FROM_ONE_PLACE}", changes)
+            f"{field}-{rule}": Run("active-dynamics", f"{field}{FROM_ONE_PLACE}", changes_of(field, rule))
             for field in STATED
-            for rule, changes in RULES.items()
+            for rule in RULES
         },
         {"error": "error over the region"},
         None,
@@ -383,5 +395,8 @@ STUDIES: dict[str, Study] = {
 """Studies by name."""
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
-PREPARED = ("marine-curriculum", "marine-targets", "marine-risk", "cartpole", "acrobot", "pendulum", "ranks-gpu")
+PREPARED = (
+    *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
+    *("cartpole", "acrobot", "pendulum", "ranks-gpu"),
+)
 """Studies without committed runs, which are made by name alone."""

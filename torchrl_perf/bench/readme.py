@@ -10,7 +10,7 @@ from typing import Any
 from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.readme_curves import curves_table, memory_table, robots_table
-from torchrl_perf.bench.readme_dynamics import samples_table
+from torchrl_perf.bench.readme_dynamics import effort_table, samples_table
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 from torchrl_perf.bench.zoo import zoo_table
 
@@ -286,7 +286,7 @@ def pages() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "drop_in.md": {"steps": steps_block, "off-policy": readme_dropin.off_policy_table},
         docs / "zoo.md": {"zoo": zoo_table},
         docs / "figures.md": {"curves": curves_table},
-        docs / "active_dynamics.md": {"samples": samples_table},
+        docs / "active_dynamics.md": {"samples": samples_table, "effort": effort_table},
         docs / "robots.md": {"robots": robots_table},
         docs / "memory.md": {"memory": memory_table},
     }

@@ -36,6 +36,8 @@ class ACIQNLoss(DeterministicPolicyLoss):
         kappa: of the Huber loss, in the unit of returns; 0 is the pinball loss.
         num_taus: K of the quantiles of the action taken, and of the targets.
         num_actor_taus: K of the mean that the actor raises.
+        dropped_target_taus: so many quantiles more are drawn for a target, and the largest left out, in each row: a
+            single critic then overestimates less, in the manner of truncated quantile critics (arXiv:2005.04269).
         critic_keys: the observations that the critic reads; None for the actor's ``in_keys``.
         delay_actor: make targets with a copy of the actor.
         delay_qvalue: make targets with a copy of the critic.
@@ -57,6 +59,7 @@ class ACIQNLoss(DeterministicPolicyLoss):
         kappa: float = 1.0,
         num_taus: tuple[int, int] = (8, 8),
         num_actor_taus: int = 32,
+        dropped_target_taus: int = 0,
         critic_keys: Sequence[NestedKey] | None = None,
         delay_qvalue: bool = True,
         **options: Any,
@@ -78,6 +81,12 @@ class ACIQNLoss(DeterministicPolicyLoss):
         super().__init__(actor, gamma=gamma, **options)
         self.kappa, self.num_taus = check_kappa(kappa), checked_counts(num_taus)
         self.num_actor_taus = checked_counts((num_actor_taus, 1))[0]
+        if dropped_target_taus < 0:
+            raise ValueError(
+                f"dropped_target_taus: expected 0 or a positive integer, received {dropped_target_taus}. Remedy: 0 "
+                "keeps all."
+            )
+        self.dropped_target_taus = dropped_target_taus
         keys = getattr(actor, "network_keys", actor.in_keys) if critic_keys is None else critic_keys
         self.critic_keys = list(cast("Sequence[NestedKey]", keys))
         self.add_network("qvalue_network", critic, delay=delay_qvalue)
@@ -111,7 +120,10 @@ class ACIQNLoss(DeterministicPolicyLoss):
         reward, terminated = self.outcome(td, td.batch_size)
         discount = bootstrap_discount(self, td, reward, terminated)
         inputs = self._inputs(td, self.act(self.target_actor, td, following=True), following=True)
-        following, _ = cast("Any", self.target_critic).sample(*inputs, num_taus=self.num_taus[1])
+        drawn = self.num_taus[1] + self.dropped_target_taus
+        following, _ = cast("Any", self.target_critic).sample(*inputs, num_taus=drawn)
+        if self.dropped_target_taus:
+            following = following.sort(-1).values[..., : self.num_taus[1]]
         # values of a terminal state are ignored, NaN or not
         following = widened(following).masked_fill(terminated.unsqueeze(-1), 0.0)
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * following

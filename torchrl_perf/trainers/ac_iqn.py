@@ -52,6 +52,9 @@ class ACIQNConfig(DeterministicConfig):
     """Quantiles of the action taken, drawn for each row (K)."""
     num_target_taus: int = 8
     """Quantiles of the target's action that each of them is compared with."""
+    dropped_target_taus: int = 0
+    """Quantiles that are drawn for a target beside those, the largest of which are left out of it: a single critic
+    overestimates less (truncated quantiles, arXiv:2005.04269)."""
     num_actor_taus: int = 32
     """Quantiles whose mean the policy raises."""
     num_cosines: int = 64
@@ -62,6 +65,7 @@ class ACIQNConfig(DeterministicConfig):
         counts = ("num_taus", "num_target_taus", "num_actor_taus", "num_cosines")
         checks.each(counts, is_count, "a positive integer")
         checks.each(("kappa",), lambda value: value >= 0, "a number of at least 0")
+        checks.each(("dropped_target_taus",), lambda value: value >= 0, "0 or a positive integer")
 
 
 AC_IQN_PRESETS: dict[str, ACIQNConfig] = {"Pendulum": ACIQNConfig(**PENDULUM)}
@@ -124,6 +128,7 @@ class ACIQN(NoisyActor, ActorCritic):
             kappa=config.kappa,
             num_taus=(config.num_taus, config.num_target_taus),
             num_actor_taus=config.num_actor_taus,
+            dropped_target_taus=config.dropped_target_taus,
         )
 
     def make_passes(self) -> DeterministicPasses:

@@ -446,10 +446,10 @@ class SACOptions(ActorCritic):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Mapping[str, Tensor]:
-        """The temperature of the choice of an option, where it changes."""
+        """Step sizes, and the temperature of the choice of an option, where they change."""
         if self._anneals_choice:
             self.controller.step(self.config.batch_size)
-        return {}
+        return super().schedule()
 
     def keep(self, batch: TensorDictBase) -> TensorDictBase:
         """Keeps the options that ended, and counts those that run; the transitions without what only choices need."""

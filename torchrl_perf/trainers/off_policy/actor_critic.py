@@ -76,6 +76,8 @@ class ActorCriticConfig(SliceMemorySettings, CriticNetworkSettings, OffPolicyCon
     """Adam's step size for the policy."""
     critic_learning_rate: float = 1e-3
     """Adam's step size for the critics."""
+    anneal_learning_rate: bool = False
+    """Lower all of Adam's step sizes linearly to 0 over the run."""
     adam_eps: float = 1e-8
     """Added to the root of Adam's mean of squares, so that no step is divided by 0."""
     tau: float = 0.005
@@ -202,6 +204,7 @@ class ActorCritic(Algorithm):
         self._update_fn = setup.compiled(self._update)
         self._critic_step_fn, self._actor_step_fn = map(setup.compiled, (self._critic_step, self._actor_step))
         self._optimizers = self.critic_optimizer, self.actor_optimizer
+        self._first_rates = [[float(rate) for rate in one.learning_rates] for one in self._optimizers]
         self._may_decay = any(group["weight_decay"] for one in self._optimizers for group in one.param_groups)
         self._conclude_fn = setup.compiled(self._conclude)
         if self.slices is None:
@@ -228,6 +231,15 @@ class ActorCritic(Algorithm):
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
         }
+
+    def schedule(self) -> Mapping[str, Tensor]:
+        """Sets the step sizes of this iteration's updates, where they fall over the run."""
+        if self.config.anneal_learning_rate:
+            left = 1.0 - self.setup.progress()
+            for optimizer, first in zip(self._optimizers, self._first_rates, strict=True):
+                for rate, whole in zip(optimizer.learning_rates, first, strict=True):
+                    rate.copy_(whole * left)
+        return {}
 
     def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of critics, actor and targets from ``sample [B]``; of the critics alone where the actor waits."""

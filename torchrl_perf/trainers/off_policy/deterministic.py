@@ -144,10 +144,11 @@ class NoisyActor:
 
     def schedule(self) -> Mapping[str, Tensor]:
         """Advances the noise by the frames of an iteration; its scale, by the name of its column."""
+        told = cast("Any", super()).schedule()
         if not isinstance(self.acting, NOISES):
-            return {}
+            return told
         cast("Any", self.acting).step(self.config.batch_size)
-        return {"train/noise": cast("Any", self.acting).sigma}
+        return {**told, "train/noise": cast("Any", self.acting).sigma}
 
 
 def make_deterministic_actor(

@@ -34,7 +34,11 @@ LENGTH = ("total_steps", "schedule_steps")
 
 _ADAM = ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
 
-_ANNEALED = ("learning_rate", "entropy_coeff", "beta")
+_STEP_SIZES = (
+    "learning_rate",
+    *("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),
+)
+_ANNEALED = (*_STEP_SIZES, "entropy_coeff", "beta")
 
 
 class _Schedule(NamedTuple):
@@ -234,10 +238,15 @@ def _linear(step: float, start: float, end: float, steps: float) -> float:
     return start * (1.0 - share) + end * share
 
 
-def _learning_rate(config: Any, iteration: int) -> float:
-    if not getattr(config, "anneal_learning_rate", False):
-        return config.learning_rate
-    return _linear(iteration, config.learning_rate, 0.0, config.schedule_iterations)
+def _step_size(field: str) -> _Schedule:
+    """One of Adam's, constant or annealed over the run."""
+
+    def value(config: Any, iteration: int) -> float:
+        if not getattr(config, "anneal_learning_rate", False):
+            return getattr(config, field)
+        return _linear(iteration, getattr(config, field), 0.0, config.schedule_iterations)
+
+    return _Schedule((field, "anneal_learning_rate"), value)
 
 
 def _entropy_coeff(config: Any, iteration: int) -> float:
@@ -291,7 +300,7 @@ def _constant(field: str) -> _Schedule:
 
 
 _SCHEDULES = {
-    "learning_rate": _Schedule(("learning_rate", "anneal_learning_rate"), _learning_rate),
+    **{name: _step_size(name) for name in _STEP_SIZES},
     "entropy_coeff": _Schedule(("entropy_coeff", "entropy_coeff_final", "entropy_frames"), _entropy_coeff),
     "epsilon": _frames("eps_start", "eps_end", "eps_frames"),
     "noise": _frames("noise_start", "noise_end", "noise_frames"),
@@ -302,13 +311,7 @@ _SCHEDULES = {
     "kl_weight": _Schedule(("beta_schedule", "beta", "beta_warmup", "beta_anneal", "updates"), _kl_weight),
     "random_share": _Schedule(("random_steps", "random_share"), _random_share),
     "stage_one": _until("stage_one_frames"),
-    **{
-        name: _constant(name)
-        for name in (
-            *("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),
-            *_ADAM,
-        )
-    },
+    **{name: _constant(name) for name in _ADAM},
 }
 
 
@@ -383,10 +386,7 @@ _WRITES: list[tuple[tuple[str, ...], Callable[[Any, Any], None]]] = [
     (("learning_rate", "anneal_learning_rate"), _write_learning_rate),
     (_ADAM, _write_adam),
     (("entropy_coeff", "entropy_coeff_final"), _write_entropy_coeff),
-    (
-        ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "option_learning_rate"),
-        _write_actor_critic,
-    ),
+    ((*_STEP_SIZES[1:], "anneal_learning_rate"), _write_actor_critic),
     (("beta_final", "beta", *LENGTH), _write_beta),
     *((fields, _writes_ramp(part, fields, buffers)) for part, (fields, buffers) in _RAMPS.items()),
     (_NOISE[0], _writes_ramp("policy", *_NOISE)),

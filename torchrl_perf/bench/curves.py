@@ -40,8 +40,8 @@ class BenchCurves:
     learn CartPole with the same envs in all). By name alone: ranks-gpu (the same of 2,048 envs on one GPU and on two);
     marine-curriculum (three to six vessels, obstacles and vortices, on a GPU); marine-targets (AC-IQN with slow and
     fast targets); durotaxis-stages-full (the stages on the colony of the preset, on a GPU); cartpole, acrobot and
-    pendulum (each algorithm by its preset); lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need
-    Gymnasium's extras box2d and mujoco, and the package's extra data."""
+    pendulum (each algorithm by its preset); lunar-lander, half-cheetah and sp500 (a walk forward over real prices),
+    which need Gymnasium's extras box2d and mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.flat_adam import BLOCK, MANY, _chosen, _layout, _span
 from torchrl_perf.kernels.launch import launch
 
@@ -38,8 +39,10 @@ def sums_kernel(
     epoch_ptr, count_ptr, part_ptr, norm_ptr, out_ptr, tensors, buffers, flags, SIZES: tl.constexpr,
     FIRST: tl.constexpr, PLACES: tl.constexpr, NORMED: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,
     PAD: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The sum of a part over ranks, and its squares; the program that is done last adds those, in a fixed order."""
+    wait_for_previous(EARLY)
     WORLD: tl.constexpr = len(buffers)
     part = tl.program_id(0)
     tensor, piece, size = _span(part, SIZES, FIRST)

@@ -22,7 +22,6 @@ SLEEP_CYCLES = 40_000
 def main(out: str) -> None:
     """Writes how many sums were made, eagerly and within a graph, and how many of them differ from NCCL's."""
     ranks = join("cuda")
-    ranks.fused = True
     torch.manual_seed(ranks.rank)
     chance = random.Random(ranks.rank)
     params = [nn.Parameter(torch.zeros(shape, device=ranks.device)) for shape in SHAPES]

@@ -18,16 +18,8 @@ def _run(name: str) -> None:
     begun = os.path.isdir("runs") and [each for each in os.listdir("runs") if each.startswith(f"{name}-")]
     words = ["train", name, *USUAL, *OWN[name], "--total-steps", "240"]
     if begun:
-        words = [
-            "train",
-            name,
-            "--resume",
-            f"runs/{begun[0]}",
-            "--total-steps",
-            "1200",
-            "--no-progress",
-            "--keep-schedules",
-        ]
+        words = ["train", name, "--resume", f"runs/{begun[0]}", "--total-steps", "480", "--no-progress"]
+        words += ["--ranks", os.environ["WORLD_SIZE"], "--keep-schedules"]
     raise SystemExit(cli.main(words))
 
 

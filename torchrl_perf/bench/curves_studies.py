@@ -393,10 +393,10 @@ STUDIES: dict[str, Study] = {
     ),
 }
 """Studies by name."""
-WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
-"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
+WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500", "ranks-gpu")
+"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, the extra data, two GPUs."""
 PREPARED = (
     *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
-    *("cartpole", "acrobot", "pendulum", "ranks-gpu"),
+    *("cartpole", "acrobot", "pendulum"),
 )
 """Studies without committed runs, which are made by name alone."""

@@ -220,7 +220,8 @@ class SharedGradients:
         if self._dtype == torch.float32:
             like = [torch.empty(shape.numel(), device=self.params[0].device) for shape in (*shapes, self.ends.shape)]
             self._exchange = self.ranks.exchange(like)
-            self._zeros = torch.zeros(max(one.numel() for one in like), device=self.params[0].device)
+            if self._exchange is not None:
+                self._zeros = torch.zeros(max(one.numel() for one in like), device=self.params[0].device)
 
     def _places(self, parts: Sequence[Tensor]) -> list[int]:
         """Where each part begins in the buffer, and where the last one ends."""

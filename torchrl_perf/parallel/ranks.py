@@ -77,7 +77,7 @@ class Ranks:
         seconds: float = HANG_SECONDS,
     ) -> None:
         self.device, self._group = torch.device(device), group
-        self.seconds, self.begun, self.one_shot, self.fused = seconds, 0, one_shot, False
+        self.seconds, self.begun, self.one_shot, self.fused = seconds, 0, one_shot, one_shot
         self.own: list[Tensor] | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)

@@ -21,6 +21,7 @@ __all__ = [
     "find",
     "fuse_sequential",
     "lacks_kernel",
+    "lone_layer",
     "run_chain",
 ]
 
@@ -56,6 +57,14 @@ def chain_of(layers: Sequence[nn.Module]) -> Chain | None:
         if found is not None:
             return found
     return None
+
+
+def lone_layer(layers: Sequence[nn.Module]) -> str | None:
+    """Name of the activation of one linear layer, where the layers are the two, and are what their classes say."""
+    if len(layers) != 2 or not _is_linear(layers[0]) or is_changed(layers[1]):
+        return None
+    name, is_known = _ACTIVATIONS.get(type(layers[1]), ("", bool))
+    return name if name and is_known(layers[1]) else None
 
 
 def _chain_from(layers: Sequence[nn.Module], start: int) -> Chain | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from torchrl_perf.bench import scaling
 from torchrl_perf.bench.report import read_results
 from torchrl_perf.bench.scaling_estimate import Assumptions, collective_us, estimate, iteration_ms, table
 
+SECONDS = 240
+"""Of a small run on a CPU, which two free cores make in half a minute; tests share them with others."""
 MACHINES = Path(__file__).parents[2] / "docs" / "machines.md"
 
 
@@ -22,10 +25,21 @@ def row(ranks, rate, sums="nccl", scaling="weak"):
 
 
 def test_cases_follow_the_options():
-    options = scaling.BenchScaling(ppo=("2048x128-bf16", "8x4"), sac=("64x8192-tf32",), scaling=("weak",))
-    found = [(case.algorithm, case.envs, case.rows, case.precision) for case in scaling.cases(options, "nccl")]
-    assert found == [("ppo", 2048, 128, "bf16"), ("ppo", 8, 4, "tf32"), ("sac", 64, 8192, "tf32")]
-    assert [case.algorithm for case in scaling.cases(options, "ddp")] == ["ppo", "ppo"]
+    sizes = {"ppo": ("2048x128-bf16", "8x4"), "dqn": ("16x4",), "sac": ("64x8192-tf32",)}
+    options = scaling.BenchScaling(**sizes, sums=("nccl", "ddp"))
+    found = [(case.algorithm, case.envs, case.rows, case.precision) for case in scaling.cases(options, 1, "cuda")]
+    of_ddp = [("ppo", 2048, 128, "bf16"), ("ppo", 8, 4, "tf32")]
+    assert found == [*of_ddp, ("dqn", 16, 4, "tf32"), ("sac", 64, 8192, "tf32"), *of_ddp]
+    assert [case.scaling for case in scaling.cases(options, 2, "cuda")] == ["weak", "strong"] * 6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "sums"),
+    [(1, "cuda", ["nccl", "ddp"]), (2, "cuda", ["one-shot", "nccl", "ddp"]), (2, "cpu", ["nccl", "ddp"])],
+)
+def test_symmetric_memory_is_measured_where_it_can_be(ranks, device, sums):
+    options = scaling.BenchScaling(ppo=("8x8",), dqn=(), sac=(), scaling=("weak",))
+    assert [case.sums for case in scaling.cases(options, ranks, device)] == sums
 
 
 def test_a_rate_is_compared_with_one_rank_of_the_same_loop():
@@ -70,29 +84,26 @@ def test_the_page_has_the_table_and_its_numbers():
         assert f"{number:g}" in page
 
 
-@pytest.mark.slow
 def test_two_ranks_of_a_cpu(tmp_path):
-    words = [
-        "--ranks",
-        "1",
-        "2",
-        "--ppo",
-        "8x8",
-        "--sac",
-        "4x16",
-        "--repeats",
-        "2",
-        "--scaling",
-        "weak",
-        "--sums",
-        "nccl",
-    ]
-    assert scaling.main([*words, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    words = "--ranks 1 2 --ppo 8x8 --dqn 8x4 --sac 4x16 --repeats 2 --scaling weak --sums nccl --device cpu"
+    began = time.monotonic()
+    assert scaling.main([*words.split(), "--out", str(tmp_path)]) == 0
+    assert time.monotonic() - began < SECONDS
     rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
-    assert [(one["algorithm"], one["ranks"], one["sums"]) for one in rows] == [
-        *(("ppo", 1, "gloo"), ("sac", 1, "gloo"), ("ppo", 2, "gloo"), ("sac", 2, "gloo"))
+    algorithms = ("ppo", "dqn", "sac")
+    assert [(one["algorithm"], one["ranks"]) for one in rows] == [(name, n) for n in (1, 2) for name in algorithms]
+    assert all(one["sums"] == "gloo" and one["equal"] and one["speedup"] > 0 for one in rows)
+    # 16 updates and one of the advantages; one update of DQN; two for each of SAC's four updates
+    assert [one["collectives"] for one in rows] == [0, 0, 0, 17, 1, 8]
+    assert all(0 < one["share"] < 1 for one in rows[3:])
+
+
+@pytest.mark.slow
+def test_ddp_of_a_cpu(tmp_path):
+    words = "--ranks 2 --ppo 8x8 --dqn --sac --repeats 2 --sums ddp --device cpu"
+    assert scaling.main([*words.split(), "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert [(one["scaling"], one["sums"], one["equal"]) for one in rows] == [
+        ("weak", "ddp", True),
+        ("strong", "ddp", True),
     ]
-    assert all(one["equal"] and one["speedup"] > 0 for one in rows)
-    # 16 updates and one of the advantages; two for each of SAC's four updates
-    assert [one["collectives"] for one in rows] == [0, 0, 17, 8]
-    assert all(0 < one["share"] < 1 for one in rows[2:])

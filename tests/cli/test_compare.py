@@ -47,6 +47,15 @@ def test_table_and_picture(runs, tmp_path, capsys):
     assert len(np.unique(picture[..., :3].reshape(-1, 3), axis=0)) > 50
 
 
+def test_a_run_counts_once(runs, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "c.svg")]
+    assert main(["compare", *runs, f"{tmp_path}/../{tmp_path.name}/a1", *out]) == 1
+    assert "runs: expected each once, received" in capsys.readouterr().err
+    again = logged(tmp_path, "again", [(10, 0.0), (20, 40.0)], seed=2)
+    assert main(["compare", *runs, again, *out]) == 0
+    assert "| 3 in 4 runs |" in capsys.readouterr().out
+
+
 def test_two_algorithms_have_their_names_alone(tmp_path, capsys):
     one = logged(tmp_path, "one", [(10, 1.0)])
     other = logged(tmp_path, "other", [(10, 2.0)], algorithm="dqn", gamma=0.9)

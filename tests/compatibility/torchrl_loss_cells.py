@@ -206,8 +206,8 @@ UNTRIED = {
     "ACTLoss": "it learns from demonstrated chunks of actions, which no collector makes",
     "DiffusionBCLoss": "it learns from demonstrations, which no collector makes",
     "QMixerLoss": "none of our envs has a state of all agents beside one reward for the team",
-    "DreamerModelLoss": "its policy carries a recurrent state between steps, and ours are feed-forward",
-    "DreamerV3Loss": "its policy carries a recurrent state between steps, and ours are feed-forward",
+    "DreamerModelLoss": "its policy carries the state of a world model between steps, which no memory of ours has",
+    "DreamerV3Loss": "its policy carries the state of a world model between steps, which no memory of ours has",
 }
 OTHERS: dict[str, Callable[[], None]] = {
     "RNDLoss": curiosity,

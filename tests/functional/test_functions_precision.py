@@ -344,6 +344,8 @@ ELSEWHERE = {
         "gru.gru_step", "gru.gru_cell", "gru.gru_sequence", "lstm.lstm_step", "lstm.lstm_cell", "lstm.lstm_sequence",
         "linear.scan", "linear.rotations",
         "linear.min_gru_candidate", "linear.min_gru_step", "linear.min_gru_sequence", "linear.lru_step",
+        "linear.min_gru_cell", "linear.min_gru_slopes", "linear.came_back", "linear.came_back_differentiable",
+        "min_gru_layer.min_gru_layer", "rows.refuse_second_gradients", "rows.dense",
         "linear.lru_sequence", "rows.time_major", "rows.env_major", "rows.keeps_gates", "rows.add_bias",
         "rows.grad_or_none", "rows.takes_one_launch",
     },

@@ -110,6 +110,45 @@ def test_gradients_are_the_slopes(cell):
     del parameters
 
 
+def penalty_of(outputs, leaves):
+    """Squares of first gradients, which a second pass goes through."""
+    first = torch.autograd.grad(sum(part.square().sum() for part in outputs), leaves, create_graph=True)
+    return sum(gradient.square().sum() for gradient in first)
+
+
+@pytest.mark.parametrize("cell", CELLS[3:], ids=NAMES[3:])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_second_gradients_of_linear_cells_are_those_of_the_steps(cell, share):
+    _, step, sequence, width, sizes, parameters = cell
+    x, states, begins = numbers(N, T, width), [numbers(N, size, seed=7) for size in sizes], flags(share)
+    leaves = [x, *states, *parameters]
+    penalties = penalty_of(sequence(x, begins, *states), leaves), penalty_of(stepped(step, x, states, begins), leaves)
+    torch.testing.assert_close(*(torch.autograd.grad(penalty, leaves) for penalty in penalties))
+
+
+@pytest.mark.parametrize("cell", CELLS[:3], ids=NAMES[:3])
+def test_second_gradients_of_gates_are_refused(cell):
+    _, _, sequence, width, sizes, parameters = cell
+    x, states = numbers(N, T, width), [numbers(N, size, seed=7) for size in sizes]
+    penalty = penalty_of(sequence(x, flags(), *states), [x, *states, *parameters])
+    with pytest.raises(RuntimeError, match=r"sequence: expected .*received a second derivative.*Remedy: torch.func"):
+        penalty.backward()
+
+
+def test_the_remedy_of_a_refused_second_gradient():
+    """The first one by torch.func, within a graph."""
+    weight, x, begins, first = numbers(3 * H, H, seed=1), numbers(N, T, 3 * H), flags(), numbers(N, H, seed=7).detach()
+
+    def penalty(of):
+        return torch.func.grad(lambda x: of(x).square().sum())(x).square().sum()
+
+    def by_steps(x):
+        return stepped(lambda x, h: (gru_step(x, h, weight),), x, (first,), begins)[0]
+
+    sequence = penalty(lambda x: gru_sequence(x, first, begins, weight))
+    torch.testing.assert_close(torch.autograd.grad(sequence, weight), torch.autograd.grad(penalty(by_steps), weight))
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=NAMES)
 def test_nothing_of_an_episode_reaches_the_next(cell):
     _, _, sequence, width, sizes, _ = cell
@@ -228,13 +267,15 @@ class TestOperators:
     begins = flags()
 
     def test_gru(self):
-        inputs = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H), True]
-        torch.library.opcheck(torch.ops.torchrl_perf.gru_sequence, inputs)
+        inputs = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), numbers(3 * H)]
+        for input_bias in (numbers(3 * H, seed=2), None):
+            torch.library.opcheck(torch.ops.torchrl_perf.gru_sequence, [*inputs, input_bias, True])
 
     def test_lstm(self):
         states = [numbers(N, H), numbers(N, H, seed=1)]
-        inputs = [numbers(N, T, 4 * H), *states, self.begins, numbers(4 * H, H), None, True]
-        torch.library.opcheck(torch.ops.torchrl_perf.lstm_sequence, inputs)
+        inputs = [numbers(N, T, 4 * H), *states, self.begins, numbers(4 * H, H), None]
+        for input_bias in (numbers(4 * H, seed=2), None):
+            torch.library.opcheck(torch.ops.torchrl_perf.lstm_sequence, [*inputs, input_bias, True])
 
     def test_cells(self):
         parameters = [numbers(3 * H, 2).detach(), numbers(3 * H, H).detach(), None, None]
@@ -254,7 +295,7 @@ class TestOperators:
         torch.library.opcheck(torch.ops.torchrl_perf.linear_scan, inputs)
 
     def test_nothing_is_kept_without_a_gradient(self):
-        args = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None]
+        args = [numbers(N, T, 3 * H), numbers(N, H), self.begins, numbers(3 * H, H), None, None]
         with torch.no_grad():
             assert torch.ops.torchrl_perf.gru_sequence(*args, False)[1].numel() == 0
             assert torch.ops.torchrl_perf.gru_sequence(*args, True)[1].shape == (T, N, 4 * H)

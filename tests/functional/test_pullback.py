@@ -83,7 +83,7 @@ def test_compiled_alone(traced):
 
     def fn(shift, h):
         states, _ = torch.ops.torchrl_perf.gru_sequence(
-            module(x) + shift, h, begins, torch.eye(6)[:, :2] + 1, None, True
+            module(x) + shift, h, begins, torch.eye(6)[:, :2] + 1, None, None, True
         )
         return (states,), ()
 

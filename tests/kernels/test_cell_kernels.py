@@ -57,11 +57,11 @@ def split(layer: nn.RNNBase, x: torch.Tensor, states: list[torch.Tensor], begins
 
 
 def expected_of(kind: type[nn.RNNBase], shape: tuple[int, int, int], bias: bool = True):
-    """Outputs, and gradients of inputs, states and recurrent weights, and the weights of the sum they are of."""
+    """Outputs, and gradients of inputs, states, recurrent weights and biases, and weights of the sum they are of."""
     layer, x, states, begins = case(kind, shape, bias)
     out = split(layer, x, states, begins)
     weights = torch.randn(out.shape, dtype=out.dtype, generator=seeded(4))
-    leaves = [x, *states, layer.weight_hh_l0, *([layer.bias_hh_l0] if bias else [])]
+    leaves = [x, *states, layer.weight_hh_l0, *([layer.bias_hh_l0, layer.bias_ih_l0] if bias else [])]
     return (layer, x, states, begins), out, weights, torch.autograd.grad((out * weights).sum(), leaves)
 
 
@@ -136,7 +136,7 @@ def test_gradients_of_cells_are_those_of_the_loop(kernels: str):
 
 
 def assert_gradients(found: Iterable[torch.Tensor], right: Iterable[torch.Tensor], device: str):
-    """Equal in their norm; a cell without biases has one gradient too many."""
+    """Equal in their norm; a cell without biases has two gradients too many."""
     for gradient, other in zip(found, right, strict=False):
         difference = (gradient.cpu().double() - other).norm() / other.norm()
         assert difference < (1e-5 if device == "cpu" else 5e-3)

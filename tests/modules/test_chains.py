@@ -58,6 +58,18 @@ def test_layers_with_hooks_are_left_alone(kind, number):
     assert chain_of(found) == Chain(0, 4, "tanh", 1e-5)
 
 
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_all_modules_are_called(kind):
+    net = nn.Sequential(*layers("linear", "norm", nn.Tanh(), "linear"))
+    assert find(net).chain == Chain(0, 4, "tanh", 1e-5)
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *_: None)
+    try:
+        assert find(net).chain is None
+    finally:
+        handle.remove()
+    assert find(net).chain == Chain(0, 4, "tanh", 1e-5)
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_a_layer_whose_own_forward_was_replaced_is_left_alone(number):
     found = layers("linear", "norm", nn.Tanh(), "linear")

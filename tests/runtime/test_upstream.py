@@ -231,6 +231,17 @@ class TestModules:
         handle.remove()
         assert not modules.has_hooks(net) and not modules.is_changed(net)
 
+    @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+    def test_hooks_of_all_modules(self, kind):
+        net = nn.Linear(1, 1)
+        held = modules.hook_dicts(net)
+        handle = getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
+        try:
+            assert modules.has_hooks(net) and modules.is_changed(net) and any(held) and any(modules.hook_dicts())
+        finally:
+            handle.remove()
+        assert not modules.has_hooks(net) and not any(held)
+
     def test_a_forward_of_one_module(self):
         net = nn.Linear(1, 1)
         net.forward = torch.sigmoid

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
+from torch import nn
 
 from tests.kernels.interpreted import kernel_device, tries_kernels
 from torchrl_perf.bench.offpolicy import Locomotion
@@ -157,7 +158,21 @@ def set_apart(algorithm):
     algorithm.actor_optimizer.param_groups[1]["betas"] = (0.5, 0.9)
 
 
-@pytest.mark.parametrize("change", [freeze, set_apart])
+def give_all_modules_a_hook(algorithm):
+    return nn.modules.module.register_module_forward_hook(lambda *_: None)
+
+
+def give_a_hook(place):
+    def change(algorithm):
+        return PLACES[place](algorithm.loss).register_full_backward_hook(lambda *_: None)
+
+    return change
+
+
+HOOKED = [give_a_hook(place) for place in ("critic", "critic's network", "perceptrons", "target", "actor")]
+
+
+@pytest.mark.parametrize("change", [freeze, set_apart, give_all_modules_a_hook, *HOOKED])
 def test_what_changes_later_is_left_to_the_plain_update(change):
     pytest.importorskip("triton")
     trainer, make_chained = make("sac")
@@ -166,6 +181,9 @@ def test_what_changes_later_is_left_to_the_plain_update(change):
     chained, sample = make_chained(trainer.algorithm), trainer.buffer.sample()
     assert chained.takes(sample)
     assert not chained.takes(sample.expand(2, *sample.shape).transpose(0, 1))
-    change(trainer.algorithm)
+    handle = change(trainer.algorithm)
     assert not chained.takes(sample)
+    if handle is not None:
+        handle.remove()
+        assert chained.takes(sample)
     trainer.close()

@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
     "kl_estimate": Case("closed_form", {"target_kl": 1e-3}),
     "policy_scale": Case("state_dependent", {"env": "Pendulum"}),
     "initial_scale": Case(0.5, {"env": "Pendulum"}),
-    "memory": Case("mingru", SLICES),
+    "memory": Case("mingru", {"memory": "gru", **SLICES}),
     "memory_size": Case(16, {"memory": "gru", **SLICES}),
     "slice_length": Case(8, {"memory": "gru", **SLICES}),
     "burn_in": Case(2, {"memory": "gru", **SLICES}),

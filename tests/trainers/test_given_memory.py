@@ -127,6 +127,7 @@ class TestRefused:
         [
             ({"minibatches": 3}, r"minibatches: expected a divisor of num_envs = 4 with a memory.*received 3"),
             ({"burn_in": 12}, r"burn_in: expected fewer steps than num_steps = 12.*received 12"),
+            ({"memory_size": 16}, r"memory_size: expected 64 without a memory that reads it, received 16.*Remedy"),
             ({"memory": "gru"}, r"memory: expected with 'gru' networks of the trainer's own.*Remedy: memory='none'"),
         ],
     )

@@ -421,6 +421,24 @@ def test_bad_settings_are_refused_at_construction(name, value):
             assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("given", [None, math.inf])
+def test_a_norm_that_is_set_later_counts(given):
+    nets = make_net(), make_net()
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizer, plain = GuardedAdam(nets[0].parameters(), max_grad_norm=1e-3), GuardedAdam(nets[1].parameters())
+    optimizer.max_grad_norm = given
+    assert optimizer.max_grad_norm == copy.deepcopy(optimizer).max_grad_norm == math.inf
+    for net, adam in zip(nets, (optimizer, plain), strict=True):
+        backward_loss(net).backward()
+        adam.step()
+        grads = torch.autograd.grad(backward_loss(net), adam.params)
+        adam.apply_gradients(grads, torch.zeros(()))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*(net.parameters() for net in nets), strict=True))
+    for bad in (0.0, -1.0, math.nan, "0.5", True):
+        with pytest.raises(ValueError, match=r"max_grad_norm: expected .* received .* Remedy"):
+            optimizer.max_grad_norm = bad
+
+
 @pytest.mark.parametrize("name", ["amsgrad", "maximize", "differentiable"])
 def test_what_is_not_there_is_refused_in_groups(name):
     with pytest.raises(ValueError, match=f"param_group: expected none of .*received {name}. Remedy: torch.optim.Adam"):

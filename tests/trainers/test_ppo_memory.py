@@ -232,8 +232,8 @@ class TestBurnIn:
 def test_a_memory_solves_what_no_policy_without_one_can():
     """The sign of a maze of three steps: 4 with a memory, 1.95 at best without."""
     found = {}
-    for memory in ("gru", "none"):
-        options = {"num_envs": 32, "num_steps": 16, "learning_rate": 5e-3, "epochs": 4, "memory_size": 16}
+    for memory, size in (("gru", 16), ("none", 128)):
+        options = {"num_envs": 32, "num_steps": 16, "learning_rate": 5e-3, "epochs": 4, "memory_size": size}
         trainer = make(env="TMaze", env_args=("length=3",), memory=memory, total_steps=40_960, **options, seed=1)
         run(trainer, 40)
         found[memory] = float(trainer.episodes.mean_return)
@@ -256,6 +256,13 @@ class TestRefused:
     def test_settings(self, options, message):
         with pytest.raises(ConfigError, match=f"(?s){message}.*Remedy"):
             dataclasses.replace(TINY, **options)
+
+    @pytest.mark.parametrize(("options", "usual"), [({"memory_size": 16}, 64), ({"burn_in": 3}, 0)])
+    def test_settings_of_a_memory_that_is_not_there(self, options, usual):
+        (name, value), *_ = options.items()
+        with pytest.raises(ValueError, match=rf"{name}: expected {usual} without a memory.*received {value}.*Remedy"):
+            make(**{"memory": "none", "memory_size": 64, **options})
+        make(memory="none", memory_size=64).close()  # as the task's preset has it
 
     def test_networks_from_python(self):
         actor = DeviceActor(nn.Linear(2, 2), distribution_class=GumbelCategorical, param_keys=["logits"])

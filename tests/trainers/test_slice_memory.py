@@ -33,6 +33,8 @@ def config_of(name, **options):
     kind = ALGORITHMS[name].load("config")
     fields = {field.name for field in dataclasses.fields(kind)}
     env = "StatelessPendulum" if name in ACTORS else "StatelessCartPole"
+    if options.get("memory") == "none":
+        fields -= {"memory_size", "slice_length", "burn_in"}
     options = {"env": env, **SMALL, **options}
     return kind.without_task(**{key: value for key, value in options.items() if key in fields})
 
@@ -361,6 +363,13 @@ class TestRefused:
     def test_settings(self, options, message):
         with pytest.raises(ConfigError, match=f"(?s){message}.*Remedy"):
             config_of("dqn", **options)
+
+    @pytest.mark.parametrize("name", ["memory_size", "slice_length", "burn_in"])
+    def test_settings_of_a_memory_that_is_not_there(self, name):
+        usual = config_of("dqn", memory="none")
+        message = f"{name}: expected {getattr(usual, name)} without a memory that reads it, received 5. Remedy"
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(usual, **{name: 5})
 
     def test_networks_from_python(self):
         policy = EpsilonGreedy(nn.Linear(2, 2), spec=StatelessCartPole(4, device="cpu").action_spec)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchrl_perf.trainers.memory import STREAM_MEMORY_SETTINGS
 from torchrl_perf.trainers.ppo import PRESETS, PPOConfig
 
 __all__ = ["TASKS", "LearningTask"]
@@ -28,9 +29,12 @@ class LearningTask:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, memory: str, **changes: Any) -> PPOConfig:
-        """The settings of one run with a memory, or ``"none"``."""
+        """The settings of one run with a memory, or ``"none"``, where those of a memory are left out."""
         preset = PRESETS.get(self.env, PPOConfig.without_task(env=self.env))
-        return dataclasses.replace(preset, **{**self.settings, "memory": memory, **changes})
+        settings = {"memory": memory, **self.settings}
+        if memory == "none":
+            settings = {name: value for name, value in settings.items() if name not in STREAM_MEMORY_SETTINGS[1:]}
+        return dataclasses.replace(preset, **{**settings, **changes})
 
 
 TASKS: dict[str, LearningTask] = {

@@ -38,6 +38,8 @@ class BenchScaling:
     """Envs x steps of an iteration of PPO, and its precision."""
     sac: tuple[str, ...] = ("64x8192-tf32",)
     """Envs x rows of a minibatch of SAC with layers of 512, 256 and 128."""
+    dqn: tuple[str, ...] = ("4096x16-tf32",)
+    """Envs x steps of an iteration of DQN, which makes one update of as many rows."""
     scaling: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
     """Whether the shape is that of each rank (weak) or of all (strong)."""
     sums: tuple[Sums, ...] = get_args(Sums)
@@ -50,19 +52,24 @@ class BenchScaling:
     """Folder for scaling.json; the package's bench/results by default."""
 
 
-def cases(options: BenchScaling, sums: Sums) -> Iterator[Case]:
-    """What is measured with one way to sum gradients.
+def cases(options: BenchScaling, ranks: int, device: str) -> Iterator[Case]:
+    """What is measured with a number of ranks, the ways to sum gradients one after the other.
 
     Args:
         options: of the benchmark.
-        sums: the way.
+        ranks: processes.
+        device: ``"cuda"`` or ``"cpu"``.
     """
-    for algorithm, shapes in (("ppo", options.ppo), ("sac", options.sac)):
-        for shape in shapes:
-            sizes, _, precision = shape.partition("-")
-            envs, rows = map(int, sizes.split("x"))
-            for scaling in options.scaling:
-                if algorithm == "ppo" or sums != "ddp":
+    for sums in options.sums:
+        # one rank sums nothing, and a CPU has no symmetric memory
+        if sums == "one-shot" and (ranks == 1 or device == "cpu"):
+            continue
+        for algorithm, shapes in (("ppo", options.ppo), ("dqn", options.dqn), ("sac", options.sac)):
+            for shape in shapes if algorithm == "ppo" or sums != "ddp" else ():
+                sizes, _, precision = shape.partition("-")
+                envs, rows = map(int, sizes.split("x"))
+                # of one rank both kinds of scaling are the same work
+                for scaling in options.scaling if ranks > 1 else options.scaling[:1]:
                     yield Case(algorithm, envs, rows, precision or "tf32", scaling, sums)
 
 
@@ -85,27 +92,25 @@ def with_speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def measured(
-    options: BenchScaling, ranks: int, sums: Sums, device: str, take: Callable[[dict[str, Any]], None]
-) -> None:
-    """Measures with one number of ranks, which are started for it.
+def measured(options: BenchScaling, ranks: int, device: str, take: Callable[[dict[str, Any]], None]) -> None:
+    """Measures with one number of ranks, which are started once for all cases.
 
     Args:
         options: of the benchmark.
         ranks: processes.
-        sums: how they sum gradients.
         device: ``"cuda"`` or ``"cpu"``.
         take: gets each row as soon as it is there.
 
     Raises:
         RuntimeError: where a rank failed; it has said why.
     """
+    asked = [asdict(case) for case in cases(options, ranks, device)]
+    if not asked:
+        return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         out.touch()
-        # of one rank both kinds of scaling are the same work
-        asked = [case for case in cases(options, sums) if ranks > 1 or case.scaling == options.scaling[0]]
-        work = {"device": device, "repeats": options.repeats, "cases": [asdict(case) for case in asked]}
+        work = {"device": device, "repeats": options.repeats, "cases": asked}
         with followed(out, lambda line: take(json.loads(line))):
             code = launch_ranks(("-m", "torchrl_perf.bench.scaling_rank", json.dumps(work), str(out)), ranks)
         if code:
@@ -154,17 +159,13 @@ def main(argv: list[str] | None = None) -> int:
         if device == "cuda" and ranks > torch.cuda.device_count():
             print(f"{ranks} ranks: left out, this machine has {torch.cuda.device_count()} GPUs", flush=True)
             continue
-        for sums in options.sums:
-            # one rank sums nothing, and a CPU has no symmetric memory
-            if sums == "one-shot" and (ranks == 1 or device == "cpu"):
-                continue
-            name = "gloo" if device == "cpu" and sums == "nccl" else sums
 
-            def take(row: dict[str, Any], name: str = name) -> None:
-                sheet.rows[:] = with_speedups([*sheet.rows, row | {"sums": name}])
-                sheet.show(sheet.rows[-1])
+        def take(row: dict[str, Any]) -> None:
+            row = row | {"sums": "gloo"} if device == "cpu" and row["sums"] == "nccl" else row
+            sheet.rows[:] = with_speedups([*sheet.rows, row])
+            sheet.show(sheet.rows[-1])
 
-            measured(options, ranks, sums, device, take)
+        measured(options, ranks, device, take)
     print(format_table(sheet.rows, COLUMNS))
     print(f"written to {sheet.path}")
     return 0

@@ -18,7 +18,7 @@ from torchrl_perf.bench.peers.baselines import PlainCartPole, TorchRLPPO
 from torchrl_perf.bench.report import json_text
 from torchrl_perf.parallel import Ranks, join, leave
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
-from torchrl_perf.trainers import PPOConfig, PPOTrainer, SACConfig, SACTrainer
+from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, SACConfig, SACTrainer
 
 __all__ = ["Case", "measure"]
 
@@ -30,11 +30,11 @@ class Case:
     """One measurement."""
 
     algorithm: str
-    """``"ppo"`` or ``"sac"``."""
+    """``"ppo"``, ``"dqn"`` or ``"sac"``."""
     envs: int
     """Of the shape: of each rank, or of all."""
     rows: int
-    """Steps of PPO's iteration, or rows of SAC's minibatch."""
+    """Steps of an iteration of PPO or DQN, or rows of SAC's minibatch."""
     precision: str
     scaling: Literal["weak", "strong"]
     sums: str
@@ -95,6 +95,10 @@ def make(case: Case, ranks: Ranks) -> Any:
         rows = case.rows * whole
         config = SACConfig(**usual, minibatch_size=rows, learning_starts=rows, hidden_sizes=SAC_LAYERS)
         return SACTrainer(config), rows * config.updates_per_iteration
+    if case.algorithm == "dqn":
+        rows = usual["num_envs"] * case.rows
+        sizes = {"num_steps": case.rows, "minibatch_size": rows, "capacity": 16 * rows, "learning_starts": 2 * rows}
+        return DQNTrainer(DQNConfig.without_task(**usual, **sizes, updates_per_iteration=1)), rows
     config = PPOConfig(**usual, num_steps=case.rows, epochs=4, minibatches=4)
     if case.sums != "ddp":
         return PPOTrainer(config), config.batch_size
@@ -112,6 +116,7 @@ def measure(case: Case, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """
     gc.collect()
     torch.manual_seed(ranks.rank)
+    ranks.one_shot = case.sums == "one-shot"
     start = Stopwatch("cpu").start()
     trainer, per_iteration = make(case, ranks)
     # filling, two iterations as they are, and the one that is recorded, whose sums are those of each later one

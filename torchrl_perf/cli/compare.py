@@ -58,10 +58,13 @@ def compare(options: argparse.Namespace) -> int:
     if options.out.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"out: expected a name that ends in .png, .pdf or .svg, received {options.out}. Remedy: .png.")
     runs = [logged_run(path) for path in options.runs]
+    refuse_repeated([run.path for run in runs])
     metric = metric_of(runs, options.metric)
-    groups = {name: [curve_of(run, metric) for run in group] for name, group in groups_of(runs).items()}
+    grouped = groups_of(runs)
+    groups = {name: [curve_of(run, metric) for run in group] for name, group in grouped.items()}
     finals = {name: [curve.values[-1] for curve in curves] for name, curves in groups.items()}
-    rows = [row_of(name, values) for name, values in finals.items()]
+    seeds = {name: len({run.settings.get("seed") for run in group}) for name, group in grouped.items()}
+    rows = [row_of(name, values, seeds[name]) for name, values in finals.items()]
     save_comparison(groups, options.out, label=metric, finals=finals)
     table = as_markdown(rows, metric)
     path = options.out.with_suffix(".md")
@@ -70,15 +73,27 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def row_of(name: str, values: list[float]) -> tuple[str, ...]:
-    """A line of the table, as text."""
+def refuse_repeated(runs: list[Path]) -> None:
+    """That no run counts as two, with an interval over seeds that there are not.
+
+    Raises:
+        ValueError: naming the folders that came twice.
+    """
+    folders = [run.resolve() for run in runs]
+    if twice := sorted({str(run) for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1}):
+        raise ValueError(f"runs: expected each once, received {', '.join(twice)} more than once. Remedy: name it once.")
+
+
+def row_of(name: str, values: list[float], seeds: int) -> tuple[str, ...]:
+    """A line of the table, as text; ``seeds`` are those that differ, of which there may be fewer than runs."""
     from torchrl_perf.metrics.aggregates import bootstrap_interval, interquartile_mean, mean
 
     low, high = bootstrap_interval(values, interquartile_mean)
     interval = "needs two seeds" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
     each = ", ".join(f"{value:.1f}" for value in values)
     middle, usual = (f"{float(statistic(values)):.2f}" for statistic in (interquartile_mean, mean))
-    return name, str(len(values)), middle, interval, usual, each
+    count = str(seeds) if seeds == len(values) else f"{seeds} in {len(values)} runs"
+    return name, count, middle, interval, usual, each
 
 
 def as_markdown(rows: list[tuple[str, ...]], metric: str) -> str:

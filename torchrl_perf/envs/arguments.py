@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-__all__ = ["check_count", "check_float", "read_action", "resolve_device"]
+__all__ = ["check_count", "check_float", "check_seed", "read_action", "resolve_device"]
 
 
 def check_count(name: str, argument: str, value: int, least: int = 1) -> None:
@@ -15,6 +18,16 @@ def check_count(name: str, argument: str, value: int, least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         kind = "a positive int" if least == 1 else f"an int from {least} on"
         raise ValueError(f"{name} expected {argument} >= {least} (int), received {value!r}. Remedy: pass {kind}.")
+
+
+def check_seed(name: str, seed: Any) -> int:
+    """Return a seed as torch takes it, NumPy's integers too, or raise TypeError; ``name`` is the env's."""
+    try:
+        if isinstance(seed, bool):
+            raise TypeError
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"{name} expected seed (int), received {seed!r}. Remedy: pass an int.") from None
 
 
 def check_float(name: str, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.data import Bounded
 from torchrl.envs import EnvBase
 
-from torchrl_perf.envs.arguments import check_count, check_float, resolve_device
+from torchrl_perf.envs.arguments import check_count, check_float, check_seed, resolve_device
 from torchrl_perf.envs.drawing import Line, bars, heights, lines
 from torchrl_perf.envs.repeated_steps import is_repeated, joined
 from torchrl_perf.functional.rows.copies import copy_all_
@@ -379,6 +379,7 @@ class AutoResetEnv(EnvBase):
         """Seed the default generator of the env's device, which other code on that device shares."""
         if seed is None:
             return
+        seed = check_seed(type(self).__name__, seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)

@@ -20,11 +20,14 @@ from torchrl_perf.runtime.upstream.tensors import carries_tangents as _carries_t
 __all__ = [
     "adam_kernels",
     "cell_kernels",
+    "fits_one_layer",
     "gae_rows",
     "gather_rows",
     "has_scan_kernels",
     "has_triton",
+    "layer_kernels",
     "linear_kernels",
+    "matmul_takes_tf32",
     "processors",
     "recurrence_rows",
     "row_kernels",
@@ -34,6 +37,11 @@ __all__ = [
     "write_rows",
 ]
 
+MOST_OF_LAYER = 64
+"""Largest input and state of a minGRU layer in one launch: of more, the weights' gradient is too much for registers."""
+MOST_STREAMS = 128
+"""Streams up to which it is one: a program's walk backwards through 128 steps takes 50 us on an H200, and there is room
+for one program a multiprocessor. Of 512 streams the parts take half of its time."""
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -245,13 +253,36 @@ def linear_kernels(inputs: Tensor) -> ModuleType | None:
     return _module_of_cells("min_gru")
 
 
+def fits_one_layer(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a minGRU layer is one launch, :mod:`torchrl_perf.kernels.min_gru_layer`: small, float32 and on CUDA.
+
+    Args:
+        x: ``[N, T, I]``.
+        *others: state, weight ``[2 H, I]`` and bias.
+    """
+    if not (_HAS_TRITON and x.is_cuda and x.numel() and x.shape[0] <= MOST_STREAMS):
+        return False
+    given = [x, *(each for each in others if each is not None)]
+    rows, size = given[2].shape
+    return max(rows // 2, size) <= MOST_OF_LAYER and all(each.dtype == torch.float32 for each in given)
+
+
+def layer_kernels(x: Tensor) -> ModuleType | None:
+    """The kernels of a minGRU layer, :mod:`torchrl_perf.kernels.min_gru_layer`, or None where its parts serve.
+
+    Args:
+        x: ``[N, T, I]``, of a layer that :func:`fits_one_layer`; the kernels take float32 on CUDA.
+    """
+    return _module_of_cells("min_gru_layer") if _HAS_TRITON and x.is_cuda else None
+
+
 def step_kernels(x: Tensor) -> ModuleType | None:
     """The kernels of one step, :mod:`torchrl_perf.kernels.cell_steps`, or None where torch operations serve.
 
     Args:
         x: input of a step, float32 on CUDA; the kernels serve where recurrent layers may use TF32.
     """
-    if not (_HAS_TRITON and x.numel() and _cudnn_takes_tf32() and _has_half(x.device.index)):
+    if not (_HAS_TRITON and x.is_cuda and x.numel() and _cudnn_takes_tf32() and _has_half(x.device.index)):
         return None
     return _module_of_cells("cell_steps")
 
@@ -265,6 +296,14 @@ def _cudnn_takes_tf32() -> bool:
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:  # PyTorch's two settings of it contradict each other
+        return False
+
+
+def matmul_takes_tf32() -> bool:
+    """Whether float32 products on CUDA may use TF32; not where PyTorch's two settings of it contradict each other."""
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:
         return False
 
 

@@ -30,7 +30,6 @@ __all__ = [
     "sigmoid",
     "store3",
     "store4",
-    "sums_of",
     "tanh",
     "widths",
 ]
@@ -132,8 +131,3 @@ def widths(hidden: int) -> dict[str, int]:
 def largest_of(grad: Tensor) -> Tensor:
     """The largest absolute value of each row ``[N]``, of ``[N, T, H]``."""
     return torch.linalg.vector_norm(grad, math.inf, (1, 2))
-
-
-def sums_of(parts: Tensor) -> Tensor:
-    """Sums ``[C]`` over envs and steps, of ``[N, T, C]``: in two stages, since one has too few outputs for a GPU."""
-    return parts.sum(1).sum(0)

@@ -23,10 +23,10 @@ from torchrl_perf.kernels.cells import (
     sigmoid,
     store3,
     store4,
-    sums_of,
     tanh,
     widths,
 )
+from torchrl_perf.kernels.column_sums import column_sums
 from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
@@ -180,8 +180,8 @@ def forward(
 
 def backward(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 3 H]``, the first state, weight and bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 3 H]``, the first state, weight and bias, and of a bias of the inputs.
 
     Args:
         grad: of the states ``[N, T, H]``; the other arguments are as :func:`forward` takes and gives them.
@@ -200,9 +200,9 @@ def backward(
         of_initial, num_envs, steps, rows, grad.stride(0), grad.stride(1), begins.stride(0), begins.stride(1),
     )  # fmt: skip
     launch(_backward_kernel, (triton.cdiv(num_envs, rows),), args, widths(hidden), num_warps=WARPS)
-    of_weight, of_bias = torch.empty_like(weight), weight.new_empty(3 * hidden)
+    of_weight = torch.empty_like(weight)
     before = before.flatten(0, 1)
     for part, place_of in ((of_inputs[..., : 2 * hidden], slice(2 * hidden)), (of_gate, slice(2 * hidden, None))):
         torch.mm(part.flatten(0, 1).t(), before, out=of_weight[place_of])
-        of_bias[place_of] = sums_of(part)
-    return of_inputs, of_initial, of_weight, of_bias
+    of_input_bias, of_bias = column_sums(of_inputs, of_gate, 2 * hidden)
+    return of_inputs, of_initial, of_weight, of_bias, of_input_bias

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.column_sums import column_sums
 from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
@@ -104,8 +105,8 @@ def forward(
 
 def backward(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 3 H]``, the first state, weight and bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 3 H]``, the first state, weight and bias, and of a bias of the inputs.
 
     Arguments are those of :func:`torchrl_perf.kernels.gru.backward`.
     """
@@ -120,4 +121,5 @@ def backward(
         launch(_backward_kernel, grid_of(initial), args, {"H": hidden, "BLOCK": BLOCK}, num_warps=4)
         carried.addmm_(of_gates[:, t], weight)
     of_weight = of_gates.flatten(0, 1).t() @ before.flatten(0, 1)
-    return of_inputs, carried.masked_fill_(begins[:, :1], 0), of_weight, of_gates.sum(1).sum(0)
+    of_input_bias, of_bias = column_sums(of_inputs, of_gates[..., 2 * hidden :], 2 * hidden)
+    return of_inputs, carried.masked_fill_(begins[:, :1], 0), of_weight, of_bias, of_input_bias

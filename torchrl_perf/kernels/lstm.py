@@ -21,10 +21,10 @@ from torchrl_perf.kernels.cells import (
     rows_of,
     sigmoid,
     store4,
-    sums_of,
     tanh,
     widths,
 )
+from torchrl_perf.kernels.column_sums import column_sums
 from torchrl_perf.kernels.launch import dense_rows, launch
 
 __all__ = ["backward", "forward"]
@@ -207,8 +207,8 @@ def forward(
 
 def backward(
     grad: Tensor, grad_cell: Tensor | None, known: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both first states, weight and bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both first states, weight and biases.
 
     Args:
         grad: of h ``[N, T, H]``.
@@ -229,4 +229,4 @@ def backward(
     constants = {**widths(hidden), "OF_CELLS": grad_cell is not None}
     launch(_backward_kernel, (triton.cdiv(num_envs, rows),), args, constants, num_warps=WARPS)
     of_weight = of_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
-    return of_inputs, *outs[2:], of_weight, sums_of(of_inputs)
+    return of_inputs, *outs[2:], of_weight, *column_sums(of_inputs, None, 4 * hidden)

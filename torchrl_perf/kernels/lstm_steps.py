@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.column_sums import column_sums
 from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
@@ -109,8 +110,8 @@ def forward(
 
 def backward(
     grad: Tensor, grad_cell: Tensor | None, known: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both first states, weight and bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both first states, weight and biases.
 
     Arguments are those of :func:`torchrl_perf.kernels.lstm.backward`.
     """
@@ -130,4 +131,4 @@ def backward(
     for each in (carried, carried_cell):
         each.masked_fill_(begins[:, :1], 0)
     of_weight = of_gates.flatten(0, 1).t() @ before.flatten(0, 1)
-    return of_gates, carried, carried_cell, of_weight, of_gates.sum(1).sum(0)
+    return of_gates, carried, carried_cell, of_weight, *column_sums(of_gates, None, 4 * hidden)

@@ -108,7 +108,7 @@ class Found:
     def __init__(self, network: nn.Module) -> None:
         self.layers = [layer for layer in child_dict(network).values() if layer is not None]
         self.chain = chain_of(self.layers)
-        self._hooks = [hooks for layer in self.layers for hooks in hook_dicts(layer)]
+        self._hooks = hook_dicts(*self.layers)
         self._hooked = [bool(hooks) for hooks in self._hooks]
         self._own_forward = ["forward" in layer.__dict__ for layer in self.layers]
         self._kinds = [type(layer) for layer in self.layers]

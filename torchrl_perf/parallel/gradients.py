@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.adam import widest_dtype
 from torchrl_perf.parallel.join import joined
 from torchrl_perf.parallel.ranks import Ranks
+from torchrl_perf.runtime.waits.audit import may_wait
 
 __all__ = ["Reduced", "SharedGradients"]
 
@@ -25,6 +26,8 @@ class Reduced(NamedTuple):
     """Views of it, one for each parameter, in the dtype of the parameter."""
     values: list[Tensor]
     """What else was averaged, in the order and the dtypes in which it was given."""
+    absent: frozenset[int]
+    """Numbers of the parameters that had a gradient on no rank; that of :attr:`gradients` is 0."""
 
 
 class SharedGradients:
@@ -45,7 +48,10 @@ class SharedGradients:
             optimizer.step()
 
     Flags need no collective of their own: a loss or gradient that is NaN on one rank is NaN in the mean, so that all
-    ranks skip the step. A parameter without a gradient on a rank has one of 0 there; one that is frozen has none.
+    ranks skip the step. A parameter without a gradient on a rank has one of 0 there. One that has none on any rank, as
+    one that is frozen or that no loss depends on, keeps none, so that an optimiser leaves it alone as in one process:
+    with zeros it would decay, and go on by its momentum. The ranks say so in the same sum, a number for each parameter,
+    which only a rank without some gradient reads. A CUDA graph keeps what the last call before its capture has found.
 
     Args:
         params: in the same order on all ranks, on one device.
@@ -81,6 +87,8 @@ class SharedGradients:
         self._shapes: list[torch.Size] = []
         self._starts: list[int] = []
         self._views: list[Tensor] = []
+        self._absent: dict[tuple[int, ...], frozenset[int]] = {}
+        self._known: dict[tuple[int, ...], Tensor] = {}
         self._weigh = _weigh if compile is None else compile(_weigh)
         ends = [start + param.numel() for start, param in zip(self._places(self.params), self.params, strict=False)]
         self.ends = torch.tensor(ends, device=self.params[0].device)
@@ -105,9 +113,9 @@ class SharedGradients:
         return [value.clone() for value in found.values]
 
     def put_back(self, found: Reduced) -> None:
-        """Puts gradients at the parameters; those that are frozen stay without, since zeros would let them decay."""
-        for param, grad in zip(self.params, found.gradients, strict=True):
-            if param.requires_grad:
+        """Puts gradients at the parameters; those that have none on any rank stay without."""
+        for number, (param, grad) in enumerate(zip(self.params, found.gradients, strict=True)):
+            if number not in found.absent:
                 param.grad = grad
 
     @torch.no_grad()
@@ -129,7 +137,9 @@ class SharedGradients:
         given = [*grads, *values]
         if missing := [view for view, one in zip(self._views, given, strict=True) if one is None]:
             torch._foreach_zero_(missing)
+        lacking = tuple([number for number, grad in enumerate(grads) if grad is None])
         pairs = [(view, one) for view, one in zip(self._views, given, strict=True) if one is not None]
+        pairs.append((self._flags_of(self._flat), self._flags(lacking)))
         torch._foreach_copy_([view for view, _ in pairs], [one for _, one in pairs])
         flat = self._mean_of_ranks(weight, divided)
         views = self._views if flat is self._flat else self._views_of(flat)
@@ -138,14 +148,40 @@ class SharedGradients:
             view if view.dtype == like.dtype else view.to(like.dtype) for view, like in zip(views, wanted, strict=True)
         ]
         number = len(self.params)
-        return Reduced(flat[: self._starts[number]], told[:number], told[number:])
+        absent = self._absent_of(flat, lacking) if lacking else frozenset()
+        return Reduced(flat[: self._starts[number]], told[:number], told[number:], absent)
+
+    def _flags(self, lacking: tuple[int, ...]) -> Tensor:
+        """``[P]``, 1 for each parameter that has a gradient on this rank."""
+        if lacking not in self._known:
+            if _is_recording():
+                raise RuntimeError(
+                    f"mean_: expected a call before the capture in which as many parameters lack a gradient, numbers "
+                    f"{list(lacking)}, received none. Remedy: an iteration or two before it is recorded."
+                )
+            flags = [float(number not in lacking) for number in range(len(self.params))]
+            with may_wait(self.params[0].device):
+                self._known[lacking] = torch.tensor(flags, dtype=self._dtype, device=self.params[0].device)
+        return self._known[lacking]
+
+    def _flags_of(self, flat: Tensor) -> Tensor:
+        """The place of :meth:`_flags` in a buffer: the last but one."""
+        return flat[-1 - len(self.params) : -1]
+
+    def _absent_of(self, flat: Tensor, lacking: tuple[int, ...]) -> frozenset[int]:
+        """Which of the parameters without a gradient on this rank have none on any; reads the device."""
+        if not _is_recording():
+            with may_wait(flat.device):
+                flags = self._flags_of(flat).tolist()
+            self._absent[lacking] = frozenset([number for number in lacking if flags[number] == 0.0])
+        return self._absent[lacking]
 
     def _mean_of_ranks(self, weight: Tensor | None, divided: bool) -> Tensor:
         """The buffer's mean over ranks, in place or as a new tensor; its last number is the sum of the weights."""
         if weight is None:
             found = self.ranks.summed(self._flat)
             return found if divided else found.mul_(1.0 / self.ranks.size)
-        self._weigh(self._flat, weight)
+        self._weigh(self._flat, weight, len(self.params))
         found = self.ranks.summed(self._flat)
         return found.div_(found[-1].clamp_min(torch.finfo(found.dtype).tiny))
 
@@ -156,7 +192,7 @@ class SharedGradients:
         if shapes == self._shapes:
             return
         self._shapes, self._starts = shapes, self._places(parts)
-        self._flat = self.ranks.buffer(self._starts[-1] + 1, self._dtype)
+        self._flat = self.ranks.buffer(self._starts[-1] + len(self.params) + 1, self._dtype)
         self._views = self._views_of(self._flat)
 
     def _places(self, parts: Sequence[Tensor]) -> list[int]:
@@ -173,8 +209,14 @@ class SharedGradients:
         return [flat[start : start + shape.numel()].view(shape) for start, shape in places]
 
 
-def _weigh(flat: Tensor, weight: Tensor) -> None:
-    """Multiplies a buffer by a weight, 0-d, which becomes its last number; all in place."""
+def _is_recording() -> bool:
+    """Whether a CUDA graph is recorded, in which nothing can be read; the calls before it are not."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _weigh(flat: Tensor, weight: Tensor, flags: int) -> None:
+    """Multiplies a buffer but for its flags by a weight, 0-d, which becomes its last number; all in place."""
+    rows = flat[: -1 - flags]
     # a rank without a row may have a mean of 0 / 0, which must not reach the others
-    flat.copy_(torch.where(weight > 0, flat * weight, 0.0))
+    rows.copy_(torch.where(weight > 0, rows * weight, 0.0))
     flat[-1].copy_(weight)

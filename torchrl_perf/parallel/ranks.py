@@ -60,6 +60,7 @@ class Ranks:
         begun: collectives that this process has come to; a recorded one counts once.
         own: this rank's part of what :class:`~torchrl_perf.parallel.SharedGradients` has averaged first, the loss say,
             for a guard that takes them out again; None, and nothing is kept, where no guard asked for it.
+        one_shot: whether buffers are made in symmetric memory from now on, where they can be.
         sums: how often a sum of so many numbers of a dtype was asked for so far; a recorded one counts once.
     """
 
@@ -73,7 +74,7 @@ class Ranks:
         seconds: float = HANG_SECONDS,
     ) -> None:
         self.device, self._group = torch.device(device), group
-        self.seconds, self.begun = seconds, 0
+        self.seconds, self.begun, self.one_shot = seconds, 0, one_shot
         self.own: list[Tensor] | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
@@ -124,7 +125,7 @@ class Ranks:
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         """Zeros ``[size]`` that :meth:`sum_` adds up fastest; made by all ranks at once, before a capture."""
-        if self._one_shot is not None and self._one_shot.takes(size, dtype):
+        if self.one_shot and self._one_shot is not None and self._one_shot.takes(size, dtype):
             return self._one_shot.empty(size, dtype, self.device).zero_()
         return torch.zeros(size, dtype=dtype, device=self.device)
 
@@ -190,6 +191,10 @@ class Ranks:
 
         Args:
             parts: modules and tensors, the same on all ranks; anything else is left alone.
+
+        Raises:
+            ValueError: on the first rank, where shapes or dtypes of another are not its own.
+            RankStoppedError: on the others then.
         """
         if not self.several:
             return
@@ -197,12 +202,28 @@ class Ranks:
         for part in parts:
             tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
             found |= {id(one): one for one in tensors if isinstance(one, Tensor) and one.numel()}
+        self._compare_shapes(list(found.values()))
         for tensor in found.values():
             self.begun += 1
             whole = tensor.detach().contiguous()
             dist.broadcast(whole, 0, group=self._group)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.copy_(whole)
+
+    def _compare_shapes(self, tensors: list[Tensor]) -> None:
+        """Refuse what a collective would wait for without end, or mix up: tensors that are others on another rank."""
+        kinds = self.values([(tuple(one.shape), str(one.dtype)) for one in tensors])
+        for rank, other in enumerate(kinds):
+            if other == kinds[0]:
+                continue
+            number = next((n for n, pair in enumerate(zip(kinds[0], other, strict=False)) if pair[0] != pair[1]), -1)
+            told = [f"{len(kind)} of them" if number < 0 else f"{kind[number]}" for kind in (kinds[0], other)]
+            place = "" if number < 0 else f" for number {number}"
+            problem = (
+                f"ranks: expected parameters and buffers of the same shapes and dtypes on all, {told[0]}{place} as "
+                f"rank 0 has them, received {told[1]} on rank {rank}. Remedy: the same envs and networks on all ranks."
+            )
+            raise ValueError(problem) if self.first else RankStoppedError(problem)
 
     # -- on the host --------------------------------------------------------------------------------------------------
 

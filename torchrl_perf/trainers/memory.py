@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 import torch
@@ -32,8 +32,10 @@ __all__ = [
     "actor_inputs",
     "check_streams",
     "head_inputs",
+    "idle_problems",
     "make_trunk",
     "on_inputs",
+    "refuse_idle",
     "refuse_memory",
     "remembers",
 ]
@@ -112,6 +114,36 @@ def check_streams(config: Any) -> None:
     """
     for problem in stream_problems(config).values():
         raise ValueError(problem.replace("memory='none'", "a memory"))
+
+
+def idle_problems(config: Any, names: Sequence[str]) -> dict[str, str]:
+    """Settings of a memory that differ from what they are if left out, as problems of a run without one, by field.
+
+    Args:
+        config: of the run.
+        names: settings that nothing reads.
+    """
+    usual, of_task = {field.name: field.default for field in fields(config)}, type(config).defaults(config.env)
+    remedy = "memory='gru', for example, or leave it out"
+    return {
+        name: f"{name}: expected {of_task[name]} without a memory that reads it, received {value}. Remedy: {remedy}."
+        for name in names
+        if (value := getattr(config, name)) not in (usual[name], of_task[name])
+    }
+
+
+def refuse_idle(config: Any, names: Sequence[str]) -> None:
+    """Refuse settings of a memory that nothing reads.
+
+    Args:
+        config: of the run.
+        names: the settings.
+
+    Raises:
+        ValueError: for one that differs from what it is if left out.
+    """
+    for problem in idle_problems(config, names).values():
+        raise ValueError(problem)
 
 
 def remembers(config: Any) -> bool:

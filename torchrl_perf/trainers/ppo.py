@@ -21,7 +21,15 @@ from torchrl_perf.trainers.actor_critic import make_actor, make_critic, trunk_of
 from torchrl_perf.trainers.config import RunConfig, check_minibatches
 from torchrl_perf.trainers.config_checks import Checks, is_count, is_positive, is_share
 from torchrl_perf.trainers.given_memory import on_shared_memory
-from torchrl_perf.trainers.memory import MEMORY_SETTINGS, StreamMemorySettings, Streams, check_streams, remembers
+from torchrl_perf.trainers.memory import (
+    MEMORY_SETTINGS,
+    STREAM_MEMORY_SETTINGS,
+    StreamMemorySettings,
+    Streams,
+    check_streams,
+    refuse_idle,
+    remembers,
+)
 from torchrl_perf.trainers.networks import NETWORK_SETTINGS, POLICY_SETTINGS, Activation, GaussianNetworkSettings
 from torchrl_perf.trainers.normalization import NORMALIZATION_SETTINGS, NormalizationSettings
 from torchrl_perf.trainers.on_policy.algorithm import OnPolicyAlgorithm, Whole, valid_key_of
@@ -248,6 +256,8 @@ class PPO(OnPolicyAlgorithm):
         if has_memory:
             self.streams = Streams(list(cast("Any", self.actor))[:-1], config.burn_in)
             check_streams(config)
+        # a memory from Python has a size of its own
+        refuse_idle(config, () if remembers(config) else STREAM_MEMORY_SETTINGS[1 : 2 if has_memory else None])
         self.critic = acceleration.policy(critic or self.make_critic(env))
         self.policy, self.networks = self.actor, {"actor": self.actor, "critic": self.critic}
         if self.valid_key is not None and config.loss == "torchrl":

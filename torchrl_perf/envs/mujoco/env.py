@@ -15,11 +15,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_perf.envs.arguments import check_count
-from torchrl_perf.envs.mujoco.models import PhysicsSettings, load_model
+from torchrl_perf.envs.mujoco.models import PhysicsSettings, load_model, start_of
 from torchrl_perf.envs.mujoco.pictures import WorldPainter
 from torchrl_perf.envs.mujoco.randomization import Randomization
 from torchrl_perf.envs.mujoco.simulation import Simulation
-from torchrl_perf.envs.mujoco.task_checks import check_rows, try_function
+from torchrl_perf.envs.mujoco.task_checks import check_functions, check_rows, try_function
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 
 __all__ = ["MuJoCoEnv"]
@@ -49,9 +49,10 @@ class MuJoCoEnv(StructuredEnv):
     steps of ``HalfCheetah`` from the same state differed by 1e-5 in positions on an H200, with ``deterministic=True``
     as without.
 
-    **Reset.** ``qpos`` is the model's own plus uniform noise of +-``reset_noise``, ``qvel`` normal noise times
-    ``reset_noise``. Quantities of forces are zero then. Everything else is as :class:`StructuredEnv` says: rows that
-    end start over inside the step, final observations are kept, the time limit truncates.
+    **Reset.** ``qpos`` is the model's own, or a keyframe's, plus uniform noise of +-``reset_noise``, ``qvel`` that of
+    the keyframe plus normal noise times ``reset_noise``. Quantities of forces are zero then. Everything else is as
+    :class:`StructuredEnv` says: rows that end start over inside the step, final observations are kept, the time limit
+    truncates.
 
     **Faults are counted, on the device.** ``overflows`` int64 ``[2]`` counts worlds and steps in which contacts or
     constraints found no room and were left out (:meth:`faults` names the remedy); ``broken_worlds`` int64 ``[]`` counts
@@ -76,6 +77,7 @@ class MuJoCoEnv(StructuredEnv):
         frame_skip: physics steps of a step.
         max_episode_steps: time limit; None means none.
         reset_noise: scale of the noise of initial states.
+        keyframe: name or number of the model's keyframe that episodes begin at, before noise; None is its ``qpos0``.
         mass_noise, friction_noise, gain_noise: half-widths of the factors of domain randomisation, 0 for none.
         device: where everything lives. Default: torch's default device.
         seed: passed to ``set_seed``.
@@ -96,6 +98,9 @@ class MuJoCoEnv(StructuredEnv):
         torch.Size([4096, 10, 1])
     """
 
+    initial_qpos: Tensor
+    initial_qvel: Tensor
+    initial_act: Tensor
     default_physics: ClassVar[PhysicsSettings] = PhysicsSettings()
     """Settings of a task in place of its model's, before those of the call."""
 
@@ -111,6 +116,7 @@ class MuJoCoEnv(StructuredEnv):
         frame_skip: int = 5,
         max_episode_steps: int | None = 1000,
         reset_noise: float = 0.1,
+        keyframe: int | str | None = None,
         mass_noise: float = 0.0,
         friction_noise: float = 0.0,
         gain_noise: float = 0.0,
@@ -120,16 +126,18 @@ class MuJoCoEnv(StructuredEnv):
     ) -> None:
         super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps)
         check_count(type(self).__name__, "frame_skip", frame_skip)
-        if not isinstance(reset_noise, int | float) or not 0 <= reset_noise < math.inf:
+        if isinstance(reset_noise, bool) or not isinstance(reset_noise, int | float) or not 0 <= reset_noise < math.inf:
             raise ValueError(f"reset_noise: expected a number of at least 0, received {reset_noise!r}. Remedy: 0.1.")
         where = cast("torch.device", self.device)
         where = torch.device("cuda", where.index or 0) if where.type == "cuda" else where
         settings = PhysicsSettings.of(self.default_physics, **physics)
         self.model = settings.apply(load_model(model))
+        start = start_of(self.model, keyframe)
         # not as self.frame_skip, for which TorchRL would wrap the env into a transform that skips once more
         self.reset_noise = reset_noise
         self._painter: WorldPainter | None = None
         self._observe, self._reward, self._terminated = observe, reward, terminated
+        check_functions(observe=observe, reward=reward, terminated=terminated)
         noises = {"mass_noise": mass_noise, "friction_noise": friction_noise, "gain_noise": gain_noise}
         self.randomization = Randomization(self.model, **noises, device=where)
         self.simulation = Simulation(
@@ -141,7 +149,10 @@ class MuJoCoEnv(StructuredEnv):
             settings=settings,
             device=where,
         )
-        self.register_buffer("initial_qpos", torch.as_tensor(self.model.qpos0, dtype=torch.float32).to(where))
+        for name, value in start._asdict().items():
+            # checkpoints have always had the positions, and never the rest
+            numbers = torch.tensor(value, dtype=torch.float32, device=where)
+            self.register_buffer(f"initial_{name}", numbers, persistent=name == "qpos")
         self.register_buffer("overflows", torch.zeros(2, dtype=torch.int64, device=where))
         self.register_buffer("broken_worlds", torch.zeros((), dtype=torch.int64, device=where))
         self.register_buffer("unsolved_steps", torch.zeros((), dtype=torch.int64, device=where))
@@ -177,19 +188,20 @@ class MuJoCoEnv(StructuredEnv):
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return initial positions ``[N, Q]`` and velocities ``[N, V]`` of all worlds; new tensors."""
-        return self.around(self.reset_noise), self.normal(self.reset_noise)
+        return self.around(self.reset_noise), self.initial_qvel + self.normal(self.reset_noise)
 
     def around(self, width: float) -> Tensor:
-        """Return the model's own positions plus uniform noise of +-``width``, ``[N, Q]``."""
+        """Return the positions of the start plus uniform noise of +-``width``, ``[N, Q]``."""
         return self.initial_qpos + self.uniform(-width, width, self.model.nq)
 
     def uniform(self, low: float, high: float, count: int) -> Tensor:
         """Return uniform numbers ``[N, count]``."""
-        return low + (high - low) * torch.rand(self.num_envs, count, device=self.device)
+        # whatever torch's default dtype is
+        return low + (high - low) * torch.rand(self.num_envs, count, dtype=torch.float32, device=self.device)
 
     def normal(self, scale: float) -> Tensor:
         """Return normal velocities ``[N, V]`` of the standard deviation ``scale``."""
-        return scale * torch.randn(self.num_envs, self.model.nv, device=self.device)
+        return scale * torch.randn(self.num_envs, self.model.nv, dtype=torch.float32, device=self.device)
 
     def picture(self, state: State, height: int, width: int) -> Tensor:
         """Return pictures ``[N, H, W, 3]`` uint8 of all worlds, drawn one after the other on the host.
@@ -256,7 +268,7 @@ class MuJoCoEnv(StructuredEnv):
 
     def _try_functions(self, state: State) -> None:
         """Call the functions that were given, so that a task that cannot run is refused at once."""
-        still = torch.zeros(self.num_envs, self.model.nu, device=self.device)
+        still = torch.zeros(self.num_envs, self.model.nu, dtype=torch.float32, device=self.device)
         given = (("observe", self._observe, (state,)), ("reward", self._reward, (state, still, state)))
         for name, function, inputs in (*given, ("terminated", self._terminated, (state,))):
             if function is not None:
@@ -264,7 +276,10 @@ class MuJoCoEnv(StructuredEnv):
 
     def draw_state(self) -> State:
         """Return fresh worlds, with fields of the model of their own."""
-        return {**self.simulation.at(*self.draw_pose()), **self.randomization.draw(self.num_envs)}
+        state = self.simulation.at(*self.draw_pose())
+        if "act" in state:
+            state["act"] = self.initial_act.expand_as(state["act"]).clone()
+        return {**state, **self.randomization.draw(self.num_envs)}
 
     def advance(self, state: State, action: Tensor | dict[NestedKey, Tensor]) -> Transition:
         """Step the physics, and keep worlds in which it broke as they were."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torchrl_perf.envs.registry import INSTALL, module_of
 
-__all__ = ["PhysicsSettings", "gymnasium_asset", "load_model", "needed"]
+__all__ = [
+    "PhysicsSettings",
+    "Start",
+    "check_state",
+    "gymnasium_asset",
+    "has_clock",
+    "load_model",
+    "needed",
+    "start_of",
+]
 
 INTEGRATORS = {"euler": "mjINT_EULER", "rk4": "mjINT_RK4", "implicitfast": "mjINT_IMPLICITFAST"}
 CONES = {"pyramidal": "mjCONE_PYRAMIDAL", "elliptic": "mjCONE_ELLIPTIC"}
@@ -128,6 +137,7 @@ def load_model(source: Any) -> Any:
     Raises:
         ImportError: without MuJoCo.
         FileNotFoundError: for a path without a file.
+        TypeError: for anything else.
         ValueError: for a file that MuJoCo cannot read, with what it says.
     """
     mujoco = needed("mujoco")
@@ -135,6 +145,11 @@ def load_model(source: Any) -> Any:
         import copy
 
         return copy.copy(source)
+    if not isinstance(source, str | Path):
+        raise TypeError(
+            "model: expected the path of an MJCF file, its text or a mujoco.MjModel, received "
+            f"{type(source).__name__}. Remedy: one of these."
+        )
     text = str(source)
     try:
         if text.lstrip().startswith("<"):
@@ -149,3 +164,81 @@ def load_model(source: Any) -> Any:
         raise ValueError(
             f"model: expected MJCF that MuJoCo reads, received {text[:80]!r}: {words}. Remedy: mend it there."
         ) from error
+
+
+class Start(NamedTuple):
+    """Where episodes of a model begin, before noise; arrays of the model's own.
+
+    Attributes:
+        qpos: ``[Q]``.
+        qvel: ``[V]``.
+        act: ``[A]``, the states of actuators that have one.
+    """
+
+    qpos: Any
+    qvel: Any
+    act: Any
+
+
+def start_of(model: Any, keyframe: int | str | None) -> Start:
+    """The start that a model has, or a keyframe of it; mocap bodies of the model are moved to where it has them.
+
+    Args:
+        model: a ``mujoco.MjModel``, which may be changed.
+        keyframe: its name or number; None is the model's ``qpos0`` at rest.
+
+    Raises:
+        ValueError: for a keyframe that the model does not have, with those that it has.
+    """
+    import numpy as np
+
+    if keyframe is None:
+        return Start(model.qpos0, np.zeros(model.nv), np.zeros(model.na))
+    names = [model.key(number).name for number in range(model.nkey)]
+    if isinstance(keyframe, str) and keyframe in names:
+        number = names.index(keyframe)
+    elif type(keyframe) is int and 0 <= keyframe < model.nkey:
+        number = keyframe
+    else:
+        known = ", ".join(name or str(number) for number, name in enumerate(names)) or "none"
+        raise ValueError(
+            f"keyframe: expected one that the model has ({known}), received {keyframe!r}. Remedy: one of these, or "
+            "None for the model's own positions."
+        )
+    for body in np.flatnonzero(model.body_mocapid >= 0):  # data takes their places from those of the model
+        mocap = model.body_mocapid[body]
+        model.body_pos[body] = model.key_mpos[number].reshape(-1, 3)[mocap]
+        model.body_quat[body] = model.key_mquat[number].reshape(-1, 4)[mocap]
+    return Start(model.key_qpos[number], model.key_qvel[number], model.key_act[number])
+
+
+def has_clock(model: Any) -> bool:
+    """Whether a sensor of the model reads the time."""
+    return bool((model.sensor_type == needed("mujoco").mjtSensor.mjSENS_CLOCK).any())
+
+
+def check_state(model: Any) -> None:
+    """Refuse a model whose state is more than an env keeps for each world: it would outlive the ends of episodes.
+
+    Raises:
+        NotImplementedError: for delays, plasticity, plugins with a state, and bodies that fall asleep.
+    """
+    mujoco = needed("mujoco")
+    if getattr(model, "nhistory", 0):  # of MuJoCo 3.5 on
+        raise NotImplementedError(
+            "model: expected actuators and sensors without a delay, whose past no state of a world holds, received "
+            f"{model.nhistory} numbers of it. Remedy: a model without delay=, and actions that a task delays."
+        )
+    for name in ("PLASTIC", "PLUGIN"):
+        kind = getattr(mujoco.mjtState, f"mjSTATE_{name}", None)
+        if kind is not None and (size := mujoco.mj_stateSize(model, kind)):
+            raise NotImplementedError(
+                f"model: expected a state of positions, velocities and activations, received {size} numbers of "
+                f"{name.lower()} state, which no world would begin anew with. Remedy: a model without it."
+            )
+    sleep = getattr(mujoco.mjtEnableBit, "mjENBL_SLEEP", 0)  # of MuJoCo 3.4 on
+    if model.opt.enableflags & int(sleep):
+        raise NotImplementedError(
+            "model: expected bodies that stay awake, received sleep='enable': one that slept as an episode ended would "
+            "sleep on in the next. Remedy: <flag sleep='disable'/>."
+        )

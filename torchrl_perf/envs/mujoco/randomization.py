@@ -28,7 +28,7 @@ class Randomization:
         device: where factors are drawn.
 
     Raises:
-        ValueError: for a noise outside of [0, 1).
+        ValueError: for a noise that is no number in [0, 1).
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Randomization:
     ) -> None:
         self._noises = {"mass": mass_noise, "friction": friction_noise, "gain": gain_noise}
         for name, noise in self._noises.items():
-            if not 0 <= noise < 1:
+            if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < 1:
                 raise ValueError(
                     f"{name}_noise: expected a share in [0, 1), received {noise!r}. Remedy: 0.2 for factors from 0.8 "
                     "to 1.2."
@@ -77,7 +77,7 @@ class Randomization:
 
     def _factors(self, kind: str, num_worlds: int, count: int) -> Tensor:
         noise = self._noises[kind]
-        return 1 - noise + 2 * noise * torch.rand(num_worlds, count, device=self._below.device)
+        return 1 - noise + 2 * noise * torch.rand(num_worlds, count, dtype=torch.float32, device=self._below.device)
 
 
 def _tensor(model: Any, name: str, device: torch.device) -> Tensor:
@@ -86,7 +86,7 @@ def _tensor(model: Any, name: str, device: torch.device) -> Tensor:
 
 def _descendants(model: Any) -> Tensor:
     """Float ``[B, B]`` of bodies: 1 where the second is below the first, or is it."""
-    below = torch.eye(model.nbody)
+    below = torch.eye(model.nbody, dtype=torch.float32)
     for body in range(model.nbody - 1, 0, -1):  # a body has a larger number than its parent
         below[int(model.body_parentid[body])] += below[body]
     return below

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_perf.envs.mujoco.models import PhysicsSettings, needed
+from torchrl_perf.envs.mujoco.models import PhysicsSettings, check_state, has_clock, needed
 from torchrl_perf.runtime.warp_program import WarpProgram, conditional_nodes, warn_of_old_driver
 
 __all__ = ["FORCES", "PLACES", "Simulation", "Stepped"]
@@ -67,7 +67,7 @@ class Simulation:
 
     Raises:
         ImportError: without MuJoCo Warp.
-        NotImplementedError: for what MuJoCo Warp cannot take, with what it says, and for delays.
+        NotImplementedError: for what MuJoCo Warp cannot take, with what it says, and as :func:`check_state`.
         ValueError: for an unknown quantity, and worlds that do not fit on the device.
     """
 
@@ -96,14 +96,12 @@ class Simulation:
             )
         if not model.nv:
             raise ValueError("model: expected joints, received a model without. Remedy: a joint in one of its bodies.")
-        if getattr(model, "nhistory", 0):  # of MuJoCo 3.5 on
-            raise NotImplementedError(
-                "model: expected actuators and sensors without a delay, whose past no state of a world holds, received "
-                f"{model.nhistory} numbers of it. Remedy: a model without delay=, and actions that a task delays."
-            )
+        check_state(model)
         self.num_worlds, self.frame_skip = num_worlds, frame_skip
-        self.observed = tuple(observed)
+        self.observed = tuple(dict.fromkeys(observed))
         inner = ("qpos", "qvel", "qacc_warmstart", *(("act",) if model.na else ()))
+        if has_clock(model):  # an episode begins at 0, and the arrays go on from whatever ran before
+            inner = (*inner, "time")
         self.names = (*inner, *self.observed)
         with warp.ScopedDevice(warp.device_from_torch(device)):
             self.model = self._put(model, varied)
@@ -191,8 +189,7 @@ class Simulation:
         """The state of worlds that start at positions ``[N, Q]`` with velocities ``[N, V]``; new tensors."""
         values = torch.ops.torchrl_perf.mujoco_place(self._handle, qpos, qvel) if self.observed else []
         state = {"qpos": qpos, "qvel": qvel, "qacc_warmstart": torch.zeros_like(qvel)}
-        if "act" in self._outputs:
-            state["act"] = torch.zeros_like(self._outputs["act"])
+        state.update({name: torch.zeros_like(self._outputs[name]) for name in ("act", "time") if name in self._outputs})
         return {**state, **dict(zip(self.observed, values, strict=True))}
 
     def run(self, control: Tensor) -> None:
@@ -203,6 +200,17 @@ class Simulation:
     def fields(self) -> dict[str, Tensor]:
         """The fields that each world has its own of, ``[N, ...]``: tensors that alias them."""
         return self._varied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies and pickles, which would share Warp's arrays or lack them.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "expected worlds of MuJoCo Warp to stay what they are, received a call that copies or pickles them. "
+            "Remedy: another env with the same arguments, and its load_state_dict where it is to go on from here."
+        )
 
     # -- behind the operators --------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_rows", "try_function"]
+__all__ = ["check_functions", "check_rows", "try_function"]
 
 FORMS = {"observe": "float32 [N, O]", "reward": "float32 [N]", "terminated": "bool [N]"}
 REMEDIES = {
@@ -19,6 +19,19 @@ REMEDIES = {
     "reward": "one number for each world: [:, 0] of a column, .to(torch.float32)",
     "terminated": "a comparison of a column, such as state['qpos'][:, 2] < 0.2",
 }
+
+
+def check_functions(**functions: Any) -> None:
+    """Refuse functions of a task that are none.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(
+                f"{name}: expected a function of states, received {type(function).__name__}. Remedy: {name}=lambda ..."
+            )
 
 
 def check_rows(name: str, value: Any, num_worlds: int) -> Tensor:
@@ -52,8 +65,9 @@ def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Te
 
     Raises:
         KeyError: for a quantity that a state does not have.
-        ValueError: as :func:`check_rows`.
+        ValueError: as :func:`check_rows`, and for a function that writes into a state, which physics would go on from.
     """
+    versions = {key: value._version for key, value in state.items()}
     try:
         value = function(*inputs)
     except KeyError as error:
@@ -61,3 +75,8 @@ def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Te
             f"{name}: expected quantities among {', '.join(state)}, received {error}. Remedy: observed=({error},)."
         ) from error
     check_rows(name, value, state["qpos"].shape[0])
+    if changed := [key for key, value in state.items() if value._version != versions[key]]:
+        raise ValueError(
+            f"{name}: expected a function that leaves states as they are, received one that writes into "
+            f"{', '.join(changed)}. Remedy: new tensors: x + 1 in place of x.add_(1) and x += 1."
+        )

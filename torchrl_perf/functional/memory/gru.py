@@ -18,9 +18,11 @@ from torch import Tensor
 
 from torchrl_perf.functional.memory.rows import (
     add_bias,
+    dense,
     env_major,
     grad_or_none,
     keeps_gates,
+    refuse_second_gradients,
     takes_one_launch,
     time_major,
 )
@@ -82,7 +84,7 @@ def _cell(
     x: Tensor, state: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None
 ) -> Tensor:
     if kernels := step_kernels(x):
-        return kernels.gru(x, state, weight_ih, weight_hh, bias_ih, bias_hh)
+        return kernels.gru(x, state, weight_ih, weight_hh, dense(bias_ih), dense(bias_hh))
     return gru_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, weight_hh, bias_hh)
 
 
@@ -93,7 +95,14 @@ def _(
     return state.new_empty(state.shape)
 
 
-def gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def gru_sequence(
+    inputs: Tensor,
+    initial: Tensor,
+    begins: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    input_bias: Tensor | None = None,
+) -> Tensor:
     """All steps of ``[N, T]`` sequences; a row's state is 0 before each step that begins an episode.
 
     Args:
@@ -102,15 +111,17 @@ def gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
         begins: bool ``[N, T]``, True where an episode begins.
         weight: ``W_h``, ``[3 H, H]``.
         bias: ``b_h``, ``[3 H]``, or None.
+        input_bias: ``b_i`` where ``inputs`` hold a copy without a gradient: it is found with that of ``b_h``, most of
+            which is the same sum. It is not added.
 
     Returns:
         h of each step, ``[N, T, H]``, contiguous, in ``weight``'s dtype.
     """
-    tensors = (inputs, initial, weight) if bias is None else (inputs, initial, weight, bias)
+    keeps = keeps_gates(inputs, initial, weight, bias, input_bias)
     inputs, initial = inputs.to(weight.dtype), initial.to(weight.dtype).contiguous()
     if is_transformed():
         return _of_steps(inputs, initial, begins, weight, bias)
-    return torch.ops.torchrl_perf.gru_sequence(inputs, initial, begins, weight, bias, keeps_gates(*tensors))[0]
+    return torch.ops.torchrl_perf.gru_sequence(inputs, initial, begins, weight, bias, input_bias, keeps)[0]
 
 
 def _of_steps(inputs: Tensor, state: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,11 +135,12 @@ def _of_steps(inputs: Tensor, state: Tensor, begins: Tensor, weight: Tensor, bia
 
 @torch.library.custom_op("torchrl_perf::gru_sequence", mutates_args=())
 def _forward(
-    inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, input_bias: Tensor | None,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """States ``[N, T, H]``, and for the backward pass r, z, n and ``W_hn h + b_hn``: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("gru", inputs, weight):
-        return kernels.forward(inputs, initial, begins, weight, bias, keeps)
+        return kernels.forward(inputs, initial, begins, weight.contiguous(), dense(bias), keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -151,16 +163,16 @@ def _forward(
 @torch.library.custom_op("torchrl_perf::gru_sequence_backward", mutates_args=())
 def _backward(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 3 H]``, initial state, weight and bias."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 3 H]``, initial state, weight, bias and bias of the inputs."""
     if kernels := cell_kernels("gru", grad, weight):
-        return kernels.backward(grad, states, kept, initial, begins, weight)
+        return kernels.backward(grad, states, kept, initial, begins, weight.contiguous())
     return _backward_loop(time_major(grad), time_major(states), kept, initial, time_major(begins.unsqueeze(-1)), weight)
 
 
 def _backward_loop(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same, of time-major tensors."""
     steps, num_envs, hidden = states.shape
     before = torch.cat((initial.unsqueeze(0), states[:-1])).masked_fill_(begins, 0)
@@ -181,14 +193,16 @@ def _backward_loop(
         torch.mul(d_new, reset[t], out=of_gates_t[:, 2 * hidden :])
         carried = torch.addmm(of_state * update[t], of_gates_t, weight).masked_fill_(begins[t], 0)
     of_inputs[..., : 2 * hidden] = of_gates[..., : 2 * hidden]
-    flat = of_gates.flatten(0, 1)
-    return env_major(of_inputs), carried, flat.t() @ before.flatten(0, 1), flat.sum(0)
+    flat, of_bias = of_gates.flatten(0, 1), of_gates.sum((0, 1))
+    of_input_bias = torch.cat((of_bias[: 2 * hidden], of_inputs[..., 2 * hidden :].sum((0, 1))))
+    return env_major(of_inputs), carried, flat.t() @ before.flatten(0, 1), of_bias, of_input_bias
 
 
 @_forward.register_fake
 def _(
-    inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensor, initial: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, input_bias: Tensor | None,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     (num_envs, steps, _), hidden = inputs.shape, weight.shape[1]
     return inputs.new_empty(num_envs, steps, hidden), inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
 
@@ -196,22 +210,25 @@ def _(
 @_backward.register_fake
 def _(
     grad: Tensor, states: Tensor, kept: Tensor, initial: Tensor, begins: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     num_envs, steps, hidden = states.shape
-    shapes = (num_envs, steps, 3 * hidden), (num_envs, hidden), (3 * hidden, hidden), (3 * hidden,)
+    shapes = (num_envs, steps, 3 * hidden), (num_envs, hidden), (3 * hidden, hidden), (3 * hidden,), (3 * hidden,)
     return tuple(states.new_empty(shape) for shape in shapes)  # pyright: ignore[reportReturnType]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, initial, begins, weight, bias, _ = inputs
+    _, initial, begins, weight, bias, input_bias, _ = inputs
     ctx.save_for_backward(*output, initial, begins, weight)
-    ctx.has_bias = bias is not None
+    ctx.has_bias, ctx.has_input_bias = bias is not None, input_bias is not None
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    of_inputs, of_initial, of_weight, of_bias = torch.ops.torchrl_perf.gru_sequence_backward(grad, *ctx.saved_tensors)
-    return of_inputs, of_initial, None, of_weight, grad_or_none(of_bias, ctx.has_bias), None
+    found = torch.ops.torchrl_perf.gru_sequence_backward(grad, *ctx.saved_tensors)
+    of_inputs, of_initial, of_weight, of_bias, of_input_bias = found
+    of_biases = grad_or_none(of_bias, ctx.has_bias), grad_or_none(of_input_bias, ctx.has_input_bias)
+    return of_inputs, of_initial, None, of_weight, *of_biases, None
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+refuse_second_gradients(_backward, "gru_sequence")

@@ -5,16 +5,30 @@ instead of a loop: the one that GAE uses, with a backward pass that is the same 
 ``H`` hidden units.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchrl_perf.functional.memory.rows import dense, takes_one_launch
 from torchrl_perf.functional.scan import linear_recurrence, reverse_linear_recurrence
-from torchrl_perf.kernels import linear_kernels
+from torchrl_perf.kernels import linear_kernels, step_kernels
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["lru_sequence", "lru_step", "min_gru_candidate", "min_gru_sequence", "min_gru_step", "rotations", "scan"]
+__all__ = [
+    "came_back",
+    "came_back_differentiable",
+    "lru_sequence",
+    "lru_step",
+    "min_gru_candidate",
+    "min_gru_cell",
+    "min_gru_sequence",
+    "min_gru_slopes",
+    "min_gru_step",
+    "rotations",
+    "scan",
+]
 
 
 def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
@@ -46,13 +60,40 @@ def _scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
 
 @torch.library.custom_op("torchrl_perf::linear_scan_backward", mutates_args=())
 def _scan_backward(grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    following = torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
-    of_value = reverse_linear_recurrence(following, grad.to(decay.dtype)).to(grad.dtype)
-    before = torch.cat((initial.unsqueeze(1), solved[:, :-1]), 1)
-    of_decay = torch.where(decay == 0, 0.0, of_value * before).to(decay.dtype)
-    of_initial = torch.where(decay[:, 0] == 0, 0.0, decay[:, 0] * of_value[:, 0])
+    of_decay, of_value, of_initial = _scan_slopes(grad, decay, solved, initial, came_back)
     # a compiler believes in the layout that it is told, so that there is one whatever comes in
     return of_decay.contiguous(), of_value.clone(memory_format=torch.contiguous_format), of_initial.contiguous()
+
+
+def _scan_slopes(
+    grad: Tensor, decay: Tensor, solved: Tensor, initial: Tensor, back: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of decay, value and first state."""
+    of_value = back(decay, grad)
+    before = torch.cat((initial.unsqueeze(1), solved[:, :-1]), 1)
+    of_decay = torch.where(decay == 0, 0.0, of_value * before).to(decay.dtype)
+    return of_decay, of_value, torch.where(decay[:, 0] == 0, 0.0, decay[:, 0] * of_value[:, 0])
+
+
+def _following(decay: Tensor) -> Tensor:
+    """The decay of the step behind each, 0 at the last."""
+    return torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
+
+
+def came_back(decay: Tensor, grad: Tensor) -> Tensor:
+    """What comes back to each step of a scan, in ``grad``'s dtype: ``y_t = grad_t + decay_(t+1) y_(t+1)``.
+
+    Args:
+        decay: ``[N, T, H]``, of the scan.
+        grad: of its results, ``[N, T, H]``.
+    """
+    return reverse_linear_recurrence(_following(decay), grad.to(decay.dtype)).to(grad.dtype)
+
+
+def came_back_differentiable(decay: Tensor, grad: Tensor) -> Tensor:
+    """The same by :func:`scan`, which can be differentiated: of gradients that are themselves differentiated."""
+    backwards = scan(_following(decay).flip(1), grad.to(decay.dtype).flip(1), torch.zeros_like(decay[:, 0]))
+    return backwards.flip(1).to(grad.dtype)
 
 
 @_scan.register_fake
@@ -71,6 +112,8 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    if torch.is_grad_enabled():
+        return _scan_slopes(grad, *ctx.saved_tensors, came_back_differentiable)
     return torch.ops.torchrl_perf.linear_scan_backward(grad, *ctx.saved_tensors)
 
 
@@ -97,6 +140,35 @@ def min_gru_step(inputs: Tensor, state: Tensor) -> Tensor:
     """
     gate, candidate = inputs.to(state.dtype).chunk(2, -1)
     return torch.lerp(state, min_gru_candidate(candidate), torch.sigmoid(gate))
+
+
+def min_gru_cell(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One step from the input itself; on CUDA without a gradient in one launch.
+
+    Args:
+        x: ``[N, I]``.
+        state: h of the step before, ``[N, H]``.
+        weight: of gate and candidate, ``[2 H, I]``.
+        bias: ``[2 H]``, or None.
+
+    Returns:
+        h of this step, ``[N, H]``.
+    """
+    if takes_one_launch(x, state, weight, bias):
+        return torch.ops.torchrl_perf.min_gru_cell(x, state, weight, bias)
+    return min_gru_step(torch.nn.functional.linear(x, weight, bias), state)
+
+
+@torch.library.custom_op("torchrl_perf::min_gru_cell", mutates_args=())
+def _cell(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if kernels := step_kernels(x):
+        return kernels.min_gru(x, state, weight, dense(bias))
+    return min_gru_step(torch.nn.functional.linear(x, weight, bias), state)
+
+
+@_cell.register_fake
+def _(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return state.new_empty(state.shape)
 
 
 def min_gru_sequence(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
@@ -129,13 +201,24 @@ def _solved(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
     return solved.to(inputs.dtype).contiguous()
 
 
-def _slopes(grad: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of inputs and first state, of PyTorch's operations."""
+def min_gru_slopes(
+    grad: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, begins: Tensor,
+    back: Callable[[Tensor, Tensor], Tensor] = came_back_differentiable,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of inputs ``[N, T, 2 H]`` and first state ``[N, H]`` of minGRU, of PyTorch's operations.
+
+    Args:
+        grad: of the states, ``[N, T, H]``.
+        states: of each step, ``[N, T, H]``.
+        inputs: of :func:`min_gru_sequence`, as the next two.
+        initial: h before the first step.
+        begins: True where an episode begins.
+        back: :func:`came_back`, or :func:`came_back_differentiable` where the gradients are differentiated.
+    """
     gate, raw = inputs.chunk(2, -1)
     first, update, low = begins.unsqueeze(-1), torch.sigmoid(gate), torch.sigmoid(raw)
     decay = torch.sigmoid(-gate).masked_fill(first, 0)
-    following = torch.cat((decay[:, 1:], torch.zeros_like(decay[:, :1])), 1)
-    of_state = reverse_linear_recurrence(following, grad.to(inputs.dtype)).to(inputs.dtype)
+    of_state = back(decay, grad.to(inputs.dtype))
     before = torch.cat((initial.unsqueeze(1), states[:, :-1]), 1).masked_fill(first, 0)
     of_gate = of_state * (min_gru_candidate(raw) - before) * update * (1 - update)
     of_raw = of_state * update * torch.where(raw >= 0, 1.0, low * (1 - low))
@@ -155,7 +238,7 @@ def _min_gru_backward(
 ) -> tuple[Tensor, Tensor]:
     if kernels := linear_kernels(inputs):
         return kernels.backward(grad, states, inputs, initial, begins)
-    return _slopes(grad, states, inputs, initial, begins)
+    return min_gru_slopes(grad, states, inputs, initial, begins, came_back)
 
 
 @_min_gru.register_fake
@@ -174,6 +257,8 @@ def _min_gru_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> No
 
 
 def _min_gru_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        return *min_gru_slopes(grad, *ctx.saved_tensors), None
     return *torch.ops.torchrl_perf.min_gru_sequence_backward(grad, *ctx.saved_tensors), None
 
 

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from torchrl_perf.functional.memory.rows import (
     add_bias,
+    dense,
     env_major,
     grad_or_none,
     keeps_gates,
+    refuse_second_gradients,
     takes_one_launch,
     time_major,
 )
@@ -89,7 +91,7 @@ def _cell(
     bias_hh: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if kernels := step_kernels(x):
-        return kernels.lstm(x, state, cell, weight_ih, weight_hh, bias_ih, bias_hh)
+        return kernels.lstm(x, state, cell, weight_ih, weight_hh, dense(bias_ih), dense(bias_hh))
     return lstm_step(torch.nn.functional.linear(x, weight_ih, bias_ih), state, cell, weight_hh, bias_hh)
 
 
@@ -107,7 +109,13 @@ def _(
 
 
 def lstm_sequence(
-    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None = None
+    inputs: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    begins: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    input_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All steps of ``[N, T]`` sequences; a row's states are 0 before each step that begins an episode.
 
@@ -118,16 +126,18 @@ def lstm_sequence(
         begins: bool ``[N, T]``, True where an episode begins.
         weight: ``W_h``, ``[4 H, H]``.
         bias: ``b_h``, ``[4 H]``, or None.
+        input_bias: ``b_i`` where ``inputs`` hold a copy without a gradient: it is found with that of ``b_h``, which is
+            the same. It is not added.
 
     Returns:
         h and c of each step, each ``[N, T, H]``, contiguous, in ``weight``'s dtype.
     """
-    tensors = (inputs, state, cell, weight) if bias is None else (inputs, state, cell, weight, bias)
+    keeps = keeps_gates(inputs, state, cell, weight, bias, input_bias)
     state, cell = (each.to(weight.dtype).contiguous() for each in (state, cell))
-    keeps, inputs = keeps_gates(*tensors), inputs.to(weight.dtype)
+    inputs = inputs.to(weight.dtype)
     if is_transformed():
         return _of_steps(inputs, state, cell, begins, weight, bias)
-    return torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, keeps)[:2]
+    return torch.ops.torchrl_perf.lstm_sequence(inputs, state, cell, begins, weight, bias, input_bias, keeps)[:2]
 
 
 def _of_steps(
@@ -144,11 +154,12 @@ def _of_steps(
 
 @torch.library.custom_op("torchrl_perf::lstm_sequence", mutates_args=())
 def _forward(
-    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None,
+    input_bias: Tensor | None, keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """States h and c ``[N, T, H]``, and for the backward pass i, f, g and o: ``[T, N, 4 H]``, or ``[0]``."""
     if kernels := cell_kernels("lstm", inputs, weight):
-        return kernels.forward(inputs, state, cell, begins, weight, bias, keeps)
+        return kernels.forward(inputs, state, cell, begins, weight.contiguous(), dense(bias), keeps)
     num_envs, steps, _ = inputs.shape
     hidden = weight.shape[1]
     inputs, begins = time_major(inputs), time_major(begins.unsqueeze(-1))
@@ -180,10 +191,10 @@ def _backward(
     cell: Tensor,
     begins: Tensor,
     weight: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both initial states, weight and bias."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of inputs ``[N, T, 4 H]``, which are those of the gates, of both initial states, weight and biases."""
     if kernels := cell_kernels("lstm", grad, weight):
-        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight))
+        return kernels.backward(grad, grad_cell, (states, cells, kept, state, cell, begins, weight.contiguous()))
     of_cells = None if grad_cell is None else time_major(grad_cell)
     by_time = (time_major(each) for each in (states, cells))
     return _backward_loop(
@@ -201,7 +212,7 @@ def _backward_loop(
     cell: Tensor,
     begins: Tensor,
     weight: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same, of time-major tensors."""
     steps, num_envs, hidden = states.shape
     before = torch.cat((state.unsqueeze(0), states[:-1])).masked_fill_(begins, 0)
@@ -225,14 +236,16 @@ def _backward_loop(
         torch.mul(of_state, by_out[t], out=gates[:, 3])
         carried = (of_gates[t] @ weight).masked_fill_(begins[t], 0)
         carried_cell = of_cell.mul_(forget[t]).masked_fill_(begins[t], 0)
-    flat = of_gates.flatten(0, 1)
-    return env_major(of_gates), carried, carried_cell, flat.t() @ before.flatten(0, 1), flat.sum(0)
+    flat, of_bias = of_gates.flatten(0, 1), of_gates.sum((0, 1))
+    of_weight = flat.t() @ before.flatten(0, 1)
+    return env_major(of_gates), carried, carried_cell, of_weight, of_bias, of_bias.clone()
 
 
 @_forward.register_fake
 def _(
-    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    inputs: Tensor, state: Tensor, cell: Tensor, begins: Tensor, weight: Tensor, bias: Tensor | None,
+    input_bias: Tensor | None, keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     num_envs, steps, hidden = *inputs.shape[:2], weight.shape[1]
     kept = inputs.new_empty((steps, num_envs, 4 * hidden) if keeps else (0,))
     return inputs.new_empty(num_envs, steps, hidden), inputs.new_empty(num_envs, steps, hidden), kept
@@ -249,17 +262,17 @@ def _(
     cell: Tensor,
     begins: Tensor,
     weight: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     num_envs, steps, hidden = states.shape
     of_states = states.new_empty(num_envs, hidden), states.new_empty(num_envs, hidden)
-    of_parameters = weight.new_empty(4 * hidden, hidden), weight.new_empty(4 * hidden)
+    of_parameters = (weight.new_empty(shape) for shape in ((4 * hidden, hidden), (4 * hidden,), (4 * hidden,)))
     return states.new_empty(num_envs, steps, 4 * hidden), *of_states, *of_parameters
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, state, cell, begins, weight, bias, _ = inputs
+    _, state, cell, begins, weight, bias, input_bias, _ = inputs
     ctx.save_for_backward(*output, state, cell, begins, weight)
-    ctx.has_bias = bias is not None
+    ctx.has_bias, ctx.has_input_bias = bias is not None, input_bias is not None
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # few losses have a gradient of c
 
@@ -267,8 +280,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _gradients(ctx: Any, grad: Tensor | None, grad_cell: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     grad = torch.zeros_like(ctx.saved_tensors[0]) if grad is None else grad
     backward = torch.ops.torchrl_perf.lstm_sequence_backward
-    of_inputs, of_state, of_cell, of_weight, of_bias = backward(grad, grad_cell, *ctx.saved_tensors)
-    return of_inputs, of_state, of_cell, None, of_weight, grad_or_none(of_bias, ctx.has_bias), None
+    *of_others, of_weight, of_bias, of_input_bias = backward(grad, grad_cell, *ctx.saved_tensors)
+    of_biases = grad_or_none(of_bias, ctx.has_bias), grad_or_none(of_input_bias, ctx.has_input_bias)
+    return *of_others, None, of_weight, *of_biases, None
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+refuse_second_gradients(_backward, "lstm_sequence")

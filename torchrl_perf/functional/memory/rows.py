@@ -1,11 +1,22 @@
 """What the sequences of the cells have in common: rows by step, and when something is kept for a backward pass."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
-__all__ = ["add_bias", "env_major", "grad_or_none", "keeps_gates", "takes_one_launch", "time_major"]
+__all__ = [
+    "add_bias",
+    "dense",
+    "env_major",
+    "grad_or_none",
+    "keeps_gates",
+    "refuse_second_gradients",
+    "takes_one_launch",
+    "time_major",
+]
 
 
 def time_major(rows: Tensor) -> Tensor:
@@ -18,9 +29,9 @@ def env_major(steps: Tensor) -> Tensor:
     return time_major(steps)
 
 
-def keeps_gates(*tensors: Tensor) -> bool:
+def keeps_gates(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow, for which the gates of each step are kept."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def takes_one_launch(*tensors: Tensor | None) -> bool:
@@ -38,6 +49,29 @@ def add_bias(state: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     return state @ columns if bias is None else torch.addmm(bias, state, columns)
 
 
+def dense(bias: Tensor | None) -> Tensor | None:
+    """A bias as kernels read it; one may be a part of a larger tensor."""
+    return None if bias is None else bias.contiguous()
+
+
 def grad_or_none(gradient: Tensor, is_wanted: bool) -> Tensor | None:
     """The gradient, or None for an argument that was None."""
     return gradient if is_wanted else None
+
+
+def refuse_second_gradients(backward: Any, name: str) -> None:
+    """Have the operator of a backward pass say what does instead where its results are differentiated.
+
+    Args:
+        backward: the operator.
+        name: of what it is the backward pass of.
+    """
+
+    def refuse(ctx: Any, *grads: Any) -> None:
+        raise RuntimeError(
+            f"{name}: expected gradients that are not differentiated themselves, received a second derivative of a "
+            "sequence, whose gates are not a part of the graph. Remedy: torch.func.grad for the first one, in whose "
+            "transforms a sequence is a loop over steps, or a memory that is linear in its state, minGRU or the LRU."
+        )
+
+    backward.register_autograd(refuse)

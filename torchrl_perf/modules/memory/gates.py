@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence
 from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence
 from torchrl_perf.modules.memory.core import MemoryCore, States
+from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["GRUCore", "GatedCore", "LSTMCore"]
 
@@ -97,6 +98,11 @@ class GatedCore(MemoryCore):
         return *weights, getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")
 
 
+def _inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What gates get of the inputs; the sequence finds the gradient of the bias, but in transforms of torch.func."""
+    return nn.functional.linear(x, weight, bias if bias is None or is_transformed() else bias.detach())
+
+
 class GRUCore(GatedCore):
     """``nn.GRU`` with resets."""
 
@@ -112,8 +118,7 @@ class GRUCore(GatedCore):
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
         weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
-        inputs = nn.functional.linear(x, weight_ih, bias_ih)
-        after = gru_sequence(inputs, states[0], begins, weight, bias)
+        after = gru_sequence(_inputs(x, weight_ih, bias_ih), states[0], begins, weight, bias, bias_ih)
         return after, (after,)
 
 
@@ -132,6 +137,5 @@ class LSTMCore(GatedCore):
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
         weight_ih, weight, bias_ih, bias = self._parameters_of(layer)
-        inputs = nn.functional.linear(x, weight_ih, bias_ih)
-        after, cells = lstm_sequence(inputs, *states, begins, weight, bias)
+        after, cells = lstm_sequence(_inputs(x, weight_ih, bias_ih), *states, begins, weight, bias, bias_ih)
         return after, (after, cells)

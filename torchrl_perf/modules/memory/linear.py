@@ -6,7 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.memory.linear import lru_sequence, lru_step, min_gru_sequence, min_gru_step
+from torchrl_perf.functional.memory.linear import lru_sequence, lru_step, min_gru_cell
+from torchrl_perf.functional.memory.min_gru_layer import min_gru_layer
 from torchrl_perf.modules.memory.core import MemoryCore, States
 
 __all__ = ["LRUCore", "MinGRUCore"]
@@ -61,12 +62,14 @@ class MinGRUCore(MemoryCore):
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
-        state = min_gru_step(self.inputs[layer](x), states[0])
+        of = self.inputs[layer]
+        state = min_gru_cell(x, states[0], of.weight, of.bias)
         return state, (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
-        after = min_gru_sequence(self.inputs[layer](x), states[0], begins)
+        of = self.inputs[layer]
+        after = min_gru_layer(x, states[0], begins, of.weight, of.bias)
         return after, (after,)
 
 

@@ -54,7 +54,7 @@ class Watch:
         self._child_holders = [each[0] for each in self._children]
         self._child_names = [each[1] for each in self._children]
         self._held_children = [each[2] for each in self._children]
-        self._hooks = [hooks for part in self._parts for hooks in hook_dicts(part)]
+        self._hooks = hook_dicts(*self._parts)
         self.state = list({id(slot.tensor): slot.tensor for slot in self._slots}.values())
         # all names of a dict in one call, and doubled, since the getter of one name would return no tuple
         self._plain = [(operator.itemgetter(*names, *names[:1]), names, holder) for holder, names in _all_plain(parts)]
@@ -137,11 +137,11 @@ class Watch:
     def hooked(self) -> str | None:
         """The class of the first part with hooks, which a graph would not call; None without one.
 
-        Those of the module itself stand around the graph, and are called.
+        Those of the module itself stand around the graph, and are called. Hooks of all modules are those of each part.
         """
         if not any(self._hooks):
             return None
-        return next(type(part).__name__ for part in self._parts if any(hook_dicts(part)))
+        return next((type(part).__name__ for part in self._parts if any(hook_dicts(part))), None)
 
 
 def _kind(tensor: Tensor) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all
 
 from torchrl_perf.runtime.upstream.tensordicts import entries_of
 
@@ -36,10 +37,18 @@ def apply_to_tensors(module: nn.Module, function: Callable[[Tensor], Tensor]) ->
     module._apply(function)
 
 
-def hook_dicts(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """The dicts in which a module keeps its hooks, of calls and of backward passes: empty where there is none."""
-    calls = module._forward_hooks, module._forward_pre_hooks
-    return cast("Any", (*calls, module._backward_hooks, module._backward_pre_hooks))
+def hook_dicts(*modules: nn.Module) -> list[dict[int, Any]]:
+    """The dicts of the hooks of modules, of calls and of backward passes: empty where there is none.
+
+    The last four hold those that ``torch.nn.modules.module.register_module_forward_hook`` and its like give to all
+    modules there are.
+    """
+    found: list[Any] = []
+    for module in modules:
+        found += module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    found += of_all._global_forward_hooks, of_all._global_forward_pre_hooks
+    found += of_all._global_backward_hooks, of_all._global_backward_pre_hooks
+    return found
 
 
 def child_dict(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -28,7 +28,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ from torchrl_perf.runtime.waits.operators import (
 )
 from torchrl_perf.runtime.waits.replacements import replaced_by
 
-__all__ = ["HostSync", "HostSyncError", "HostSyncReport", "host_syncs", "no_host_sync"]
+__all__ = ["HostSync", "HostSyncError", "HostSyncReport", "host_syncs", "may_wait", "no_host_sync"]
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,25 @@ def _innermost(row: HostSync) -> tuple[str, str, int]:
     return row.op, row.library_file or row.file, row.library_line or row.line
 
 
+_PERMITTED: list[None] = []
+"""As long as the number of :func:`may_wait` that are open."""
+
+
+@contextmanager
+def may_wait(device: torch.device) -> Iterator[None]:
+    """Within it nothing is a host wait: for what is read once before a capture, and never in a graph.
+
+    Args:
+        device: of what is read.
+    """
+    _PERMITTED.append(None)
+    try:
+        with sync_debug_mode("default") if device.type == "cuda" else nullcontext():
+            yield
+    finally:
+        _PERMITTED.pop()
+
+
 class _Audit:
     """State shared by the two modes of one context: what to do at a wait, and what to keep quiet about."""
 
@@ -171,7 +190,7 @@ class _Audit:
     def wait(self, op: str) -> None:
         """Count a wait, or raise ``HostSyncError`` if there is no report to count in."""
         chain = call_chain(sys._getframe(1), self._thread)
-        if self.quiet or (not self.cuda and is_artefact(chain)):
+        if self.quiet or _PERMITTED or (not self.cuda and is_artefact(chain)):
             return
         site = locate(chain)
         if self.report is not None:

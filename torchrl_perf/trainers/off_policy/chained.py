@@ -22,7 +22,7 @@ from torchrl_perf.modules.encoders.joined import JoinedInputs
 from torchrl_perf.modules.ensemble import EnsembleQ
 from torchrl_perf.modules.member_networks import members_of_ensemble, members_of_layers
 from torchrl_perf.modules.normalization import EmpiricalNormalization, NormalizedCritic
-from torchrl_perf.runtime.upstream.modules import is_changed
+from torchrl_perf.runtime.upstream.modules import hook_dicts, is_changed
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.passes import Outcome, Pass
 from torchrl_perf.trainers.optim.one_launch import OneLaunchStep, takes_one_launch
@@ -124,6 +124,8 @@ class ChainedUpdate(ABC):
     ) -> None:
         self.algorithm, self.loss = algorithm, algorithm.loss
         self.actor, self.critic, self.target_critic = actor, critic, target_critic
+        # the loss itself has one of TorchRL's, which asks whether targets are updated
+        self._hooks = hook_dicts(*[part for part in self.loss.modules() if part is not self.loss])
         self.critic_step = _step(algorithm.critic_optimizer, critic.net, target_critic.net)
 
     @staticmethod
@@ -134,13 +136,14 @@ class ChainedUpdate(ABC):
     def takes(self, sample: TensorDictBase) -> bool:
         """Whether this is the faster way for a sample ``[B]``, of plain rows, and serves what may have changed since.
 
-        Parameters may have been frozen, which the plain update refuses, and groups of an optimiser set apart.
+        Parameters may have been frozen, which the plain update refuses, and groups of an optimiser set apart. Hooks of
+        networks are called by the plain update alone.
         """
         is_fast = len(sample) <= MOST_ROWS or self.critic.net.precision in ("bf16", "fp16")
         nets = self.critic.net, self.actor.net
         learns = all(param.requires_grad for net in nets for param in net.params)
         is_plain = sample.get(self.loss.action_key).ndim == 2
-        return is_fast and is_plain and learns and self.serves(self.algorithm)
+        return is_fast and is_plain and learns and not any(self._hooks) and self.serves(self.algorithm)
 
     @abstractmethod
     def __call__(self, sample: TensorDictBase, actor_due: bool = True) -> Outcome:

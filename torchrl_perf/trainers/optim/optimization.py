@@ -29,7 +29,7 @@ from torchrl_perf.trainers.optim.settings import (
 
 _KERNELS = ("params", "lr", "foreach", "fused", "capturable", "maximize", "amsgrad", "differentiable")
 _OWN = (
-    "max_grad_norm",
+    "_max_grad_norm",
     "grad_norms",
     "params",
     "loss_scale",
@@ -131,7 +131,7 @@ class GuardedAdam(torch.optim.Optimizer):
                 f"lr: expected it or learning_rate, received both, {lr} and {learning_rate}. Remedy: leave one out."
             )
         acceleration = acceleration or Acceleration()
-        self.max_grad_norm = math.inf if max_grad_norm is None else check_setting("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
         self._kind = acceleration.optimizer
         self.params: list[nn.Parameter] = []
         self._group_steps: list[AdamStep] = []
@@ -212,6 +212,19 @@ class GuardedAdam(torch.optim.Optimizer):
             for param in emptied:
                 for name in MOMENTS:
                     self.state[param][name].zero_()
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Norm above which the gradient is scaled down to it, ``math.inf`` for never; setting None means that too.
+
+        Raises:
+            ValueError: when it is set to something else than a positive number.
+        """
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        self._max_grad_norm = math.inf if value is None else check_setting("max_grad_norm", value)
 
     @property
     def step_counts(self) -> Tensor:

@@ -13,19 +13,42 @@ pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installe
 
 
 def test_rows_have_speeds_and_shares(tmp_path, capsys):
-    options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics eager env ppo"
+    options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics eager env followed ppo"
     assert robots.main([*options.split(), "--out", str(tmp_path)]) == 0
     rows = {row["variant"]: row for row in json.loads((tmp_path / "robots.json").read_text())["rows"]}
-    assert list(rows) == ["physics", "eager", "env", "ppo"]
+    assert list(rows) == ["physics", "eager", "env", "followed", "ppo"]
     for row in rows.values():
         assert row["steps_per_second"] == pytest.approx(4 / row["ms"] * 1e3)
     assert rows["env"]["of"] == "physics"
     assert rows["ppo"]["share"] == pytest.approx(rows["ppo"]["steps_per_second"] / rows["env"]["steps_per_second"])
+    assert rows["followed"]["of"] == "env"
+    own = rows["ppo"]["steps_per_second"] / rows["followed"]["steps_per_second"]
+    assert rows["ppo"]["share_followed"] == pytest.approx(own)
     assert "written to" in capsys.readouterr().out
+
+
+def test_recorded_actions_lead_the_same_worlds_the_same_way():
+    options = robots.BenchRobots(tasks=("InvertedPendulum",), worlds=4, repeats=1, device="cpu")
+    task = robots.Task("InvertedPendulum", options, torch.device("cpu"))
+    trainer = task._started()
+    begin, seen = trainer.collector.state_dict(), []
+    collect = robots.DeviceCollector.collect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(robots.DeviceCollector, "collect", lambda self: seen.append(collect(self).clone()) or seen[-1])
+        task.followed()
+    assert len(seen) == 3, "PPO's own rollout, one to warm up and one that is timed"
+    assert torch.equal(seen[-1]["action"], seen[0]["action"])
+    ends = seen[0]["next", "done"][..., 0].int()
+    first = (ends.cumsum(1) - ends) == 0  # worlds that begin anew draw other places
+    for key in (("next", "observation"), ("next", "done"), ("next", "reward")):
+        torch.testing.assert_close(seen[-1][key][first], seen[0][key][first])
+    after = trainer.collector.state_dict()
+    assert all(torch.equal(one, other) for one, other in zip(begin["root"], after["root"], strict=True))
 
 
 def test_a_training_has_a_curve_and_a_return_in_c(tmp_path):
     options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics --learn 0.01 --seeds 1"
+    options += " --learn-worlds 4"
     assert robots.main([*options.split(), "--first-seed", "7", "--out", str(tmp_path)]) == 0
     row = json.loads((tmp_path / "robots.json").read_text())["rows"][-1]
     assert (row["variant"], row["algorithm"], row["seed"], row["episodes"]) == ("learn", "ppo", 7, 100)

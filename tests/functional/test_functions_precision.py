@@ -326,13 +326,14 @@ ELSEWHERE = {
         "windows.run_lengths", "missing.missing_rows", "missing.steps_without_successor", "valid.fitted_rows",
         "permutation.mix", "parts.divisor", "parts.longest_part", "parts.part_size", "parts.splits",
         "valid.spread", "atoms.fusable", "mlp.fusable", "implicit.fusable",
-        "chain.runs_as_chain", "chain.chain_tiles",
+        "chain.runs_as_chain", "chain.chain_tiles", "resident.stays_on_chip",
     },
     "draws, tested by their frequencies": {
         "masked.gumbel_argmax", "elbo.temporal_mask", "priority_tree.draw_leaves", "priority_tree.uniform_rows",
     },
     "float32 by contract": {
-        "atoms.fused_atom_means", "chain.fused_chain", "mlp.fused_mlp", "twice.graphed_gradients",
+        "atoms.fused_atom_means", "chain.fused_chain", "resident.resident_chain", "mlp.fused_mlp",
+        "twice.graphed_gradients",
         "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
         "priority_tree.node_values", "scan.log_scan",
     },

@@ -38,10 +38,10 @@ def gluon_kernels(name: str) -> ModuleType:
         patch.setattr(triton.experimental, "gluon", modules["triton.experimental.gluon"], raising=False)
         for place, module in modules.items():
             patch.setitem(sys.modules, place, module)
-        found = importlib.import_module(path)
-    for module in (found, importlib.import_module("torchrl_perf.kernels.cells")):
+        loaded = [importlib.import_module(each) for each in (path, "torchrl_perf.kernels.cells")]
+    for module in loaded:
         module.tl = tl  # the interpreter looks for it among the names of a function
-    return found
+    return loaded[0]
 
 
 class _Shared:
@@ -73,14 +73,14 @@ def _interpreted_gluon() -> dict[str, ModuleType]:
     for name in ("constexpr", "int64", "float32"):
         setattr(gl, name, getattr(tl, name))
     gl.float16 = tl.float32
-    for name in ("load", "store", "where", "maximum", "program_id"):
+    for name in ("load", "store", "where", "maximum", "program_id", "sum", "associative_scan"):
         setattr(gl, name, lambda *args, name=name, **options: getattr(tl, name)(*args, **options))
     gl.arange = lambda start, end, layout: tl.arange(start, end)
     gl.zeros = lambda shape, dtype, layout: tl.zeros(shape, dtype)
     gl.inline_asm_elementwise = lambda asm, constraints, args, **options: 1.0 - 2.0 / (tl.exp(2.0 * args[0]) + 1.0)
     gl.num_warps = lambda: 8
     gl.allocate_shared_memory = lambda dtype, shape, layout, value=None: _Shared(value)
-    for name in ("NVMMADistributedLayout", "DotOperandLayout", "SwizzledSharedLayout", "SliceLayout"):
+    for name in ("NVMMADistributedLayout", "DotOperandLayout", "SwizzledSharedLayout", "SliceLayout", "BlockedLayout"):
         setattr(gl, name, lambda *args, **options: None)
     root = "triton.experimental.gluon"
     return {root: gluon, f"{root}.language": gl, f"{root}.language.nvidia.ampere": ampere}

@@ -27,6 +27,9 @@ LARGE = [
     ((9000, (60, 512, 256, 128, 1), 0.0, 2), "relu", "bf16"),
     ((20_000, (23, 256, 130, 1), EPS, 2), "elu", "fp16"),
     ((8192, (17, 512, 256, 128, 12), 0.0, 1), "mish", "bf16"),
+    ((32_768, (23, 512, 256, 128, 1), 0.0, 2), "relu", "bf16"),  # layer by layer, and so are the next two
+    ((20_001, (17, 300, 130, 12), 0.0, 1), "mish", "bf16"),
+    ((16_384, (60, 256, 1), 0.0, 3), "tanh", "fp16"),
 ]
 
 
@@ -127,6 +130,21 @@ class TestAnywhere:
         compare(70, (9, 20, 16, 7), eps, 1, "silu", "fp16", inner=True, two=True, inputs=2, fewer=45)
         compare(40, (5, 128, 130, 1), eps, 2, "elu", "fp16", inner=False, two=False, inputs=1)
         compare(40, (5, 128, 130, 1), eps, 1, "elu", "fp16", inner=True, two=False, inputs=1)
+
+    @pytest.mark.parametrize("activation", ["elu", "silu"])  # by value, and by what it was applied to
+    def test_layer_by_layer(self, monkeypatch, activation):
+        from torchrl_perf.kernels import layered_launch, members_launch
+
+        taken = []
+        forward = layered_launch.forward
+        monkeypatch.setattr(members_launch, "MANY_ROWS", 32)
+        monkeypatch.setattr(layered_launch, "ROWS", 32)
+        monkeypatch.setattr(layered_launch, "TILES", members_launch.Tiles(16, 32, 16))
+        monkeypatch.setattr(layered_launch, "forward", lambda *args: taken.append(1) or forward(*args))
+        compare(40, (5, 48, 33, 3), 0.0, 2, activation, "fp16", inner=False, two=True, inputs=2)
+        compare(70, (9, 33, 64, 40, 7), 0.0, 1, activation, "fp16", inner=True, two=False, inputs=1, fewer=38)
+        compare(70, (9, 33, 64, 40, 7), 0.0, 2, activation, "fp16", inner=True, two=True, inputs=4, fewer=20)
+        assert len(taken) == 3
 
     def test_parameters_that_lie_as_in_linear_layers(self):
         nn = torch.nn

@@ -6,6 +6,7 @@ MuJoCo's C code.
 
 import gc
 import importlib.util
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from itertools import product
 from typing import Any, Literal
 
 import torch
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
 
 from torchrl_perf.bench.report import Sheet
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.registry import ROBOTS, entry_of
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
+from torchrl_perf.trainers.captures import collector_mode
 from torchrl_perf.trainers.mujoco_c import episodes_in_c
 
 SPEED = ("worlds", "ms", "steps_per_second", "share", "of", "start_s")
@@ -34,10 +38,10 @@ class BenchRobots:
     tasks: tuple[str, ...] = ("HalfCheetah", "Ant", "Humanoid")
     """Tasks of MuJoCo."""
     worlds: int = 4096
-    """Worlds that run at once (N); other algorithms than PPO are trained in as many as the task's settings say."""
-    variants: tuple[str, ...] = ("physics", "eager", "env", "ppo", "rsl-rl")
-    """Rows: bare physics in a graph, an env step by step, the env in a graph, PPO in one graph, rsl-rl-lib (if it is
-    installed) on the same env."""
+    """Worlds that run at once (N) in measurements of speed."""
+    variants: tuple[str, ...] = ("physics", "eager", "env", "followed", "ppo", "rsl-rl")
+    """Rows: bare physics in a graph, an env step by step, the env in a graph under random actions, the same under those
+    that PPO takes, from the worlds that it is in, PPO in one graph, rsl-rl-lib (if it is installed) on the same env."""
     repeats: int = 10
     """Timed batches or iterations."""
     mode: Literal["auto", "graph"] = "graph"
@@ -45,6 +49,8 @@ class BenchRobots:
     learn: float = 0.0
     """Greatest seconds of training of each task, algorithm and seed, after compilation; 0 trains none. A run also ends
     after the steps of the task's settings, over which a learning rate that is lowered is lowered."""
+    learn_worlds: int | None = None
+    """Worlds of the training; None is as many as the task's settings say."""
     algorithms: tuple[str, ...] = ("ppo",)
     """What is trained: ppo, sac, td3, ddpg."""
     seeds: int = 3
@@ -74,6 +80,8 @@ class Task:
 
         self.name, self.options, self.device = name, options, device
         self._kind, self._settings = getattr(robots, name), env_arguments(options.physics)
+        self._learner: PPOTrainer | None = None
+        self._warm = 4 if device.type == "cuda" else 1  # calls before a graph is there, and replayed
 
     def make(self, seed: int = 0) -> Any:
         """New worlds."""
@@ -132,16 +140,49 @@ class Task:
         collector.shutdown()
         return row
 
+    def followed(self) -> dict[str, Any]:
+        """Rollouts of the actions that PPO takes, from its worlds: what they cost without a policy and updates."""
+        with Started(self.device) as start:
+            trainer = self._started()
+            begin = trainer.collector.state_dict()
+            actions = Recorded(trainer.collector.collect().get("action"))
+            mode = collector_mode(trainer.mode, trainer.env)
+            mode = "graph" if self.device.type == "cuda" else mode
+            policy = TensorDictModule(actions, in_keys=["observation"], out_keys=["action"])
+            frames = trainer.config.batch_size
+            collector = DeviceCollector(trainer.env, policy, frames_per_batch=frames, mode=mode)
+            for _ in range(self._warm):
+                collector.collect()
+        spent = []
+        for _ in range(self.options.repeats):
+            collector.load_state_dict(begin)
+            actions.step.zero_()
+            synchronize(self.device)
+            watch = Stopwatch(self.device).start()
+            collector.collect()
+            watch.stop()
+            spent.append(watch.seconds * 1e3 / trainer.config.num_steps)
+        collector.shutdown(close_env=False)
+        trainer.collector.load_state_dict(begin)
+        return self.row("followed", statistics.median(spent), start_s=start.seconds)
+
+    def _started(self) -> PPOTrainer:
+        """A trainer that has made its graph, or the one that there is."""
+        if self._learner is None:
+            self._learner = self.trainer(0)
+            for _ in range(self._warm):
+                self._learner.step()
+        return self._learner
+
     def ppo(self) -> dict[str, Any]:
         """Whole iterations of PPO with the task's settings, a single graph on CUDA."""
         with Started(self.device) as start:
-            trainer = self.trainer(0)
-            for _ in range(4):
-                trainer.step()
+            trainer = self._started()
         config = trainer.config
         ms = self.timed(trainer.step, config.num_steps)
         row = self.row("ppo", ms, start_s=start.seconds, updates=config.updates_each_iteration)
         trainer.close()
+        self._learner = None
         return row
 
     def trainer(self, seed: int) -> PPOTrainer:
@@ -172,7 +213,8 @@ class Task:
         with Started(self.device) as start:
             mode = self.options.mode if self.device.type == "cuda" else "auto"
             place = {"device": str(self.device), "mode": mode, "logger": "none", "eval_episodes": 100}
-            worlds = {"num_envs": self.options.worlds} if algorithm == "ppo" else {}
+            chosen = self.options.learn_worlds
+            worlds = {} if chosen is None else {"num_envs": chosen}
             config = entry.load("config")(env=self.name, seed=seed, **place, **worlds)
             env = self._kind(config.num_envs, device=self.device, seed=seed, **self._settings)
             trainer = entry.load("trainer")(config, env=env)
@@ -196,6 +238,30 @@ class Task:
             row |= {"episodes": len(episodes.returns)}
         trainer.close()
         return row
+
+
+class Recorded(nn.Module):
+    """A policy that takes recorded actions again, one step after the other.
+
+    Args:
+        actions: ``[N, T, U]``.
+
+    Attributes:
+        step: int64 0-d, the next one.
+    """
+
+    step: Tensor
+
+    def __init__(self, actions: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("actions", actions.transpose(0, 1).contiguous().clone())
+        self.register_buffer("step", torch.zeros(1, dtype=torch.int64, device=actions.device))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the actions ``[N, U]`` of the step; what is observed makes no difference."""
+        action = self.actions.index_select(0, self.step)[0]
+        self.step.copy_((self.step + 1) % self.actions.shape[0])
+        return action
 
 
 class Started:
@@ -222,8 +288,8 @@ class Started:
         self.seconds = self._watch.host_seconds
 
 
-AGAINST = {"env": "physics", "ppo": "env", "rsl-rl": "env"}
-"""What the share of a variant's speed is of."""
+AGAINST = {"env": "physics", "followed": "env", "ppo": "env", "rsl-rl": "env"}
+"""What the share of a variant's speed is of; that of PPO is also found of what its own worlds cost."""
 
 
 def measure_task(task: Task, sheet: Sheet) -> None:
@@ -233,6 +299,7 @@ def measure_task(task: Task, sheet: Sheet) -> None:
         "physics": task.physics,
         "eager": task.eager,
         "env": task.env,
+        "followed": task.followed,
         "ppo": task.ppo,
         "rsl-rl": task.rsl_rl,
     }
@@ -244,6 +311,8 @@ def measure_task(task: Task, sheet: Sheet) -> None:
         speeds[variant] = row["steps_per_second"]
         if (limit := speeds.get(AGAINST.get(variant, ""))) is not None:
             row |= {"share": row["steps_per_second"] / limit, "of": AGAINST[variant]}
+        if variant == "ppo" and "followed" in speeds:
+            row["share_followed"] = row["steps_per_second"] / speeds["followed"]
         sheet.add(row)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrl_perf.functional.chain import chain_tiles
 from torchrl_perf.functional.members import Members
 from torchrl_perf.functional.mlp import fusable
+from torchrl_perf.functional.resident import stays_on_chip
 from torchrl_perf.modules import FusedMLP
 from torchrl_perf.modules.ensemble import EnsembleMLP
 from torchrl_perf.modules.member_networks import members_of_ensemble
@@ -28,6 +29,7 @@ SHAPES = (
 CRITICS = (
     (256, 2, 23, (256, 256), "relu", "tf32"),
     (256, 5, 23, (256, 256), "relu", "tf32"),
+    (8_192, 2, 23, (512, 256, 128), "relu", "bf16"),
     (32_768, 2, 23, (512, 256, 128), "relu", "bf16"),
 )
 """Rows, members of an ensemble of critics, inputs, hidden widths, activation and precision."""
@@ -96,6 +98,6 @@ def _gradients(net: nn.Module, x: Tensor) -> tuple[Any, ...]:
 def _tiles(net: FusedMLP, x: Tensor) -> str:
     """The tiles of a network; nothing for one whose weights lie on chip."""
     params = [tensor for layer in net if isinstance(layer, nn.Linear) for tensor in (layer.weight, layer.bias)]
-    if len(params) == 6 and fusable(x, params):
+    if (len(params) == 6 and fusable(x, params)) or stays_on_chip(x, params, net.activation, 0.0, net.precision):
         return "weights on chip"
     return " ".join(map(str, chain_tiles(x, params, net.activation, precision=net.precision)))

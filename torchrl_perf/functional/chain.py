@@ -1,6 +1,5 @@
 """A perceptron of any depth and width as one differentiable function: a kernel for all its layers on CUDA."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional import resident
 from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
 
@@ -92,18 +92,16 @@ def fused_chain(
         precision: of the matrix products: ``"tf32"``, ``"bf16"`` or ``"fp16"`` (operands rounded, hidden units kept in
             16 bits, sums in float32), or ``"ieee"`` (float32, many times slower).
 
+    Large batches of two hidden layers up to 256 wide run as :func:`~torchrl_perf.functional.resident.resident_chain`.
+
     Returns:
         ``[B, OUT]`` float32. Equal to :func:`chain` within 2e-3 of its scale (``ieee``: 1e-5, ``bf16``: 2e-2).
         Gradients that are differentiated once more are those of :func:`chain`.
     """
+    if resident.stays_on_chip(x, params, activation, eps, precision):
+        return resident.resident_chain(x, params, activation, precision)
     keep = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in params))
     return torch.ops.torchrl_perf.chain_forward(x, params, activation, eps, precision, keep)[0]
-
-
-@functools.cache
-def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
 
 
 def _network(x: Tensor, weights: tuple[Tensor, ...], activation: str, eps: float, precision: str) -> Any:
@@ -122,7 +120,7 @@ def chain_tiles(
     """
     from torchrl_perf.kernels import chain_blocks
 
-    net, room = _network(x, _parts(params, eps)[0], activation, eps, precision), _room(x.device)
+    net, room = _network(x, _parts(params, eps)[0], activation, eps, precision), resident.room(x.device)
     forward, backward = (chain_blocks.blocks_for(way, net, x.shape[0], room) for way in ("forward", "backward"))
     return tuple(forward), tuple(backward)
 
@@ -138,7 +136,7 @@ def _chain_forward(
     net = _network(x, weights, activation, eps, precision)
     if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
         weights = tuple(w.to(net.dtype) for w in weights)
-    blocks = chain_blocks.blocks_for("forward", net, x.shape[0], _room(x.device))
+    blocks = chain_blocks.blocks_for("forward", net, x.shape[0], resident.room(x.device))
     return kernel.forward(x, net, weights, *vectors, keep, blocks, processors(x.device))
 
 
@@ -194,7 +192,10 @@ def _chain_backward(
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps, wanted))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
-    blocks, on_chip = chain_blocks.blocks_for("backward", net, rows, _room(x.device)), _on_chip(weights, eps, wanted)
+    blocks, on_chip = (
+        chain_blocks.blocks_for("backward", net, rows, resident.room(x.device)),
+        _on_chip(weights, eps, wanted),
+    )
     d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, on_chip, blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]

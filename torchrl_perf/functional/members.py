@@ -117,11 +117,15 @@ class Members:
         """Tiles of the launches forward, backward and of all gradients, for B rows. It needs Triton.
 
         Each is rows of a program, units and depth of a product, warps, stages of loads ahead, and parts of the rows.
+        Where a layer is a launch of its own, forward and backward have the same.
         """
+        from torchrl_perf.kernels import layered_launch
         from torchrl_perf.kernels.members_launch import tiles_of
 
-        ways = ("forward", "backward", "gradients")
-        return tuple(tuple(tiles_of(way, self._net, rows, self.size)) for way in ways)
+        found = [tiles_of(way, self._net, rows, self.size) for way in ("forward", "backward", "gradients")]
+        if layered_launch.takes(self._net, rows):
+            found[:2] = [layered_launch.TILES] * 2
+        return tuple(map(tuple, found))
 
     @property
     def _net(self) -> Any:
@@ -153,13 +157,15 @@ class Members:
             beside: :class:`Members` of the same shape, whose outputs come second.
             save: whether there will be a backward pass of the first E.
         """
-        from torchrl_perf.kernels import members_launch as kernel
+        from torchrl_perf.kernels import layered_launch, members_launch
 
         net, rows = self._net, x.shape[1]
         params = self._for_kernels(rows, beside)
-        tiles = kernel.tiles_of("forward", net, rows)
-        sets = 1 if beside is None else 2
-        y, kept = kernel.forward(x, net, params, self.size, sets, self._inner, save, tiles)
+        given = x, net, params, self.size, 1 if beside is None else 2, self._inner, save
+        if layered_launch.takes(net, rows):
+            y, kept = layered_launch.forward(*given)
+        else:
+            y, kept = members_launch.forward(*given, members_launch.tiles_of("forward", net, rows))
         count = len(self.groups[0])
         first = (params[0][:count], params[1][:count], *(group[: count - 1] for group in params[2:]))
         return y, (kept, first if self._eps else (*first[:2], first[1], first[1]))
@@ -175,11 +181,15 @@ class Members:
             x: what it was given, for the gradients of the parameters; None for that of the input alone.
             needs_x: whether that is asked for; else it is empty.
         """
+        from torchrl_perf.kernels import layered_launch
         from torchrl_perf.kernels import members_launch as kernel
 
         net, (kept, params), (size, rows) = self._net, kept, g.shape[:2]
-        tiles = kernel.tiles_of("backward", net, rows)
-        d, e, dx = kernel.backward(g, net, params, kept, self._inner, needs_x, tiles)
+        given = g, net, params, kept, self._inner, needs_x
+        if layered_launch.takes(net, rows):
+            d, e, dx = layered_launch.backward(*given)
+        else:
+            d, e, dx = kernel.backward(*given, kernel.tiles_of("backward", net, rows))
         if x is None:
             return None, dx
         tiles = kernel.tiles_of("gradients", net, rows, size)

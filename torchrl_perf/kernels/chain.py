@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from torchrl_perf.kernels.activations import activate, slope
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.products import add_dot, product, product_of_first, product_of_last
 
 
@@ -121,8 +122,10 @@ def forward_kernel(
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, PADS: tl.constexpr,
     ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The rows of this program, and of those that follow it by the number of programs, through all layers."""
+    wait_for_previous(EARLY)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         r = tl.minimum(tl.arange(0, ROWS), rows - 1 - start)  # rows beyond the end repeat the last one
         if SAVE:
@@ -284,7 +287,7 @@ def backward_kernel(
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, PADS: tl.constexpr,
     ROWS: tl.constexpr, NORM_ROWS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr, IN_PAD: tl.constexpr, OUT_PAD: tl.constexpr,
-    PAIR: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    PAIR: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient of this program's rows through all layers.
 
@@ -292,6 +295,7 @@ def backward_kernel(
     gains and shifts in the order of the biases, then the last layer's weights where OUT_PAD is not 0, and those of the
     first where IN_PAD is not.
     """
+    wait_for_previous(EARLY)
     LAYERS: tl.constexpr = len(SIZES) - 1
     HIDDEN: tl.constexpr = OFFSETS[LAYERS - 1]
     OUT: tl.constexpr = SIZES[LAYERS]

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 BLOCK = 1024
@@ -51,9 +52,10 @@ def _span(part, SIZES: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def norms_kernel(
     count_ptr, part_ptr, norm_ptr, grads, SIZES: tl.constexpr, FIRST: tl.constexpr, PARTS: tl.constexpr,
-    COLS: tl.constexpr, PAD: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
+    COLS: tl.constexpr, PAD: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum of squares of a part of a gradient; the program that is done last adds the parts, in a fixed order."""
+    wait_for_previous(EARLY)
     part = tl.program_id(0)
     tensor, piece, size = _span(part, SIZES, FIRST)
     at = piece * SPAN + tl.arange(0, SPAN)
@@ -80,9 +82,10 @@ def adam_kernel(
     lr_ptr, scale_ptr, skip_ptr, step_ptr, tau_ptr, values, grads, means, squares, targets, SIZES: tl.constexpr,
     FIRST: tl.constexpr, STEPS: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr, BETA1: tl.constexpr,
     BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, FOLLOW: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPAN: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Adam's step of a part of a parameter, and what follows it; nothing of the first where ``skip`` is 1."""
+    wait_for_previous(EARLY)
     part = tl.program_id(0)
     tensor, piece, size = _span(part, SIZES, FIRST)
     at = piece * SPAN + tl.arange(0, SPAN)

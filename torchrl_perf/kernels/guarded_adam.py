@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.functional.adam import AdamSettings
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 __all__ = ["BLOCK", "Columns", "Layout", "launch_step"]
@@ -92,12 +93,13 @@ def _step_kernel(
     FIRST: tl.constexpr, SIZES: tl.constexpr, PLACES: tl.constexpr, NUMBERS: tl.constexpr, RATES: tl.constexpr,
     BETA1: tl.constexpr, LOG1: tl.constexpr, BETA2: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
     DECAY: tl.constexpr, DECOUPLED: tl.constexpr, SQUARES: tl.constexpr, PAD: tl.constexpr, TAIL: tl.constexpr,
-    CLIPS: tl.constexpr, FOLLOWS: tl.constexpr, TAU_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+    CLIPS: tl.constexpr, FOLLOWS: tl.constexpr, TAU_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A block of the parameter that this program belongs to.
 
     The squares of parameter p are those from PLACES[p] on; the last TAIL parameters have none, but are one number each.
     """
+    wait_for_previous(EARLY)
     COUNT: tl.constexpr = len(SIZES)
     program = tl.program_id(0)
     s = tl.arange(0, PAD)

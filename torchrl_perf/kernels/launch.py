@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_perf.kernels import dependent
+
 _VARIANTS: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 """What was compiled, with the values of its constants in the order of the kernel's arguments."""
 
@@ -25,7 +27,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: d
         grid: programs, one to three numbers.
         args: tensors on one device, the first of them a tensor, numbers, and tuples of tensors, in the order of the
             kernel's arguments.
-        constants: its ``constexpr`` arguments by name.
+        constants: its ``constexpr`` arguments by name, without an ``EARLY`` at their end: see
+            :mod:`torchrl_perf.kernels.dependent`.
         **options: such as ``num_warps``.
     """
     index = args[0].device.index
@@ -40,6 +43,10 @@ def _launch(
     kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any], options: dict[str, int],
     device: int | None,
 ) -> None:  # fmt: skip
+    if kernel.arg_names[-1] == "EARLY":
+        is_early = dependent.overlaps(device)
+        constants = {**constants, "EARLY": is_early}
+        options = {**options, "launch_pdl": True} if is_early else options
     key = (id(kernel), device, assumptions(args), *constants.values(), *options.values())
     known = _VARIANTS.get(key)
     if known is None:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from torchrl_perf.kernels.activations import activate, slope
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.products import add_dot
 
 
@@ -138,13 +139,14 @@ def forward_kernel(
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, SPLIT: tl.constexpr, SETS: tl.constexpr, SHARE: tl.constexpr,
     INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr, ACT: tl.constexpr,
     NORM: tl.constexpr, EPS: tl.constexpr, KEEP_Z: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
-    LAST: tl.constexpr, FAST: tl.constexpr,
+    LAST: tl.constexpr, FAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The rows of this program through all layers of its member.
 
     INNER says that weights lie as ``[OUT, IN]`` and not ``[IN, OUT]``; SHARE members read one input; LAST is the
     precision of the last layer.
     """
+    wait_for_previous(EARLY)
     member = tl.program_id(1)
     j = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     r = tl.minimum(j, rows - 1)  # rows beyond the end repeat the last one
@@ -229,9 +231,10 @@ def backward_kernel(
     g_ptr, weights, gains, shifts, h_ptr, z_ptr, scale_ptr, d_ptr, e_ptr, dx_ptr, rows, height, g_member, g_row,
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     DEPTHS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, KEEP_Z: tl.constexpr, NEEDS_X: tl.constexpr,
-    PRECISION: tl.constexpr, LAST: tl.constexpr,
+    PRECISION: tl.constexpr, LAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient of this program's rows through all layers of its member, of which ``height`` rows are kept."""
+    wait_for_previous(EARLY)
     member = tl.program_id(1)
     j = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     r = tl.minimum(j, rows - 1)
@@ -377,12 +380,14 @@ def gradients_kernel(
     SIZES: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
     SHARE: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTHS: tl.constexpr,
     SPLITS: tl.constexpr, APART: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gradients of one tile of the weights of one layer of one member, from every SPLITS-th block of rows.
 
     TILES are the first tiles of the layers, PLACES those of the squares of each parameter in the order of the layers
     (weight, bias, gain, shift), and COUNTS how many of them a member has.
     """
+    wait_for_previous(EARLY)
     member = tl.program_id(1)
     program = tl.program_id(0)
     x_ptr += (member // SHARE) * x_member
@@ -397,9 +402,11 @@ def gradients_kernel(
 
 @triton.jit
 def total_kernel(
-    squares_ptr, parts, totals, FIRST: tl.constexpr, SIZES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+    squares_ptr, parts, totals, FIRST: tl.constexpr, SIZES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of one parameter from their parts, and the sum of their squares."""
+    wait_for_previous(EARLY)
     COUNT: tl.constexpr = len(SIZES)
     program = tl.program_id(0)
     part_ptr = parts[0]

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 from torchrl_perf.kernels.products import add_dot
 
@@ -15,9 +16,10 @@ from torchrl_perf.kernels.products import add_dot
 @triton.jit
 def _outer_kernel(
     d_ptr, a_ptr, part_ptr, rows, d_row, d_col, a_row, a_col, N: tl.constexpr, K: tl.constexpr,
-    BLOCK: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``d.T @ a`` over the rows of this program, ``[N, K]``, of which one side is small."""
+    wait_for_previous(EARLY)
     n = tl.program_id(1) * COLS + tl.arange(0, COLS)
     k = tl.program_id(2) * DEPTH + tl.arange(0, DEPTH)
     i = tl.arange(0, BLOCK)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.functional.priority_tree import FAN_OUT, LARGEST_PRIORITY
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 _LARGEST = tl.constexpr(LARGEST_PRIORITY)
@@ -47,9 +48,10 @@ def _write_kernel(
     index_ptr, priority_ptr, keep_ptr, generation_ptr, words_ptr, max_bits_ptr, alpha_ptr, cursor_ptr, length_ptr,
     eps, num_rows, priority_stride, num_slots, steps, num_streams,
     HAS_KEEP: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_MAX: tl.constexpr, HAS_RING: tl.constexpr,
-    HAS_GENERATION: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_GENERATION: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Weights into the leaves, with tickets that the sums of the first level clear."""
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = i < num_rows
     slot = tl.load(index_ptr + i, mask=is_row, other=-1).to(tl.int64)
@@ -85,12 +87,13 @@ def _write_kernel(
 @triton.jit
 def _first_level_kernel(
     index_ptr, words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, num_rows, num_slots,
-    ALL: tl.constexpr, FAN: tl.constexpr, BLOCK: tl.constexpr,
+    ALL: tl.constexpr, FAN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sums and minima of the nodes above the given slots (or of all nodes); clears the tickets of their leaves.
 
     Rows that share a node store the same numbers, so their order does not matter.
     """
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_node = i < num_rows
     if ALL:
@@ -112,8 +115,9 @@ def _first_level_kernel(
 
 
 @triton.jit
-def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constexpr):
+def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constexpr, EARLY: tl.constexpr):
     """One node of the second level, which begins at ``level``, from its children."""
+    wait_for_previous(EARLY)
     node = tl.program_id(0)
     child = node * FAN + tl.arange(0, FAN)
     weights = tl.load(sums_ptr + child)
@@ -123,11 +127,14 @@ def _next_level_kernel(sums_ptr, minima_ptr, running_ptr, level, FAN: tl.constex
 
 
 @triton.jit
-def _two_levels_kernel(sums_ptr, minima_ptr, running_ptr, arrived_ptr, level, top, FAN: tl.constexpr):
+def _two_levels_kernel(
+    sums_ptr, minima_ptr, running_ptr, arrived_ptr, level, top, FAN: tl.constexpr, EARLY: tl.constexpr
+):
     """One node of the second level, from its children, and of the third, by the last of its children to arrive.
 
     The second level begins at ``level``, where the first ends, and is padded with nodes that have no children.
     """
+    wait_for_previous(EARLY)
     node = tl.program_id(0)
     child = node * FAN + tl.arange(0, FAN)
     weights = tl.load(sums_ptr + child, mask=child < level, other=0.0)
@@ -221,9 +228,10 @@ def _draw_kernel(
     words_ptr, sums_ptr, minima_ptr, running_leaves_ptr, running_ptr, uniform_ptr, index_ptr, weight_ptr,
     generation_ptr, beta_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, num_top, top, second,
     HAS_RING: tl.constexpr, LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One slot a uniform number, its importance weight and its generation; without a ring the slot alone."""
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_draw = i < num_draws
     uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)
@@ -250,9 +258,11 @@ def uniform_slot(uniform, cursor, length, steps, num_streams) -> tl.tensor:
 
 @triton.jit
 def _uniform_kernel(
-    uniform_ptr, index_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, BLOCK: tl.constexpr
+    uniform_ptr, index_ptr, cursor_ptr, length_ptr, num_draws, steps, num_streams, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One slot a uniform number."""
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_draw = i < num_draws
     uniform = tl.load(uniform_ptr + i, mask=is_draw, other=0.0)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 from torchrl_perf.kernels.priority_tree import drawn_row, tree_constants, uniform_slot
 
@@ -43,8 +44,10 @@ def _move_rows(
 def _gather(
     source_ptr, index_ptr, out_ptr, num_rows, source_rows, source_stride,
     IS_WORDS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """``out[i] = source[index[i]]``; out of range, the nearest row."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row = row < num_rows
     place = tl.load(index_ptr + row, mask=is_row, other=0).to(tl.int64)
@@ -56,8 +59,10 @@ def _gather(
 def _draw_and_gather(
     source_ptr, uniform_ptr, index_ptr, out_ptr, cursor_ptr, length_ptr, num_rows, source_stride, steps, num_streams,
     IS_WORDS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Slots among the newest rows of a ring, one a uniform number, and their rows."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row = row < num_rows
     uniform = tl.load(uniform_ptr + row, mask=is_row, other=0.0)
@@ -72,9 +77,10 @@ def _draw_by_weight_and_gather(
     generation_ptr, out_ptr, beta_ptr, cursor_ptr, length_ptr, num_rows, source_stride, steps, num_streams, num_top,
     top, second,
     LEVELS: tl.constexpr, FAN: tl.constexpr, TOP: tl.constexpr, IS_WORDS: tl.constexpr, WIDTH: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Slots of a tree of weights, one a uniform number, their importance weights and generations, and their rows."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     # a draw of one number alone is one that Triton fails to compile: eight equal ones take as long
     DRAWS: tl.constexpr = BLOCK_R if BLOCK_R > 1 else 8
@@ -107,7 +113,7 @@ def _copy_field(source_ptr, target_ptr, row, place, is_row, WIDTH: tl.constexpr,
 def _write(
     ring_ptr, counters_ptr, index_ptr, sources, num_rows, num_streams, steps,
     ROW_BYTES: tl.constexpr, OFFSETS: tl.constexpr, WIDTHS: tl.constexpr, IS_WORDS: tl.constexpr,
-    COUNTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    COUNTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row i of each source (time i // num_streams of the batch) goes to time ``cursor`` + that, modulo ``steps``.
 
@@ -115,6 +121,7 @@ def _write(
     cursor and to the length behind it. Another program may not have read the cursor yet: the third counter says how
     many have, and the last one counts.
     """
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row = row < num_rows
     row = row.to(tl.int64)

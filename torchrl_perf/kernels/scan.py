@@ -197,6 +197,12 @@ def launch_gae(
 ) -> tuple[Tensor, Tensor]:
     """Launch the fused GAE kernel; arguments and results as in :func:`torchrl_perf.kernels.gae_rows`."""
     num_steps, num_envs = reward.shape
+    if num_steps > 256 and 512 <= num_envs < 8192 and reward.is_cuda and not _is_time_contiguous(reward):
+        from torchrl_perf.kernels import gae_runs  # Gluon is loaded where it is used
+
+        rows = state_value, next_state_value, reward, done, terminated
+        if gae_runs.takes(rows):
+            return gae_runs.gae_in_runs(gamma, lmbda, *rows)
     advantage = torch.empty_like(reward, dtype=torch.float32)
     target = torch.empty_like(reward, dtype=torch.float32)
     time_contiguous = _is_time_contiguous(reward)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 from torchrl_perf.kernels.priority_tree import age_and_generation, uniform_slot, weight_of
 
@@ -34,9 +35,10 @@ def _slices(
     index_ptr, flags_ptr, weights_ptr, generation_ptr, num_slices, steps, num_streams, stride,
     HAS_TREE: tl.constexpr, MARKS: tl.constexpr, HAS_TRUNCATED: tl.constexpr, HAS_INIT: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_TERMINATED: tl.constexpr, HAS_PRIORITY: tl.constexpr,
-    LENGTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    LENGTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK slices; WIDTH is the power of two from LENGTH on."""
+    wait_for_previous(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_slice = i < num_slices
     cursor, length = tl.load(cursor_ptr), tl.load(length_ptr)
@@ -93,9 +95,10 @@ def _starts(
     run_ptr, cursor_ptr, length_ptr, end_ptr, mask_ptr, terminated_ptr, slots_ptr, starts_ptr,
     time_rows, count, steps, num_streams, stride,
     HAS_END: tl.constexpr, HAS_MASK: tl.constexpr, HAS_TERMINATED: tl.constexpr,
-    LENGTH: tl.constexpr, BLOCK: tl.constexpr,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK streams, each from its oldest new row to the newest."""
+    wait_for_previous(EARLY)
     stream = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_stream = stream < num_streams
     cursor, length = tl.load(cursor_ptr), tl.load(length_ptr)

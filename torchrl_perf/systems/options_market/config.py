@@ -265,7 +265,8 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
     "OptionMarketOriginal": dataclasses.replace(_HOURLY, trend_unit="price"),
     # Returns carry little information on the best weight (a Sharpe ratio of .3 a bar): learning needs many of them, at
     # weights of all sizes, which the temperature ensures. Growth is flat around its maximum: options that differ by how
-    # much they hold at most differ little in it. Their entropies tell them apart, and the choice keeps to several.
+    # much they hold at most differ little in it. Their entropies tell them apart, and the choice keeps to several. What
+    # is learnt last of such returns is noise, which step sizes that fall to 0 leave out.
     "OptionMarketKelly": dataclasses.replace(
         _HOURLY,
         env="OptionMarketKelly",
@@ -291,6 +292,7 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         reward_scale=10.0,
         actor_learning_rate=1e-3,
         critic_learning_rate=3e-3,
+        anneal_learning_rate=True,
         option_learning_rate=1e-3,
         option_learning="critic",
         option_entropy_coeff=0.6,

@@ -15,12 +15,13 @@ RESULTS = Path(__file__).parents[2] / "torchrl_perf" / "bench" / "results" / "re
 
 
 def panel(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """The curves of one task by seed: coloured with a memory, grey without."""
+    """The curves of one task by seed: blue with a memory, pale where it has not learnt, grey without one."""
     learnt = max(row["steps"] for row in rows if not row["variant"].endswith(":none"))
     for row in rows:
         plain = row["variant"].endswith(":none")
         steps, returns = zip(*row["curve"], strict=True)
-        axes.plot([step / 1e6 for step in steps], returns, color="#999999" if plain else "#1f77b4", lw=1.1)
+        color = "#999999" if plain else "#1f77b4" if row["learnt"] else "#9ecae1"
+        axes.plot([step / 1e6 for step in steps], returns, color=color, lw=1.1)
     axes.set(title=rows[0]["variant"].partition(":")[0], xlabel="million env steps", xlim=(0, 1.2 * learnt / 1e6))
     low = min(value for row in rows for _, value in row["curve"])
     axes.set_ylim(bottom=max(low, -4.0) if low < 0 else 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_perf.bench import readme
+from torchrl_perf.bench import readme, readme_networks
 
 
 def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
@@ -116,3 +116,22 @@ def test_a_lost_marker_is_named() -> None:
 def test_each_page_is_what_the_script_makes(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text == readme.made(text, readme.pages()[path]), f"{path}: run `python -m torchrl_perf.bench.readme`"
+
+
+def test_networks_have_a_row_for_each_shape_that_was_measured(tmp_path: Path) -> None:
+    assert readme_networks.networks_block(tmp_path) == ""
+    row = {"N x T": "4x128", "ms": 1.234, "steps_per_second": 4e5}
+    rows = [{**row, "variant": name} for name in ("graph", "jax", "torchrl")]
+    rows += [{"N x T": "2048x128", "ms": 3.0, "steps_per_second": 8.765e7, "variant": "graph-bf16"}]
+    machine = {"gpu": "a card"}
+    learnt = {"variant": "time to 475, tf32", "seed": 0}
+    (tmp_path / "ppo_64-64.json").write_text(json.dumps({"machine": machine, "rows": [*rows, learnt]}))
+    update = {"task": "SAC updates", "hidden_sizes": [8, 4], "batch": 32_768, "precision": "bf16", "tflops": 12.3}
+    write(tmp_path, "offpolicy_sac", [{**update, "variant": name, "per_second": 1234.5} for name in ("eager", "graph")])
+    head, words, table, sentence = readme_networks.networks_block(tmp_path).split("\n\n")
+    assert head == "## Networks" and "on a card" in words
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert cells[2:] == [["64-64, 4x128", "1.23 ms", "", "", "1.23 ms"], ["64-64, 2048x128", "", "87.7 M", "", ""]]
+    assert sentence == (
+        "SAC with 8-4, a batch of 32,768 and bf16 products makes 1,234 full updates a second (12 TFLOP/s)."
+    )

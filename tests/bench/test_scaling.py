@@ -35,7 +35,7 @@ def test_cases_follow_the_options():
 
 @pytest.mark.parametrize(
     ("ranks", "device", "sums"),
-    [(1, "cuda", ["nccl", "ddp"]), (2, "cuda", ["one-shot", "nccl", "ddp"]), (2, "cpu", ["nccl", "ddp"])],
+    [(1, "cuda", ["nccl", "ddp"]), (2, "cuda", ["fused", "one-shot", "nccl", "ddp"]), (2, "cpu", ["nccl", "ddp"])],
 )
 def test_symmetric_memory_is_measured_where_it_can_be(ranks, device, sums):
     options = scaling.BenchScaling(ppo=("8x8",), dqn=(), sac=(), scaling=("weak",))

@@ -38,6 +38,24 @@ def test_every_kind_of_run(name, capsys):
     assert task["mean_return"] == pytest.approx(sum(task["returns"]) / len(task["returns"]))
 
 
+OF_SLICES = {"memory": "gru", "memory_size": 8, "slice_length": 4, "burn_in": 1, "n_step": 1}
+WITH_MEMORY = {
+    "ppo": ("named_envs:Mixed", {"memory": "lstm", "memory_size": 8}),
+    "dqn": ("named_envs:Corridor", OF_SLICES),
+    "sac": ("named_envs:Reacher", {**OF_SLICES, "minibatch_size": 16}),
+}
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_a_memory_of_envs_that_step_on_the_cpu(name, capsys):
+    env, options = WITH_MEMORY[name]
+    run = finished(name, env=env, **options)
+    (task,) = evaluated(capsys, run, "--episodes", "3", "--max-steps", "25")["tasks"]
+    assert all(0 < length <= 25 for length in task["lengths"])
+    keys = load_policy(run).specs.observation_spec.keys(True, True)
+    assert not any("recurrent" in str(key) for key in keys), "the state is the policy's, and no observation"
+
+
 class TestFigures:
     def test_are_those_of_the_loaded_policy(self, capsys):
         run = finished("ppo")

@@ -17,7 +17,7 @@ from torchrl_perf.cli.monitor_view import BAR_WIDTH, as_panel, as_text, bar, des
 GPU = {"gpu/utilization": 83.0, "gpu/memory_used_mib": 512.0, "gpu/memory_total_mib": 1024.0, "gpu/power_w": 350.0}
 HEADER = (
     "step,wall_time,episode/mean_return,train/first_bad_iteration,time/steps_per_second,time/experiences_per_second,"
-    "time/total,time/collect,time/update,memory/rss_mib,nonfinite/loss"
+    "time/total_seconds,time/total,time/collect,time/update,memory/rss_mib,nonfinite/loss"
 )
 
 
@@ -29,7 +29,7 @@ def run(tmp_path):
     (folder / "checkpoints" / "000000002.pt").touch()
     (folder / "config.json").write_text(json.dumps({"total_steps": 1000, "device": "cpu"}))
     (folder / "progress.csv").write_text(
-        f"{HEADER}\n100,1,10,-1,50,400,2,1,0.5,300,0\n200,2,nan,-1,100,800,2,1,0.5,301,0\n"
+        f"{HEADER}\n100,1,10,-1,50,400,7,2,1,0.5,300,0\n200,2,nan,-1,100,800,9,2,1,0.5,301,0\n"
     )
     set_state(folder, "running")
     return folder
@@ -72,7 +72,7 @@ class TestSnapshot:
 
     def test_trouble(self, run):
         with (run / "progress.csv").open("a") as file:
-            file.write("300,3,12,5,100,800,2,1,0.5,301,12\n")
+            file.write("300,3,12,5,100,800,11,2,1,0.5,301,12\n")
         snapshot = Monitor(run, dict).snapshot()
         alarms = [f"{line.label}: {line.text}" for line in describe(snapshot) if line.is_alarm]
         assert alarms == ["not finite: 12 in loss", "first bad: in iteration 5"]

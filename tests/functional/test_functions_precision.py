@@ -334,6 +334,7 @@ ELSEWHERE = {
     "float32 by contract": {
         "atoms.fused_atom_means", "chain.fused_chain", "resident.resident_chain", "mlp.fused_mlp",
         "twice.graphed_gradients",
+        "narrow.narrow_layer", "narrow.runs_as_narrow",
         "implicit.fused_implicit_mean", "priority_tree.leaf_weights",
         "priority_tree.node_values", "scan.log_scan",
     },

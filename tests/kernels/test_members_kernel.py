@@ -28,8 +28,8 @@ LARGE = [
     ((20_000, (23, 256, 130, 1), EPS, 2), "elu", "fp16"),
     ((8192, (17, 512, 256, 128, 12), 0.0, 1), "mish", "bf16"),
     ((32_768, (23, 512, 256, 128, 1), 0.0, 2), "relu", "bf16"),  # layer by layer, and so are the next two
-    ((20_001, (17, 300, 130, 12), 0.0, 1), "mish", "bf16"),
-    ((16_384, (60, 256, 1), 0.0, 3), "tanh", "fp16"),
+    ((20_001, (17, 530, 130, 12), 0.0, 1), "mish", "bf16"),
+    ((16_384, (60, 512, 1), 0.0, 3), "tanh", "fp16"),
 ]
 
 
@@ -139,6 +139,7 @@ class TestAnywhere:
         forward = layered_launch.forward
         monkeypatch.setattr(members_launch, "MANY_ROWS", 32)
         monkeypatch.setattr(layered_launch, "ROWS", 32)
+        monkeypatch.setattr(layered_launch, "WIDE", 32)
         monkeypatch.setattr(layered_launch, "TILES", members_launch.Tiles(16, 32, 16))
         monkeypatch.setattr(layered_launch, "forward", lambda *args: taken.append(1) or forward(*args))
         compare(40, (5, 48, 33, 3), 0.0, 2, activation, "fp16", inner=False, two=True, inputs=2)

@@ -110,6 +110,22 @@ def test_linear_cells_have_a_sign_a_thousand_steps_later(core, seed):
         assert (left - right).norm() < 1e-6 * left.norm()
 
 
+def test_layers_of_a_min_gru_are_called_where_a_call_does_more():
+    """Hooks, a forward of its own, and another module in a layer's place."""
+    module = make("min_gru", 2)
+    td, calls = batch(2, 3, module=module), []
+    expected = module(td.clone())["y"]
+    module.core.inputs[0].register_forward_hook(lambda *_: calls.append("hook"))
+    own = module.core.inputs[1].forward
+    module.core.inputs[1].forward = lambda x: (calls.append("own"), own(x))[1]
+    torch.testing.assert_close(module(td.clone())["y"], expected)
+    assert calls == ["hook", "own"]
+    module(td[:, 0])
+    assert calls == ["hook", "own"] * 2
+    module.core.inputs[0] = nn.Sequential(module.core.inputs[0], nn.Identity())
+    torch.testing.assert_close(module(td.clone())["y"], expected)
+
+
 def test_gates_of_a_min_gru_last_from_two_to_ten_thousand_steps_at_first():
     torch.manual_seed(0)
     core = MinGRUCore(50, 4000, 1, True, 0.0)
@@ -184,6 +200,13 @@ class TestStepsAndSequences:
                 assert out["y"].shape == (*shape, H)
                 for key, size in zip(module.state_keys, sizes, strict=True):
                     assert out["next", key].shape == (*shape, layers, size)
+
+    def test_no_envs_at_all(self, kind, layers):
+        module = make(kind, layers)
+        td = module(batch(0, 4, module=module))
+        assert td["y"].shape == (0, 4, H)
+        td["y"].sum().backward()
+        assert all((p.grad == 0).all() for p in module.parameters() if p.grad is not None)
 
     def test_host_is_never_asked(self, kind, layers):
         module = make(kind, layers)

@@ -347,6 +347,15 @@ def without_nccl() -> None:
     without_gpus()
 
 
+def host_without_gpus() -> None:
+    """Ranks that take a GPU where there is one, of which the last has none."""
+    if os.environ["RANK"] != "2":
+        torch.cuda.is_available = torch.distributed.is_nccl_available = lambda: True
+        torch.cuda.device_count = lambda: 8
+        torch.cuda.set_device = lambda number: None
+    raise SystemExit(cli.main([*RUN[:2], *RUN[4:], "--total-steps", "960", "--rank-timeout", "60"]))
+
+
 def other_versions() -> None:
     """A rank with another version of the package."""
     if os.environ["RANK"] == "1":
@@ -382,9 +391,19 @@ def longer_auto() -> None:
 
 
 def other_dqn() -> None:
-    """A run of DQN, begun or gone on with."""
+    """A run of DQN with a compact replay, begun or gone on with."""
     words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "600", "--no-progress"]
-    words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
+    words += [
+        "--capacity",
+        "600",
+        "--run-dir",
+        "runs",
+        "--minibatch-size",
+        "12",
+        "--learning-starts",
+        "60",
+        "--compact",
+    ]
     begun = ["--resume", "runs/dqn-CartPole-0", "--total-steps", "1200", "--no-progress"]
     raise SystemExit(cli.main(["train", "dqn", *begun] if os.path.isdir("runs/dqn-CartPole-0") else words))
 
@@ -392,7 +411,17 @@ def other_dqn() -> None:
 def other_dqn_auto() -> None:
     """The run of ``other_dqn``, found by --resume auto."""
     words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "1200", "--no-progress"]
-    words += ["--capacity", "600", "--run-dir", "runs", "--minibatch-size", "12", "--learning-starts", "60"]
+    words += [
+        "--capacity",
+        "600",
+        "--run-dir",
+        "runs",
+        "--minibatch-size",
+        "12",
+        "--learning-starts",
+        "60",
+        "--compact",
+    ]
     raise SystemExit(cli.main([*words, "--resume", "auto"]))
 
 

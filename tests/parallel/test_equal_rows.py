@@ -1,13 +1,15 @@
 """A rank whose peers have the same rows makes the updates of a process alone, eagerly and compiled."""
 
 import importlib
+import math
 from dataclasses import fields
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import nn
 
-from torchrl_perf.parallel import Ranks
+from torchrl_perf.parallel import Ranks, SharedGradients
 from torchrl_perf.registry import ALGORITHMS
 
 joining = importlib.import_module("torchrl_perf.parallel.join")  # the package has a function of that name
@@ -39,6 +41,21 @@ class Equals(Ranks):
         pass
 
 
+class FusedEquals(Equals):
+    """The same where gradients are packed, summed and measured at once, as one kernel does on GPUs."""
+
+    def exchange(self, like):
+        return [0, *accumulate(-(-one.numel() // 4) * 4 for one in like)]
+
+    def summed_parts(self, tensors, exchange, normed):
+        self.collectives += 1
+        flat = torch.zeros(exchange[-1])
+        for one, place in zip(tensors, exchange, strict=False):
+            assert one.is_contiguous()
+            flat[place : place + one.numel()] = RANKS * one.flatten()
+        return flat, torch.stack([RANKS * one.norm() for one in tensors[:normed]])
+
+
 def learnt(name, ranks, monkeypatch, mode, **changes):
     """Parameters after some iterations of the rows of one rank."""
     monkeypatch.setattr(joining, "_JOINED", [] if ranks is None else [ranks])
@@ -55,9 +72,10 @@ def learnt(name, ranks, monkeypatch, mode, **changes):
     return [value.detach().clone() for module in modules for value in module.parameters()]
 
 
+@pytest.mark.parametrize("kind", [Equals, FusedEquals], ids=["packed", "fused"])
 @pytest.mark.parametrize("name", ["ppo", "pqn", "dqn", "iqn", "sac", "td3"])
-def test_eager(monkeypatch, name):
-    ranks = Equals()
+def test_eager(monkeypatch, name, kind):
+    ranks = kind()
     found = learnt(name, ranks, monkeypatch, "eager")
     assert ranks.collectives
     alone = learnt(name, None, monkeypatch, "eager")
@@ -83,3 +101,30 @@ def test_advantages_are_normalised_by_those_of_all(monkeypatch):
     # of twice as many rows the unbiased deviation is smaller by a thousandth or so
     assert max((one - other).abs().max() for one, other in zip(found, alone, strict=True)) < 2e-3
     assert any(not torch.equal(one, other) for one, other in zip(found, alone, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Equals, FusedEquals], ids=["packed", "fused"])
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_averaged_is_kept_and_gradients_may_lie_in_any_way(kind, divided):
+    params = [
+        torch.nn.Parameter(torch.zeros(3, 5)),
+        torch.nn.Parameter(torch.zeros(7)),
+        torch.nn.Parameter(torch.ones(2)),
+    ]
+    shared = SharedGradients(params, ranks=kind())
+    factor, kept = (RANKS if divided else 1), []
+    for number in (1.0, 2.0):
+        grads = [number * torch.arange(15.0).view(5, 3).t(), None, torch.full((2,), number)]
+        found = shared.reduced(grads, torch.tensor(number), torch.full((3,), number).double(), divided=divided)
+        kept.append(found.values)
+        torch.testing.assert_close(found.gradients[0], factor * grads[0])
+        torch.testing.assert_close(found.gradients[2], factor * grads[2])
+        assert found.absent == {1}
+        assert not found.gradients[1].any()
+        if found.norms is not None:
+            torch.testing.assert_close(found.norms[2].item(), factor * number * math.sqrt(2.0))
+        assert (found.norms is None) is (kind is Equals)
+    for number, (loss, statistics) in zip((1.0, 2.0), kept, strict=True):
+        assert loss.item() == factor * number
+        assert (statistics == factor * number).all()
+        assert statistics.dtype == torch.float64

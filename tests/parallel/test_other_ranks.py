@@ -37,12 +37,55 @@ def test_ppo_goes_on_with_what_it_has_learnt(tmp_path, before, after):
     assert first[1] > first[0] > 0
 
 
+def replayed(folder, name, ranks):
+    """Rows ``[T, N, bytes]`` of the replay of all ranks, in order of streams."""
+    storages = [parts(folder / (f"rank{rank}" if rank else "") / name)["replay"]["_storage"] for rank in range(ranks)]
+    found = []
+    for storage in storages:
+        ring = storage["ring"]
+        times = torch.arange(ring["cursor"] - ring["length"], ring["cursor"]) % ring["steps"]
+        found.append(storage["rows"][0].unflatten(0, (-1, ring["num_streams"]))[times])
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+@pytest.mark.parametrize("name", ["dqn", "ddpg", "pqn"])
+def test_replay_and_exploration_are_dealt_out_anew(tmp_path, name, before, after):
+    check = f"reshard_checks.{name}"
+    assert run(tmp_path, before, check) == {check: [0] * before}, said(tmp_path, check, 0)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    folder = run_dir / "checkpoints"
+    newest = max(path.name for path in folder.glob("0*.pt"))
+    stopped = parts(folder / newest)
+    rows = replayed(folder, newest, before) if "replay" in stopped else None
+    assert run(tmp_path, after, check) == {check: [0] * after}, said(tmp_path, check, 0)
+    assert f"goes on from {newest}, with {after} rank" in said(tmp_path, check, 0)
+    first = parts(folder / newest)
+    for rank in range(1, after):
+        own = parts(folder / f"rank{rank}" / newest)
+        weights = [torch.cat([value.flatten() for value in state["optimizer" if name != "ddpg" else "actor_optimizer"][
+            "state"][0].values()]) for state in (own, first)]  # fmt: skip
+        assert torch.equal(*weights)
+    frames = [next(value for key, value in state["policy"].items() if key.endswith("frames") and "decay" not in key)
+              for state in (stopped, first)]  # fmt: skip
+    assert frames[0].item() * before == frames[1].item() * after
+    if rows is not None:
+        dealt = replayed(folder, newest, after)
+        assert dealt.shape == rows.shape
+        assert torch.equal(dealt[:-1], rows[:-1])
+        assert (dealt[-1] != rows[-1]).sum() <= 2 * rows.shape[1], "but for done and truncated"
+    ended = [parts(folder / (f"rank{rank}" if rank else "") / max(path.name for path in folder.glob("0*.pt")))
+             for rank in range(after)]  # fmt: skip
+    assert all(torch.equal(one["policy"][key], ended[0]["policy"][key])
+               for one in ended for key in one["policy"] if "weight" in key)  # fmt: skip
+
+
 def test_what_ranks_have_of_their_own_is_refused(tmp_path):
     assert run(tmp_path, 2, "other_dqn") == {"other_dqn": [0, 0]}, said(tmp_path, "other_dqn", 0)
     assert run(tmp_path, 3, "other_dqn") == {"other_dqn": [1, 1, 1]}
     told = "".join(said(tmp_path, "other_dqn", rank) for rank in range(3))
     assert told.count("torchrl-perf: ") == 1
-    assert "expected the 2 ranks that the run was begun with, since each has a part of the state of dqn" in told
+    assert "expected the 2 ranks that the run was begun with, since its replay is compact" in told
     assert run(tmp_path, 3, "other_dqn_auto") == {"other_dqn_auto": [1, 1, 1]}
     told = "".join(said(tmp_path, "other_dqn_auto", rank) for rank in range(3))
     assert told.count("torchrl-perf: ") == 1

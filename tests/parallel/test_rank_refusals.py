@@ -87,6 +87,23 @@ def test_ranks_without_gpus_are_told_by_one(tmp_path):
         assert expected in told
 
 
+def test_a_host_without_gpus_among_others_is_named_at_once(tmp_path):
+    assert run(tmp_path, 3, "host_without_gpus") == {"host_without_gpus": [1, 1, 1]}
+    told = "".join(said(tmp_path, "host_without_gpus", rank) for rank in range(3))
+    assert told.count("torchrl-perf: ") == 1, told
+    assert "ranks: expected all on cuda, as rank 0 is, received cpu on rank 2 (host " in told
+
+
+def test_multicast_stays_off_where_nobody_turns_it_on(monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")
+    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RankError, match="expected 1 processes that meet at"):
+        joining._start(torch.device("cuda", 0), 1.0)
+    assert os.environ["NCCL_NVLS_ENABLE"] == "2"
+    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
 @pytest.mark.slow
 def test_a_port_in_use(tmp_path):
     """Of a first rank whose address another program has; ``torchrun`` and ``--ranks`` find a free one themselves."""

@@ -48,6 +48,15 @@ def test_a_mode_is_added_to_the_packages_options(monkeypatch):
     assert "max_autotune" not in seen["options"]
 
 
+def test_launches_overlap_and_pairs_are_joined_on_cuda_alone(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(torch, "compile", lambda fn, **settings: seen.update(settings["options"]) or fn)
+    compiled(torch.sin, device=torch.device("cpu"))
+    assert "triton.enable_pdl" not in seen and "post_grad_custom_pre_pass" not in seen
+    compiled(torch.sin, device=torch.device("cuda"))
+    assert seen["triton.enable_pdl"] and seen["post_grad_custom_pre_pass"].uuid() is not None
+
+
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match=r"expected a mode among .* received 'fast'"):
         compiled(torch.sin, mode="fast")

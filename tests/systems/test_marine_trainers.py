@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from marine_runs import AGENTS, KINDS, OWN, PRESETS, TRAINERS, make, parameters, settings
-from states import assert_same_state, run
+from states import assert_graph_equals_compiled, assert_modes_agree, assert_same_state, run
 
 from torchrl_perf.envs import AgentStreams, Curriculum, MarineNavigation
 from torchrl_perf.modules.noise import OUNoise
@@ -54,22 +54,13 @@ def test_four_save_two_is_load_two(agent, tmp_path):
 )
 def test_compiled_iterations_equal_eager(backend, agent):
     options = {"updates_per_iteration": 1, "num_steps": 1, "learning_starts": 9}
-    eager, other = (parameters(run(make(agent, **options, mode=mode), 4)) for mode in ("eager", "compile"))
-    for key, value in eager.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-5, msg=key)
+    assert_modes_agree(lambda mode: make(agent, **options, mode=mode), parameters, 4)
 
 
 @pytest.mark.gpu
 @agents
 def test_a_graph_equals_compiled_and_resumes_bitwise(agent, fresh_dynamo, tmp_path):
-    found = []
-    for mode in ("compile", "graph"):
-        trainer = run(make(agent, mode=mode, device="cuda"), 10)
-        found.append(parameters(trainer))
-        if mode == "compile":
-            trainer.close()
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-2, atol=1e-3, msg=key)
+    trainer = assert_graph_equals_compiled(lambda mode: make(agent, mode=mode, device="cuda"), parameters, 10)
     path = trainer.save(tmp_path / "checkpoint.pt")
     expected = parameters(run(trainer, 2))
     trainer.load(path)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from emulated_runs import emulate
-from states import run
+from states import assert_graph_equals_compiled, assert_modes_agree, run
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from trading_runs import make, parameters
 
@@ -42,21 +42,14 @@ def test_a_graph_does_what_eager_iterations_do(options, monkeypatch):
 )
 def test_compiled_iterations_equal_eager_ones(options, atol, backend):
     changes = {**options, "updates_per_iteration": 1}
-    eager, other = (parameters(run(make(**changes, mode=mode), 3)) for mode in ("eager", "compile"))
-    for key, value in eager.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=atol, msg=key)
+    assert_modes_agree(lambda mode: make(**changes, mode=mode), parameters, 3, atol=atol)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_a_graph_on_a_gpu_equals_compiled(options, fresh_dynamo):
-    found = []
-    for mode in ("compile", "graph"):
-        trainer = run(make(**{**options, "mode": mode, "device": "cuda", "total_steps": 640}), 10)
-        found.append(parameters(trainer))
-        trainer.close()
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-2, atol=1e-3, msg=key)
+    on_gpu = {**options, "device": "cuda", "total_steps": 640}
+    assert_graph_equals_compiled(lambda mode: make(**on_gpu, mode=mode), parameters, 10).close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from config_runs import TRAINERS
-from states import assert_same_state, run
+from states import assert_graph_equals_compiled, assert_modes_agree, assert_same_state, run
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from trading_runs import EXPOSURE, SMALL, make, parameters, write_prices
@@ -74,22 +74,14 @@ def test_four_save_two_is_load_two(options, tmp_path):
 
 @pytest.mark.slow  # half a minute, nearly all of it tracing
 def test_compiled_iterations_equal_eager(backend):
-    options = {"updates_per_iteration": 1}
-    eager, other = (parameters(run(make(**options, mode=mode), 3)) for mode in ("eager", "compile"))
-    for key, value in eager.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-5, msg=key)
+    assert_modes_agree(lambda mode: make(updates_per_iteration=1, mode=mode), parameters, 3)
 
 
 @pytest.mark.gpu
 @variants
 def test_a_graph_equals_compiled(options, fresh_dynamo):
-    found = []
-    for mode in ("compile", "graph"):
-        trainer = run(make(**{**options, "mode": mode, "device": "cuda", "total_steps": 640}), 10)
-        found.append(parameters(trainer))
-        trainer.close()
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-2, atol=1e-3, msg=key)
+    on_gpu = {**options, "device": "cuda", "total_steps": 640}
+    assert_graph_equals_compiled(lambda mode: make(**on_gpu, mode=mode), parameters, 10).close()
 
 
 class TestLoop:

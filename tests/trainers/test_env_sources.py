@@ -2,12 +2,15 @@
 
 import functools
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from config_runs import KINDS, SMALL, TRAINERS, make
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from named_envs import Corridor, Line, make_corridor, make_vector
+from named_envs import Corridor, Line, Reacher, make_corridor, make_vector
 
 from torchrl_perf.cli import main
 from torchrl_perf.collectors import DeviceCollector, HostCollector, host_specs
@@ -181,6 +184,32 @@ class TestWhatIsGiven:
     @pytest.mark.parametrize("name", ["ppo", "pqn", "dqn"])
     def test_vector_envs(self, name):
         assert steps(make(name, {}, env=[make_vector(2), make_vector(2)])) > 0
+
+    @pytest.mark.parametrize("given", [Reacher, lambda: SyncVectorEnv([Reacher] * 4)])
+    @pytest.mark.parametrize("processes", [False, True])
+    def test_an_env_gets_actions_within_its_bounds(self, given, processes):
+        trainer = make("ppo", {"initial_scale": 50.0, "env_processes": processes and given is Reacher}, env=given)
+        batch = trainer.collect()
+        rewards, actions = batch["next", "reward"], batch["action"]
+        assert actions.abs().max() > 20.0, "what was drawn is stored, since log-probabilities are of it"
+        before, after = batch["observation"], batch["next", "observation"]
+        torch.testing.assert_close(after, (before + actions.clamp(-1, 1)).clamp(-10, 10))
+        assert rewards.isfinite().all()
+        trainer.close()
+
+    @pytest.mark.parametrize("name", ["ppo", "sac", "td3"])
+    @pytest.mark.parametrize("shape", [(), (2, 2)])
+    def test_actions_that_are_no_vectors_are_refused(self, name, shape):
+        class Shaped(Reacher):
+            def __init__(self):
+                super().__init__()
+                self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
+
+        words = (
+            rf"action_spec: expected a vector \[D\] .*received the shape {re.escape(str(shape))} in the envs on the CPU"
+        )
+        with pytest.raises(ValueError, match=words):
+            make(name, {}, env=Shaped)
 
     def test_what_is_no_env(self):
         for given, words in (

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from config_runs import KINDS, SMALL, TRAINERS, make, modules_of, on_policy, updates_of
-from states import assert_same_state, run
+from states import assert_graph_equals_compiled, assert_modes_agree, assert_same_state, run
 from torch.torch_version import TorchVersion
 
 from torchrl_perf.cli import main
@@ -88,21 +88,14 @@ def test_compiled_iterations_equal_eager(backend, name, request):
     if name in DRAWS_IN_LOSSES and "inductor" in request.node.name and TorchVersion(torch.__version__) < "2.12":
         pytest.skip("Inductor 2.11 draws the numbers of a loss in another order")
     options = {"epochs": 1} if on_policy(name) else {"updates_per_iteration": getattr(KINDS[name], "policy_delay", 1)}
-    eager, other = (parameters(run(make(name, {**options, "mode": mode}), 3)) for mode in ("eager", "compile"))
-    for key, value in eager.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-5, msg=key)
+    assert_modes_agree(lambda mode: make(name, {**options, "mode": mode}), parameters, 3)
 
 
 @pytest.mark.gpu
 @variants
 def test_a_graph_equals_compiled(name, options, fresh_dynamo):
-    found = []
-    for mode in ("compile", "graph"):
-        trainer = run(make(name, {**options, "mode": mode, "device": "cuda", "total_steps": 640}), 10)
-        found.append(parameters(trainer))
-        trainer.close()
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-2, atol=1e-3, msg=key)
+    on_gpu = {**options, "device": "cuda", "total_steps": 640}
+    assert_graph_equals_compiled(lambda mode: make(name, {**on_gpu, "mode": mode}), parameters, 10).close()
 
 
 @pytest.mark.gpu

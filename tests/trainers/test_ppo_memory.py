@@ -16,6 +16,7 @@ from torchrl_perf.trainers import HybridPPOConfig, HybridPPOTrainer, PPOConfig, 
 from torchrl_perf.trainers.config import ConfigError
 from torchrl_perf.trainers.evaluation import evaluate_episodes
 from torchrl_perf.trainers.export import ExportError, export_policy
+from torchrl_perf.trainers.run.made_of import describe_networks
 
 TINY = PPOConfig(
     env="StatelessCartPole",
@@ -239,6 +240,11 @@ def test_a_memory_solves_what_no_policy_without_one_can():
         found[memory] = float(trainer.episodes.mean_return)
     assert found["gru"] > 3.5
     assert found["none"] < 2.6
+
+
+def test_a_checkpoint_says_what_it_said_before_the_encoder_was_one_launch():
+    trainer = make()
+    assert describe_networks(trainer.algorithm.networks)["actor"]["module.0.module"] == "MixedSequential"
 
 
 class TestRefused:

@@ -179,6 +179,8 @@ _EXPLORES |= {agent: {"noise_frames": 250_000} for agent in ("ac-iqn", "ddpg")}
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
+# as many updates in two hundred iterations of a GPU
+_MANY_POLES = {**_POLES, "num_envs": 2_048, "total_steps": 13_107_200}
 # fewer steps than the preset's, in fewer and larger updates: five windows and five seeds take minutes on a core
 _WALK: dict[str, Any] = {"num_envs": 64, "total_steps": 24_576, "updates_per_iteration": 4, "minibatch_size": 512}
 _WALK |= {"learning_starts": 4_096, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
@@ -378,10 +380,21 @@ STUDIES: dict[str, Study] = {
         NOT_RECORDED,
         LATER_SEEDS,
     ),
+    "ranks-gpu": Study(
+        "CartPole, 2,048 envs in all on one GPU and on two",
+        {
+            "one": Run("ppo", "CartPole", _MANY_POLES),
+            "two": Run("ppo", "CartPole", _MANY_POLES, ranks=2),
+        },
+        _RETURNS,
+        in_gymnasium,
+        NOT_RECORDED,
+        LATER_SEEDS,
+    ),
 }
 """Studies by name."""
-WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500")
-"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, and the extra data."""
+WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500", "ranks-gpu")
+"""Studies that need more than the package: Gymnasium's extras box2d and mujoco, the extra data, two GPUs."""
 PREPARED = (
     *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
     *("cartpole", "acrobot", "pendulum"),

@@ -11,6 +11,7 @@ from torchrl_perf.bench import readme_dropin
 from torchrl_perf.bench.readme_agents import agents_table, systems_table, tasks_table
 from torchrl_perf.bench.readme_curves import curves_table, memory_table, robots_table
 from torchrl_perf.bench.readme_dynamics import effort_table, samples_table
+from torchrl_perf.bench.readme_networks import networks_block
 from torchrl_perf.bench.report import RESULTS, format_table, read_results
 from torchrl_perf.bench.zoo import zoo_table
 
@@ -61,6 +62,7 @@ def results_table(folder: Path = RESULTS) -> str:
         "",
         f"{gae_line()} {collector_line()}",
         "",
+        *[line for part in (networks_block(folder),) if part for line in (part, "")],
         *[line for part in (replay_table(folder), training_line(folder)) if part for line in (part, "")],
         *[line for line in (policies_line(folder),) if line],
         f"All other figures are {machine_line(result['machine'])}",
@@ -82,12 +84,13 @@ def _throughput_row(rows: Sequence[dict[str, Any]], variant: str, shapes: Sequen
 
 def gae_line(shape: str = "65536x128") -> str:
     """One sentence on advantages: ours in a graph against TorchRL's better form."""
-    rows = {row["variant"]: row for row in read_results("gae")["rows"] if row["N x T"] == shape}
+    results = read_results("gae")
+    rows = {row["variant"]: row for row in results["rows"] if row["N x T"] == shape}
     ours = rows["torchrl_perf, in a graph"]
     theirs = min(rows["torchrl loop"]["us"], rows["torchrl vectorised"]["us"])
     return (
         f"Generalised advantage estimation at {shape} takes {ours['us']:.0f} us, at {ours['of_copy_bandwidth']:.0%} of "
-        f"the bandwidth of a copy on the device. TorchRL takes {theirs:,.0f} us."
+        f"the bandwidth of a copy on {results['machine'].get('gpu') or 'the device'}. TorchRL takes {theirs:,.0f} us."
     )
 
 
@@ -129,10 +132,12 @@ def replay_table(folder: Path = RESULTS) -> str:
     if not table:
         return ""
     columns = [name for name in REPLAY_VARIANTS.values() if any(name in row for row in table)]
+    gpu = read_results("replay", folder)["machine"].get("gpu")
+    where = f" These figures are of {gpu}." if gpu else ""
     return (
         "## Replay\n\nThe buffer has 1,048,576 rows of 2 x 376 + 18 floats. A cell is the microseconds (us) of a call "
         "from Python, or inside a CUDA graph. The lower bound is the time in which the GPU's memory can move as many "
-        "bytes as the call has to.\n\n" + format_table(table, ["us", *columns, BOUND])
+        f"bytes as the call has to.{where}\n\n" + format_table(table, ["us", *columns, BOUND])
     )
 
 

@@ -24,8 +24,9 @@ COLUMNS = (
     *("p10_ms", "p90_ms", "collectives", "collectives_ms", "share", "start_s", "equal"),
 )
 POLL_SECONDS = 0.2
-Sums = Literal["one-shot", "nccl", "ddp"]
-"""How gradients are summed: over symmetric memory, by NCCL (gloo on a CPU), or by DistributedDataParallel, eagerly."""
+Sums = Literal["fused", "one-shot", "nccl", "ddp"]
+"""How gradients are summed: in one kernel with their packing and norms, where that can be; over symmetric memory by
+PyTorch; by NCCL (gloo on a CPU); or by DistributedDataParallel, eagerly."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def cases(options: BenchScaling, ranks: int, device: str) -> Iterator[Case]:
     """
     for sums in options.sums:
         # one rank sums nothing, and a CPU has no symmetric memory
-        if sums == "one-shot" and (ranks == 1 or device == "cpu"):
+        if sums in ("fused", "one-shot") and (ranks == 1 or device == "cpu"):
             continue
         for algorithm, shapes in (("ppo", options.ppo), ("dqn", options.dqn), ("sac", options.sac)):
             for shape in shapes if algorithm == "ppo" or sums != "ddp" else ():

@@ -5,7 +5,9 @@ import hashlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,6 +24,8 @@ from torchrl_perf.trainers import DQNConfig, DQNTrainer, PPOConfig, PPOTrainer, 
 
 __all__ = ["Case", "measure"]
 
+SYMMETRIC = ("fused", "one-shot")
+"""Ways to sum over symmetric memory."""
 SAC_LAYERS = (512, 256, 128)
 
 
@@ -38,7 +42,7 @@ class Case:
     precision: str
     scaling: Literal["weak", "strong"]
     sums: str
-    """``"one-shot"``, ``"nccl"`` or ``"ddp"``."""
+    """``"fused"``, ``"one-shot"``, ``"nccl"`` or ``"ddp"``."""
 
     @property
     def shape(self) -> str:
@@ -116,7 +120,7 @@ def measure(case: Case, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """
     gc.collect()
     torch.manual_seed(ranks.rank)
-    ranks.one_shot = case.sums == "one-shot"
+    ranks.one_shot, ranks.fused = case.sums in SYMMETRIC, case.sums == "fused"
     start = Stopwatch("cpu").start()
     trainer, per_iteration = make(case, ranks)
     # filling, two iterations as they are, and the one that is recorded, whose sums are those of each later one
@@ -138,7 +142,7 @@ def measure(case: Case, ranks: Ranks, repeats: int) -> dict[str, Any]:
         **{"sums": case.sums, "ranks": ranks.size, "steps_per_second": per_iteration / slowest * 1e6},
         **{"ms": slowest / 1e3, "p10_ms": timing.p10 / 1e3, "p90_ms": timing.p90 / 1e3, "repeats": count},
         "collectives": sum(sums.values()),
-        "collective_numbers": sum(size * times for (size, _), times in sums.items()),
+        "collective_numbers": sum(sum(_sizes(size)) * times for (size, _), times in sums.items()),
         "collectives_ms": alone_ms,
         "share": alone_ms / (slowest / 1e3),
         "start_s": max(ranks.values(start.seconds)),
@@ -156,15 +160,32 @@ def _collectives_ms(sums: Counter[Any], ranks: Ranks, repeats: int) -> float:
     """Time of the sums of an iteration alone, one after the other; on CUDA in a graph."""
     if not ranks.several or not sums:
         return 0.0
-    buffers = [ranks.buffer(*kind) for kind, times in sums.items() for _ in range(times)]
+    calls = [one for (size, dtype), times in sums.items() for one in _sums_alone(size, dtype, times, ranks)]
 
     def call() -> None:
-        for buffer in buffers:
-            ranks.summed(buffer)
+        for one in calls:
+            one()
 
     run = capture(call, audit=False) if ranks.device.type == "cuda" else call
     ranks.values(None)  # all begin at once
     return max(ranks.values(time_cuda(run, repeats, warmup=3, device=ranks.device).median)) / 1e3
+
+
+def _sizes(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
+
+
+def _sums_alone(
+    size: int | tuple[int, ...], dtype: torch.dtype, times: int, ranks: Ranks
+) -> Iterator[Callable[[], object]]:
+    """Functions that make sums of a kind, of zeros."""
+    if isinstance(size, tuple):
+        tensors = [torch.zeros(one, dtype=dtype, device=ranks.device) for one in size]
+        exchange = ranks.exchange(tensors)
+        yield from [partial(ranks.summed_parts, tensors, exchange, len(tensors))] * times
+        return
+    for _ in range(times):
+        yield partial(ranks.summed, ranks.buffer(size, dtype))
 
 
 def _fingerprint(trainer: Any) -> str:
@@ -180,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     work, out = cast("list[str]", sys.argv[1:] if argv is None else argv)
     asked = json.loads(work)
     cases = [Case(**case) for case in asked["cases"]]
-    ranks = join(asked["device"], one_shot=any(case.sums == "one-shot" for case in cases))
+    ranks = join(asked["device"], one_shot=any(case.sums in SYMMETRIC for case in cases))
     for case in cases:
         row = measure(case, ranks, asked["repeats"])
         if ranks.first:

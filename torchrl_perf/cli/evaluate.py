@@ -75,7 +75,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(as_json(run.path, run.steps, found), indent=2), sys.stdout)
     else:
-        place = " in MuJoCo's C code" if task_in_c(run.env) else ""
+        place = " in MuJoCo's C code" if task_in_c(run.robot) else ""
         say(f"{run.config.algorithm} on {run.env}{place}, {run.steps} steps, {run.path}", sys.stdout)
         say(as_table([row_of(run.env, changes, episodes) for changes, episodes in found]), sys.stdout)
     return 0

@@ -30,6 +30,8 @@ from torchrl_perf.run_layout import CONFIG, PROGRESS, read_json
 __all__ = ["Monitor", "main"]
 
 SPEEDS = ("steps_per_second", "experiences_per_second")
+NO_PHASES = (*SPEEDS, "total_seconds")
+"""Entries below ``time/`` that are no part of an interval."""
 # A look costs 2.5 ms of a core, and a run that shares that core 8 ms: once in two seconds is less than half a percent.
 INTERVAL = 2.0
 LEAST_INTERVAL = 0.05
@@ -123,7 +125,7 @@ def phase_shares(row: dict[str, float]) -> dict[str, float]:
     Returns:
         Phase to share of the total, and what no phase covers as ``other``; empty without a total.
     """
-    times = {name: value for name, value in _below("time/", row).items() if name not in SPEEDS}
+    times = {name: value for name, value in _below("time/", row).items() if name not in NO_PHASES}
     total = times.pop("total", 0.0)
     if total <= 0:
         return {}

@@ -166,7 +166,7 @@ def _settings(name: str, argv: list[str], ranks: Ranks) -> tuple[dict[str, Any],
     if arguments.keep_schedules:
         config = kept_schedules(config, start)
     if start.run_dir is not None and (ranks.several or asks_for_one(argv)):
-        problem = problem_of_other_ranks(config.algorithm, start.run_dir, _ranks_before(start), ranks.size)
+        problem = problem_of_other_ranks(config, start.run_dir, _ranks_before(start), ranks.size)
         if problem:
             raise ConfigError([problem])
     return fitted_to_ranks(config, arguments, ranks.size).to_dict(), start, arguments.progress

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
@@ -73,6 +74,8 @@ class HostCollector(BaseCollector):
             read them (an action mask), and below ``"next"``. A mapping of keys to a gymnasium space or a TorchRL spec
             of one env's value; or a list of keys, whose specs are taken from a reset at construction. A tuple is the
             key of an entry in nested dicts. An env whose info lacks the entry (its ``_key`` mask is false) gets zeros.
+        clip_actions: move actions that lie outside of a Box to its nearest bound, on their way to the env alone; the
+            trainers ask for it, since a normal distribution knows no bounds.
         compile: makes a compiled function of the policy's in the modes ``"eager"`` and ``"compile"``, at once or
             later; by default ``"compile"`` does so at the first step.
 
@@ -86,7 +89,7 @@ class HostCollector(BaseCollector):
 
     Dtypes are those of the spaces, except float64, which becomes torch's default dtype, and uint16 and uint32, which
     become int32 and int64. Discrete values are stored from 0 on, whatever the space's ``start``, which actions get back
-    on their way to the env. Actions are passed on as they are: they are not clipped to a Box.
+    on their way to the env. Actions are passed on as they are unless ``clip_actions`` is set.
 
     Raises:
         ValueError: at construction, for a frame count that N does not divide, groups or spaces that do not fit, an
@@ -114,6 +117,7 @@ class HostCollector(BaseCollector):
         seed: int | None = None,
         timeout: float | Literal["auto"] | None = "auto",
         info_keys: InfoKeys = (),
+        clip_actions: bool = False,
         compile: Compile | None = None,
     ) -> None:
         vector_envs = list(envs) if isinstance(envs, list | tuple) else [envs]
@@ -130,6 +134,7 @@ class HostCollector(BaseCollector):
         self.replay_buffer = None
         self.exploration_type = ExplorationType.RANDOM
         self.closed = False
+        self.clip_actions = clip_actions
         self._random_steps = -(-init_random_frames // self.num_envs)
         self._frames = 0
         self._iter = -1
@@ -298,9 +303,12 @@ class HostCollector(BaseCollector):
             action = rows.act(act)
         if self._action_leaf.start is not None:
             action = action + self._action_leaf.start
-        wanted = self._action_spaces[group.index].dtype
+        space: Any = self._action_spaces[group.index]
+        action = action if action.dtype == space.dtype else action.astype(space.dtype)
+        if self.clip_actions and isinstance(space, Box):
+            action = np.clip(action, space.low, space.high)
         try:
-            group.send(action if action.dtype == wanted else action.astype(wanted))
+            group.send(action)
         except Exception as error:
             raise self._failed(group, error) from error
 

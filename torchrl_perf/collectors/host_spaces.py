@@ -169,6 +169,7 @@ class HostSpecs:
 
     Attributes:
         observation_spec: Composite ``[N]`` of the observation keys and the states.
+        carried: keys of the states, which the envs do not observe.
         action_spec: of ``"action"``, ``[N, *shape]``.
         full_action_spec: Composite ``[N]`` of it.
         reward_spec: ``[N, 1]`` float32.
@@ -190,6 +191,7 @@ class HostSpecs:
         self.observation_spec = Composite(shape=self.batch_size, device=device)
         for leaf in observations:
             self.observation_spec[leaf.key] = leaf.spec(num_envs, device)
+        self.carried = list(states or {})
         for key, spec in (states or {}).items():
             self.observation_spec[key] = spec.expand(num_envs, *spec.shape).to(device)
         self.full_action_spec = Composite(action=action.spec(num_envs, device), shape=self.batch_size, device=device)

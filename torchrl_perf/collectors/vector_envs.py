@@ -1,31 +1,11 @@
-"""Gymnasium vector envs of what makes single envs: in groups, in processes, with actions within their bounds."""
+"""Gymnasium vector envs of what makes single envs: in groups, in processes."""
 
-from collections.abc import Callable
-from typing import Any
-
-import gymnasium
-import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from torchrl_perf.collectors.host_faults import ignore_interrupts
 from torchrl_perf.envs.from_callable import Made
 
-__all__ = ["ClippedActions", "vector_envs"]
-
-
-class ClippedActions(gymnasium.ActionWrapper):
-    """Moves an action that lies outside of a Box to its nearest bound; the action space stays as it is.
-
-    A normal distribution knows no bounds; without this an env may charge for an action that it cannot carry out.
-
-    Args:
-        env: with actions in a Box.
-    """
-
-    def action(self, action: Any) -> np.ndarray:
-        """The action ``[D]`` within the bounds."""
-        space: Any = self.env.action_space
-        return np.clip(action, space.low, space.high)
+__all__ = ["vector_envs"]
 
 
 def vector_envs(made: Made, num_envs: int, *, groups: int = 1, processes: bool = False) -> list[VectorEnv]:
@@ -64,20 +44,9 @@ def vector_envs(made: Made, num_envs: int, *, groups: int = 1, processes: bool =
             )
         return found
     assert made.single is not None
-    makers = [ignore_interrupts(_Clipped(made.single))] * size
+    makers = [ignore_interrupts(made.single)] * size
     if processes:
         # importing torchrl makes "spawn" the default way to start a process, which takes seconds each
         same_step = {"autoreset_mode": AutoresetMode.SAME_STEP, "context": "fork"}
         return [AsyncVectorEnv(makers, **same_step) for _ in range(groups)]
     return [SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP) for _ in range(groups)]
-
-
-class _Clipped:
-    """Makes an env, with :class:`ClippedActions` where it has a Box of them."""
-
-    def __init__(self, maker: Callable[[], gymnasium.Env]) -> None:
-        self.maker = maker
-
-    def __call__(self) -> gymnasium.Env:
-        env = self.maker()
-        return ClippedActions(env) if isinstance(env.action_space, gymnasium.spaces.Box) else env

@@ -1,13 +1,17 @@
 """A three-layer perceptron as one differentiable function: fused kernels on CUDA, plain linear layers elsewhere."""
 
-from typing import Any
+import operator
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from torchrl_perf.functional.twice import graphed_gradients
 from torchrl_perf.kernels import processors
+from torchrl_perf.runtime.upstream import inductor
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 _ACTIVATION = {"tanh": torch.tanh, "relu": torch.relu}
@@ -112,3 +116,67 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | list[Tensor | None] | li
 
 
 _mlp_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+# -- two networks of one input, such as actor and critic, in one launch: compiled functions find them ------------------
+
+
+@torch.library.custom_op("torchrl_perf::mlp_pair_forward", mutates_args=())
+def _pair_forward(
+    x: Tensor, first: list[Tensor], second: list[Tensor], activation: str, precision: str
+) -> tuple[Tensor, Tensor]:
+    from torchrl_perf.kernels import mlp as kernel
+
+    y, z = kernel.forward_of((first, second), x, activation, precision, processors(x.device))
+    return y, z
+
+
+@torch.library.custom_op("torchrl_perf::mlp_pair_backward", mutates_args=())
+def _pair_backward(
+    grad: Tensor, other: Tensor, x: Tensor, first: list[Tensor], second: list[Tensor], activation: str, precision: str
+) -> Tensor:
+    """The gradients of the first network's parameters, and those of the second behind them."""
+    from torchrl_perf.kernels import mlp as kernel
+
+    return kernel.backward_of((grad, other), (first, second), x, activation, precision, processors(x.device))
+
+
+@_pair_forward.register_fake
+def _(x: Tensor, first: list[Tensor], second: list[Tensor], activation: str, precision: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], first[4].shape[0]), x.new_empty(x.shape[0], second[4].shape[0])
+
+
+@_pair_backward.register_fake
+def _(
+    grad: Tensor, other: Tensor, x: Tensor, first: list[Tensor], second: list[Tensor], activation: str, precision: str
+) -> Tensor:
+    return x.new_empty(sum(p.numel() for p in (*first, *second)))
+
+
+def _kind(node: Node) -> Hashable:
+    """Input, sizes and options of a call of either operator; None where a compiler does not know the sizes."""
+    x, params, *options = node.args[-4:]
+    sizes = [size for p in cast("list[Node]", params) for size in p.meta["val"].shape]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return x, *sizes[:6], max(16, sizes[-1]), *options  # outputs may differ, in what is filled up to 16
+
+
+def _join_forward(graph: Graph, first: Node, second: Node) -> tuple[Node, Node]:
+    x, params, *options = first.args
+    pair = inductor.call(graph, torch.ops.torchrl_perf.mlp_pair_forward.default, x, params, second.args[1], *options)
+    return inductor.call(graph, operator.getitem, pair, 0), inductor.call(graph, operator.getitem, pair, 1)
+
+
+def _join_backward(graph: Graph, first: Node, second: Node) -> tuple[Node, Node]:
+    grad, x, params, *options = first.args
+    other, _, others, *_ = second.args
+    pair = torch.ops.torchrl_perf.mlp_pair_backward.default
+    flat = inductor.call(graph, pair, grad, other, x, params, others, *options)
+    size, whole = first.meta["val"].numel(), flat.meta["val"].numel()
+    part = torch.ops.aten.slice.Tensor
+    return inductor.call(graph, part, flat, 0, 0, size), inductor.call(graph, part, flat, 0, size, whole)
+
+
+inductor.pair(torch.ops.torchrl_perf.mlp_forward.default, _kind, _join_forward)
+inductor.pair(torch.ops.torchrl_perf.mlp_backward.default, _kind, _join_backward)

@@ -29,6 +29,7 @@ __all__ = [
     "linear_kernels",
     "matmul_takes_tf32",
     "processors",
+    "rank_kernels",
     "recurrence_rows",
     "row_kernels",
     "slice_kernels",
@@ -205,6 +206,19 @@ def adam_kernels(*lists: Sequence[Tensor]) -> ModuleType | None:
     if not all(each.dtype is torch.float32 and each.is_contiguous() for tensors in lists for each in tensors):
         return None
     return _module_of_adam()
+
+
+def rank_kernels(tensors: Sequence[Tensor]) -> ModuleType | None:
+    """The kernel of sums over ranks, :mod:`torchrl_perf.kernels.rank_sums`, or None where there is none.
+
+    Args:
+        tensors: that are to be summed; the kernel needs contiguous float32 on CUDA.
+    """
+    if adam_kernels(tensors) is None:
+        return None
+    from torchrl_perf.kernels import rank_sums
+
+    return rank_sums
 
 
 def slice_kernels(flags: Tensor) -> ModuleType | None:

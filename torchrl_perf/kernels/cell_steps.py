@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels.activations import ACTIVATIONS, activate
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import dense_rows, launch
 from torchrl_perf.kernels.products import add_dot
 
@@ -67,7 +68,9 @@ def _gru_kernel(
     x_ptr, state_ptr, of_x_ptr, of_state_ptr, bias_x_ptr, bias_state_ptr, out_ptr, num_rows, x_row, state_row,
     SIZE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr, OF_X: tl.constexpr, OF_STATE: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
@@ -100,7 +103,9 @@ def _lstm_kernel(
     x_row, state_row, cell_row,
     SIZE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr, OF_X: tl.constexpr, OF_STATE: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
@@ -136,7 +141,9 @@ def _min_gru_kernel(
     x_ptr, state_ptr, of_x_ptr, bias_ptr, out_ptr, num_rows, x_row, state_row,
     SIZE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr, OF_X: tl.constexpr, OF_STATE: tl.constexpr, FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)

@@ -10,6 +10,8 @@ __all__ = ["ROOM", "blocks_for"]
 
 ROOM = 200 * 1024
 """Bytes of shared memory of a program that the large tiles need: those of an H100; other cards get small ones."""
+NARROW = 128
+"""Units below which 16 bits do without the tiles that make two layers at once: with 64-32 they read beyond memory."""
 MANY_ROWS = 8192
 """Rows from which the device is full of programs of 64 rows."""
 
@@ -43,7 +45,9 @@ def _many(direction: str, net: Network) -> Blocks:
     inputs, *hidden, outputs = net.sizes
     if net.eps:
         return Blocks(64, 128, 32, 4, 3)
-    if len(hidden) > 1 and padded(inputs) == padded(outputs) == 16:  # both are on chip, whole, as are 256 units
+    is_wide = net.dtype.itemsize > 2 or min(hidden[:2] + hidden[-2:], default=0) >= NARROW
+    # both are on chip, whole, as are 256 units
+    if len(hidden) > 1 and padded(inputs) == padded(outputs) == 16 and is_wide:
         if direction == "forward" and hidden[1] <= 256:
             return Blocks(128, 256, 32, 8, 3, pair=True)
         if direction == "backward" and hidden[-2] <= 256:

@@ -9,19 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.launch import launch
 
 __all__ = ["column_sums", "totals"]
 
 ROWS, COLUMNS = 32, 64
 MOST_PARTS = 128
+TOTAL_ROWS, TOTAL_COLUMNS = 128, 16
+"""Of a tile of parts: many programs with few of them one after the other."""
 
 
 @triton.jit(do_not_specialize=["rows", "share"])
 def _part_kernel(
     a_ptr, b_ptr, parts_ptr, rows, share, a_row, b_row,
     A: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     first = tl.program_id(0).to(tl.int64) * share
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -41,7 +46,9 @@ def _part_kernel(
 def _total_kernel(
     parts_ptr, first_ptr, second_ptr, parts,
     SHARED: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, parts, ROWS):
@@ -67,8 +74,8 @@ def totals(parts: Tensor, first: int, shared: int) -> tuple[Tensor, Tensor]:
     """
     width = parts.shape[1]
     found = parts.new_empty(first), parts.new_empty(shared + width - first)
-    constants = {"SHARED": shared, "FIRST": first, "WIDTH": width, "ROWS": ROWS, "COLUMNS": COLUMNS}
-    launch(_total_kernel, (triton.cdiv(width, COLUMNS),), (parts, *found, len(parts)), constants, num_warps=4)
+    constants = {"SHARED": shared, "FIRST": first, "WIDTH": width, "ROWS": TOTAL_ROWS, "COLUMNS": TOTAL_COLUMNS}
+    launch(_total_kernel, (triton.cdiv(width, TOTAL_COLUMNS),), (parts, *found, len(parts)), constants, num_warps=4)
     return found
 
 

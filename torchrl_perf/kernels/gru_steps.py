@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels.column_sums import column_sums
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
@@ -23,7 +24,9 @@ def _forward_kernel(
     gates_ptr, inputs_ptr, known_ptr, begins_ptr, states_ptr, kept_ptr, num_rows, steps, t, in_row, in_step, begin_row,
     begin_step,
     H: tl.constexpr, BLOCK: tl.constexpr, KEEPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row, unit, mask = place(num_rows, H, BLOCK)
     gates = gates_ptr + row * 3 * H + unit
     inputs = inputs_ptr + row * in_row + t.to(tl.int64) * in_step + unit
@@ -51,7 +54,9 @@ def _backward_kernel(
     grad_ptr, carried_ptr, states_ptr, kept_ptr, initial_ptr, begins_ptr, of_inputs_ptr, of_gates_ptr, before_ptr,
     num_rows, steps, t, grad_row, grad_step, begin_row, begin_step,
     H: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row, unit, mask = place(num_rows, H, BLOCK)
     step, begins = t.to(tl.int64), begins_ptr + row * begin_row + t.to(tl.int64) * begin_step
     follows = mask & (t + 1 < steps)

@@ -14,17 +14,19 @@ from torchrl_perf.kernels.launch import launch
 from torchrl_perf.kernels.layered import down_kernel, up_kernel
 from torchrl_perf.kernels.members_launch import Kept, Tiles, _last
 
-__all__ = ["ROWS", "backward", "forward", "takes"]
+__all__ = ["ROWS", "backward", "forward", "passed", "takes"]
 
 ROWS = 16_384
 """Rows from which a layer fills the device."""
+WIDE = 512
+"""Width from which layers were measured to be faster alone: with all of them in a launch such a one is two tiles."""
 TILES = Tiles(128, 128, 64, 4, 3)
 """Of products; several programs of four warps share a processor, so that one multiplies while another writes."""
 
 
 def takes(net: Network, rows: int) -> bool:
-    """Whether layers are launches of their own: in 16 bits, without layer norm, with rows enough."""
-    return rows >= ROWS and net.dtype.itemsize == 2 and net.eps == 0
+    """Whether layers are launches of their own: in 16 bits, without layer norm, wide, with rows enough."""
+    return rows >= ROWS and net.dtype.itemsize == 2 and net.eps == 0 and max(net.sizes[1:-1], default=0) >= WIDE
 
 
 def _tiles(width: int, depth: int) -> dict[str, int]:
@@ -34,7 +36,7 @@ def _tiles(width: int, depth: int) -> dict[str, int]:
 def _of_layer(units: Tensor, net: Network, layer: int, members: int, rows: int) -> Tensor:
     """Units ``[E, B, H]`` of a hidden layer, counted from 0, in what is kept."""
     width, height = net.sizes[layer + 1], net.offsets[-1] * rows
-    return units.as_strided((members, rows, width), (height, width, 1), net.offsets[layer] * rows)
+    return units[net.offsets[layer] * rows :].as_strided((members, rows, width), (height, width, 1))
 
 
 def _grid(rows: int, width: int, tiles: dict[str, int], members: int) -> tuple[int, int]:
@@ -45,12 +47,20 @@ def forward(
     x: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], members: int, sets: int, inner: bool, save: bool
 ) -> tuple[Tensor, Kept]:
     """Arguments and results of :func:`torchrl_perf.kernels.members_launch.forward`."""
+    rows = x.shape[1]
+    units = x.new_empty(members * sets * net.offsets[-1] * rows, dtype=net.dtype)
+    inputs = torch.empty_like(units) if save and net.keeps_input else units
+    return passed(x, net, params, members, sets, inner, units, inputs), Kept(units, inputs, units, rows)
+
+
+def passed(
+    x: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], members: int, sets: int, inner: bool,
+    units: Tensor, inputs: Tensor,
+) -> Tensor:  # fmt: skip
+    """Outputs as of :func:`forward`; what it keeps goes to ``units`` and, if that is another, ``inputs``."""
     rows, every, layers = x.shape[1], members * sets, len(net.sizes) - 1
     weights, biases = params[:2]
-    y = x.new_empty(every, rows, net.sizes[-1])
-    units = x.new_empty(every * net.offsets[-1] * rows, dtype=net.dtype)
-    keeps = save and net.keeps_input
-    inputs = torch.empty_like(units) if keeps else units
+    y, keeps = x.new_empty(every, rows, net.sizes[-1]), inputs is not units
     below, share = x, every // x.shape[0]
     for layer in range(layers):
         depth, width = net.sizes[layer : layer + 2]
@@ -70,7 +80,7 @@ def forward(
             num_warps=TILES.warps, num_stages=TILES.stages,
         )  # fmt: skip
         below, share = out, 1
-    return y, Kept(units, inputs, y, rows)
+    return y
 
 
 def backward(

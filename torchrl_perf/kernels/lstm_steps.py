@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrl_perf.kernels.column_sums import column_sums
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.gates import BLOCK, before_step, grid_of, place, sigmoid, tanh, tell_once
 from torchrl_perf.kernels.launch import dense_rows, launch
 
@@ -22,7 +23,9 @@ def _forward_kernel(
     gates_ptr, inputs_ptr, known_ptr, cell_ptr, begins_ptr, states_ptr, cells_ptr, kept_ptr, num_rows, steps, t, in_row,
     in_step, begin_row, begin_step,
     H: tl.constexpr, BLOCK: tl.constexpr, KEEPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row, unit, mask = place(num_rows, H, BLOCK)
     gates = gates_ptr + row * 4 * H + unit
     inputs = inputs_ptr + row * in_row + t.to(tl.int64) * in_step + unit
@@ -55,7 +58,9 @@ def _backward_kernel(
     begins_ptr, of_gates_ptr, before_ptr, num_rows, steps, t, grad_row, grad_step, cell_row, cell_step, begin_row,
     begin_step,
     H: tl.constexpr, BLOCK: tl.constexpr, OF_CELLS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row, unit, mask = place(num_rows, H, BLOCK)
     step, first = t.to(tl.int64), row * H + unit
     begins, at = begins_ptr + row * begin_row + step * begin_step, (row * steps + step) * H + unit

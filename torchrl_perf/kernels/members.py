@@ -402,10 +402,13 @@ def gradients_kernel(
 
 @triton.jit
 def total_kernel(
-    squares_ptr, parts, totals, FIRST: tl.constexpr, SIZES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    squares_ptr, parts, totals, FIRST: tl.constexpr, SIZES: tl.constexpr, SPLITS: tl.constexpr, MOST: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of one parameter from their parts, and the sum of their squares."""
+    """Gradients of a block of one parameter from their parts, up to MOST, and the sum of their squares.
+
+    All parts are read at once: one after the other each would wait for memory.
+    """
     wait_for_previous(EARLY)
     COUNT: tl.constexpr = len(SIZES)
     program = tl.program_id(0)
@@ -421,8 +424,8 @@ def total_kernel(
         size = tl.where(program >= FIRST[p], SIZES[p], size)
         splits = tl.where(program >= FIRST[p], SPLITS[p], splits)
     i = (program - first) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for split in range(0, splits):
-        total += tl.load(part_ptr + split * size + i, mask=i < size, other=0.0)
+    split = tl.arange(0, MOST)
+    mask = (split < splits)[:, None] & (i < size)[None, :]
+    total = tl.sum(tl.load(part_ptr + (split * size)[:, None] + i[None, :], mask=mask, other=0.0), 0)
     tl.store(total_ptr + i, total, mask=i < size)
     tl.store(squares_ptr + program, tl.sum(total * total, 0))

@@ -21,7 +21,7 @@ MANY_ROWS = 4096
 """Rows from which products are made by programs of many rows, with weights that are converted beforehand."""
 PROGRAMS = 528
 """Programs of gradients from many rows: four for each multiprocessor of an H100."""
-BLOCK = 1024
+BLOCK = 256
 """Numbers of a program that adds parts of gradients."""
 WIDEST_NORM = 1024
 """Units of a layer that are normalised in the registers of a program."""
@@ -284,10 +284,12 @@ def _totals(
     sizes = tuple(out.numel() for _, out in pairs)
     first = tuple(itertools.accumulate([triton.cdiv(size, BLOCK) for size in sizes], initial=0))
     squares = parts[0][0].new_empty(first[-1])
+    splits = tuple(part.shape[0] for part, _ in pairs)
     launch(
         total_kernel, (first[-1],), (squares, tuple(part for part, _ in pairs), tuple(out for _, out in pairs)),
         {
-            "FIRST": first[:-1], "SIZES": sizes, "SPLITS": tuple(part.shape[0] for part, _ in pairs), "BLOCK": BLOCK,
+            "FIRST": first[:-1], "SIZES": sizes, "SPLITS": splits, "MOST": triton.next_power_of_2(max(splits)),
+            "BLOCK": BLOCK,
         },
         num_warps=4,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchrl_perf.kernels import processors
 from torchrl_perf.kernels.column_sums import totals
+from torchrl_perf.kernels.dependent import wait_for_previous
 from torchrl_perf.kernels.gates import sigmoid
 from torchrl_perf.kernels.launch import dense_rows, launch
 from torchrl_perf.kernels.scan import scan_tile
@@ -49,8 +50,9 @@ def _inputs(ptr, t, column, is_step, x_step, SIZE: tl.constexpr):
 def _forward_kernel(
     x_ptr, initial_ptr, begins_ptr, weight_ptr, bias_ptr, states_ptr, steps, x_row, x_step, begin_row, begin_step,
     SIZE: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, STEPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     unit, column = tl.arange(0, UNITS), tl.arange(0, WIDE)
     of_gate, of_raw = _weight(weight_ptr, 0, unit, column, SIZE, H), _weight(weight_ptr, 1, unit, column, SIZE, H)
@@ -78,8 +80,9 @@ def _backward_kernel(
     grad_ptr, states_ptr, x_ptr, initial_ptr, begins_ptr, weight_ptr, bias_ptr, of_x_ptr, of_initial_ptr, parts_ptr,
     num_envs, steps, rows, grad_row, grad_step, x_row, x_step, begin_row, begin_step,
     SIZE: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, STEPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     begin = tl.program_id(0).to(tl.int64) * rows
     unit, column = tl.arange(0, UNITS), tl.arange(0, WIDE)
     is_unit = (unit < H)[:, None]

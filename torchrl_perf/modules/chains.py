@@ -1,7 +1,7 @@
 """Perceptrons inside of any ``nn.Sequential``, found by their layers and run as one kernel."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ __all__ = [
     "find",
     "fuse_sequential",
     "lacks_kernel",
+    "lone_layer",
     "run_chain",
 ]
 
@@ -56,6 +57,14 @@ def chain_of(layers: Sequence[nn.Module]) -> Chain | None:
         if found is not None:
             return found
     return None
+
+
+def lone_layer(layers: Sequence[nn.Module]) -> str | None:
+    """Name of the activation of one linear layer, where the layers are the two, and are what their classes say."""
+    if len(layers) != 2 or not _is_linear(layers[0]) or is_changed(layers[1]):
+        return None
+    name, is_known = _ACTIVATIONS.get(type(layers[1]), ("", bool))
+    return name if name and is_known(layers[1]) else None
 
 
 def _chain_from(layers: Sequence[nn.Module], start: int) -> Chain | None:
@@ -190,6 +199,7 @@ class ChainSequential(nn.Sequential):
 
     chain_precision: str | None = None
     fuses = True
+    name_in_checkpoints: ClassVar[str] = nn.Sequential.__name__
 
     def forward(self, input: Tensor) -> Tensor:
         """``[*, IN]`` -> the output of the last layer."""
@@ -213,8 +223,11 @@ class ChainSequential(nn.Sequential):
 
 
 def class_name(module: nn.Module) -> str:
-    """Name of a module's class; of a network that :func:`fuse_sequential` was given, of the one that it had before."""
-    return nn.Sequential.__name__ if type(module) is ChainSequential else type(module).__name__
+    """Name of a module's class in checkpoints: of one that only runs another's layers in its own way, the other's.
+
+    So it is of a network that :func:`fuse_sequential` was given, which has a ``name_in_checkpoints``.
+    """
+    return getattr(type(module), "name_in_checkpoints", type(module).__name__)
 
 
 def fuse_sequential(network: nn.Module, precision: str) -> bool:

@@ -18,16 +18,18 @@ ALIGNED_BYTES = 16
 
 
 class Reduced(NamedTuple):
-    """Gradients and values of all ranks, which the next call may overwrite."""
+    """Gradients of all ranks, which the next call may overwrite, and values."""
 
     flat: Tensor
     """All gradients one after the other, with zeros between them where the next one has to be aligned."""
     gradients: list[Tensor]
     """Views of it, one for each parameter, in the dtype of the parameter."""
     values: list[Tensor]
-    """What else was averaged, in the order and the dtypes in which it was given."""
+    """What else was averaged, in the order and the dtypes in which it was given; no call overwrites them."""
     absent: frozenset[int]
     """Numbers of the parameters that had a gradient on no rank; that of :attr:`gradients` is 0."""
+    norms: Tensor | None
+    """Of each gradient, ``[P]``, where the kernel that summed them has found them as well."""
 
 
 class SharedGradients:
@@ -89,6 +91,8 @@ class SharedGradients:
         self._views: list[Tensor] = []
         self._absent: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[tuple[int, ...], Tensor] = {}
+        self._exchange: Any = None
+        self._zeros = torch.empty(0)
         self._weigh = _weigh if compile is None else compile(_weigh)
         ends = [start + param.numel() for start, param in zip(self._places(self.params), self.params, strict=False)]
         self.ends = torch.tensor(ends, device=self.params[0].device)
@@ -110,7 +114,7 @@ class SharedGradients:
             return list(values)
         found = self.reduced([param.grad for param in self.params], *values, weight=weight)
         self.put_back(found)
-        return [value.clone() for value in found.values]
+        return found.values
 
     def put_back(self, found: Reduced) -> None:
         """Puts gradients at the parameters; those that have none on any rank stay without."""
@@ -134,22 +138,41 @@ class SharedGradients:
         self._make_buffer(values)
         if self.ranks.own is not None and values:
             self.ranks.own.append(values[0])
-        given = [*grads, *values]
-        if missing := [view for view, one in zip(self._views, given, strict=True) if one is None]:
-            torch._foreach_zero_(missing)
         lacking = tuple([number for number, grad in enumerate(grads) if grad is None])
-        pairs = [(view, one) for view, one in zip(self._views, given, strict=True) if one is not None]
-        pairs.append((self._flags_of(self._flat), self._flags(lacking)))
-        torch._foreach_copy_([view for view, _ in pairs], [one for _, one in pairs])
-        flat = self._mean_of_ranks(weight, divided)
-        views = self._views if flat is self._flat else self._views_of(flat)
+        if self._exchange is not None and weight is None:
+            flat, norms = self._fused([*grads, *values], self._flags(lacking), divided)
+        else:
+            flat, norms = self._packed([*grads, *values], self._flags(lacking), weight, divided), None
+        number = len(self.params)
+        views = [*self._views] if flat is self._flat else self._views_of(flat)
+        if flat is self._flat and values:
+            # kept by those who ask, until all updates are made
+            views[number:] = self._views_of(flat, kept=flat[self._starts[number] : self._starts[-1]].clone())
         wanted = [*self.params, *values]
         told = [
             view if view.dtype == like.dtype else view.to(like.dtype) for view, like in zip(views, wanted, strict=True)
         ]
-        number = len(self.params)
         absent = self._absent_of(flat, lacking) if lacking else frozenset()
-        return Reduced(flat[: self._starts[number]], told[:number], told[number:], absent)
+        return Reduced(flat[: self._starts[number]], told[:number], told[number:], absent, norms)
+
+    def _fused(self, given: Sequence[Tensor | None], flags: Tensor, divided: bool) -> tuple[Tensor, Tensor]:
+        """Sums or means of all in one launch, and the norms of gradients."""
+        # which way is taken must not depend on what this rank alone has
+        lists = [self._zeros[: shape.numel()] if one is None else one.to(torch.float32).contiguous()
+                 for one, shape in zip(given, self._shapes, strict=True)]  # fmt: skip
+        flat, norms = self.ranks.summed_parts([*lists, flags], self._exchange, len(self.params))
+        if not divided:
+            torch._foreach_mul_([flat, norms], 1.0 / self.ranks.size)
+        return flat, norms
+
+    def _packed(self, given: Sequence[Tensor | None], flags: Tensor, weight: Tensor | None, divided: bool) -> Tensor:
+        """The same by a buffer that is filled first."""
+        if missing := [view for view, one in zip(self._views, given, strict=True) if one is None]:
+            torch._foreach_zero_(missing)
+        pairs = [(view, one) for view, one in zip(self._views, given, strict=True) if one is not None]
+        pairs.append((self._flags_of(self._flat), flags))
+        torch._foreach_copy_([view for view, _ in pairs], [one for _, one in pairs])
+        return self._mean_of_ranks(weight, divided)
 
     def _flags(self, lacking: tuple[int, ...]) -> Tensor:
         """``[P]``, 1 for each parameter that has a gradient on this rank."""
@@ -165,8 +188,8 @@ class SharedGradients:
         return self._known[lacking]
 
     def _flags_of(self, flat: Tensor) -> Tensor:
-        """The place of :meth:`_flags` in a buffer: the last but one."""
-        return flat[-1 - len(self.params) : -1]
+        """The place of :meth:`_flags` in a buffer: behind all values."""
+        return flat[self._starts[-1] : self._starts[-1] + len(self.params)]
 
     def _absent_of(self, flat: Tensor, lacking: tuple[int, ...]) -> frozenset[int]:
         """Which of the parameters without a gradient on this rank have none on any; reads the device."""
@@ -194,6 +217,11 @@ class SharedGradients:
         self._shapes, self._starts = shapes, self._places(parts)
         self._flat = self.ranks.buffer(self._starts[-1] + len(self.params) + 1, self._dtype)
         self._views = self._views_of(self._flat)
+        if self._dtype == torch.float32:
+            like = [torch.empty(shape.numel(), device=self.params[0].device) for shape in (*shapes, self.ends.shape)]
+            self._exchange = self.ranks.exchange(like)
+            if self._exchange is not None:
+                self._zeros = torch.zeros(max(one.numel() for one in like), device=self.params[0].device)
 
     def _places(self, parts: Sequence[Tensor]) -> list[int]:
         """Where each part begins in the buffer, and where the last one ends."""
@@ -203,10 +231,12 @@ class SharedGradients:
             starts.append(starts[-1] + -(-part.numel() // step) * step)
         return starts
 
-    def _views_of(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a buffer."""
-        places = zip(self._starts, self._shapes, strict=False)
-        return [flat[start : start + shape.numel()].view(shape) for start, shape in places]
+    def _views_of(self, flat: Tensor, kept: Tensor | None = None) -> list[Tensor]:
+        """The parts of a buffer; of its values alone, where ``kept`` is that part of it."""
+        first = 0 if kept is None else len(self.params)
+        source, before = (flat, 0) if kept is None else (kept, self._starts[first])
+        places = zip(self._starts[first:], self._shapes[first:], strict=False)
+        return [source[start - before : start - before + shape.numel()].view(shape) for start, shape in places]
 
 
 def _is_recording() -> bool:

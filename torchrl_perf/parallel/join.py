@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchrl_perf import __version__
-from torchrl_perf.parallel.meeting import agent_store, meet
+from torchrl_perf.parallel.meeting import agent_store, meet, words_of_all
 from torchrl_perf.parallel.ranks import HANG_SECONDS, Ranks, RankStoppedError
 from torchrl_perf.runtime.capture import release_recorded
 from torchrl_perf.runtime.deadline import Deadline
@@ -32,6 +32,10 @@ __all__ = [
 
 LEAVE_SECONDS = 30.0
 """Longest wait for the GPU and the other ranks when this one leaves."""
+
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Variables that keep NVLink's multicast off where they are not set: sums are too small to gain by it, and a process
+that is killed while it holds such memory can leave a host's GPUs unusable."""
 
 _JOINED: list[Ranks] = []
 """What :func:`join` gave, once it was called: a process has one default group."""
@@ -230,19 +234,50 @@ def _own_device() -> torch.device:
     return torch.device("cuda", number)
 
 
+def _compare_devices(cards: Sequence[str], rank: int) -> None:
+    """Refuse ranks of which some are on GPUs and some are not: their collectives would wait for each other.
+
+    Args:
+        cards: device and place of each rank.
+        rank: of this process.
+
+    Raises:
+        RankError: on the first rank.
+        RankStoppedError: on the others.
+    """
+    kind = cards[0].partition(" ")[0]
+    if not (others := [card for card in cards if card.partition(" ")[0] != kind]):
+        return
+    problem = (
+        f"ranks: expected all on {kind}, as rank 0 is, received {', '.join(others)}. Remedy: the same --device on all "
+        "hosts; of 'auto' each takes a GPU where PyTorch sees one."
+    )
+    raise RankError(problem) if rank == 0 else RankStoppedError(problem)
+
+
 def _start(place: torch.device, seconds: float) -> None:
     """Makes the process group: gloo for values, and for tensors where they are on a CPU."""
     options: dict[str, Any] = {"backend": "gloo"}
     if place.type == "cuda":
+        for name, value in WITHOUT_MULTICAST.items():
+            os.environ.setdefault(name, value)
         # with its device the communicator is made here, and not at the first collective
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": place}
     try:
+        rank, size = int(os.environ["RANK"]), world_size()
         store = agent_store(seconds)
         if store is not None:
-            rank, size = int(os.environ["RANK"]), world_size()
-            options |= {"store": meet(store, rank, size, seconds), "rank": rank, "world_size": size}
+            store = meet(store, rank, size, seconds)
+        else:
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(*address, size, rank == 0, timedelta(seconds=seconds), multi_tenant=True)
+        cards = words_of_all(store, rank, size, f"{place.type} on {place_of(rank)}", seconds)
+        _compare_devices(cards, rank)
+        options |= {"store": dist.PrefixStore("group", store), "rank": rank, "world_size": size}
         dist.init_process_group(timeout=timedelta(seconds=seconds), **options)
-    except (RuntimeError, ValueError, TimeoutError) as error:
+    except (RankError, RankStoppedError):
+        raise
+    except (RuntimeError, ValueError, TimeoutError, KeyError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = str(error).strip().partition("\n")[0]
         raise RankError(

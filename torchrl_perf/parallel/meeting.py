@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["agent_store", "has_agent_store", "meet", "met"]
+__all__ = ["agent_store", "has_agent_store", "meet", "met", "words_of_all"]
 
 LOOK_SECONDS = 0.02
 """Between two looks of the first rank for others."""
@@ -64,6 +64,30 @@ def meet(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:
         shared.add(f"came/{name}", 1)
     _MET[:] = [name]
     return dist.PrefixStore(f"torchrl_perf/{name}", store)
+
+
+def words_of_all(store: dist.Store, rank: int, size: int, word: str, seconds: float) -> list[str]:
+    """A word of each process, in the order of ranks; for what has to be known before a group is made.
+
+    Args:
+        store: of this life.
+        rank: of this process.
+        size: number of processes.
+        word: of this process.
+        seconds: longest wait for the others'.
+
+    Raises:
+        torch.distributed.DistStoreError: where not all have come.
+    """
+    shared = dist.PrefixStore("torchrl_perf/words", store)
+    shared.set(str(rank), word)
+    names = [str(number) for number in range(size)]
+    shared.wait(names, timedelta(seconds=seconds))
+    found = [shared.get(name).decode() for name in names]
+    shared.set(f"read/{rank}", "")
+    if rank == 0:  # the store may be this process's, and end with it
+        shared.wait([f"read/{name}" for name in names], timedelta(seconds=seconds))
+    return found
 
 
 def met() -> str:

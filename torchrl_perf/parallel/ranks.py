@@ -1,7 +1,7 @@
 """The processes of one run, and what they agree on: sums on the device, decisions on the host."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchrl_perf.functional.moments import Moments, merged_moments
+from torchrl_perf.parallel.fused_sums import exchange_of, sums_of
 from torchrl_perf.parallel.levels import TwoLevels, problem_of_hosts
 from torchrl_perf.parallel.one_shot import OneShot
 from torchrl_perf.parallel.place import own_place
@@ -61,7 +62,9 @@ class Ranks:
         own: this rank's part of what :class:`~torchrl_perf.parallel.SharedGradients` has averaged first, the loss say,
             for a guard that takes them out again; None, and nothing is kept, where no guard asked for it.
         one_shot: whether buffers are made in symmetric memory from now on, where they can be.
-        sums: how often a sum of so many numbers of a dtype was asked for so far; a recorded one counts once.
+        fused: whether gradients are packed, summed and their norms found by one kernel from now on, where they can be.
+        sums: how often a sum of so many numbers of a dtype was asked for so far, or in one kernel of tensors of such
+            sizes; a recorded one counts once.
     """
 
     def __init__(
@@ -74,11 +77,11 @@ class Ranks:
         seconds: float = HANG_SECONDS,
     ) -> None:
         self.device, self._group = torch.device(device), group
-        self.seconds, self.begun, self.one_shot = seconds, 0, one_shot
+        self.seconds, self.begun, self.one_shot, self.fused = seconds, 0, one_shot, one_shot
         self.own: list[Tensor] | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
-        self.sums: Counter[tuple[int, torch.dtype]] = Counter()
+        self.sums: Counter[tuple[int | tuple[int, ...], torch.dtype]] = Counter()
         self._one_shot: OneShot | None = None
         self._levels: TwoLevels | None = None
         fast = one_shot and self.device.type == "cuda"
@@ -157,6 +160,35 @@ class Ranks:
             return of_host
         dist.all_reduce(values, group=self._group)
         return values
+
+    def exchange(self, like: Sequence[Tensor]) -> Any:
+        """What :meth:`summed_parts` takes for tensors of these sizes; None where one kernel cannot sum them.
+
+        All ranks make it at once, before a capture.
+
+        Args:
+            like: float32.
+        """
+        if not self.fused or self._one_shot is None or self._levels is not None:
+            return None
+        if not self._one_shot.takes(sum(one.numel() for one in like), torch.float32):
+            return None
+        return exchange_of(self._group, self.rank, self.size, like)
+
+    def summed_parts(self, tensors: Sequence[Tensor], exchange: Any, normed: int) -> tuple[Tensor, Tensor]:
+        """The sums over ranks of several tensors, and the norms of the first ``normed`` of them.
+
+        Args:
+            tensors: contiguous float32, of the sizes that the exchange was made for.
+            exchange: of :meth:`exchange`.
+            normed: of the norms.
+
+        Returns:
+            All sums one after the other, each from a multiple of 16 bytes on, and the norms ``[normed]``.
+        """
+        self.begun += 1
+        self.sums[tuple([one.numel() for one in tensors]), torch.float32] += 1
+        return sums_of(tensors, exchange, normed)
 
     def gathered(self, values: Tensor) -> Tensor:
         """``[*]`` of each rank as ``[size, *]``, in the order of ranks."""

@@ -71,15 +71,16 @@ def compiled(fn: Callable[..., Any], *, device: torch.device | None = None, **op
 
 
 def _device_options(device: torch.device | None) -> dict[str, Any]:
-    """On a CPU what keeps the reads and writes of a function in order, at the cost of some speed; on CUDA overlap.
+    """On a CPU what keeps the reads and writes of a function in order, at the cost of some speed; on CUDA fewer gaps.
 
     From sm_90 on a kernel is placed while the one before it still runs, and waits there: an iteration of PPO with 4
-    envs takes 1.32 ms on an H200 instead of 1.94.
+    envs takes 1.32 ms on an H200 instead of 1.94. Two small networks of one input, such as actor and critic, are one
+    launch each way.
     """
     kind = device.type if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         inductor.wait_first()
-        return {"triton.enable_pdl": True}
+        return {"triton.enable_pdl": True, "post_grad_custom_pre_pass": inductor.pairing()}
     return {"max_fusion_size": 1} if kind == "cpu" and FUSES_PAST_WRITES else {}
 
 

@@ -73,8 +73,8 @@ def make_actor(env: EnvBase, config: Any) -> DeviceActor | HybridActor | TensorD
 
     It reads what :func:`~torchrl_perf.trainers.spaces.observation_inputs` finds. Discrete (index) actions get a
     categorical over logits, several of them (``MultiCategorical``) one each; continuous ones a normal with a scale as
-    ``policy_scale`` says, in the action's own units (the env clips, as Gymnasium's do); an action of several parts
-    :func:`make_hybrid_actor`.
+    ``policy_scale`` says, in the action's own units (our envs clip, and the trainers' collector does for Gymnasium's);
+    an action of several parts :func:`make_hybrid_actor`.
 
     Raises:
         ValueError: for another kind of action spec, an env without an observation to read, and a ``policy_scale`` for

@@ -47,7 +47,7 @@ def frames(
     Yields:
         uint8 ``[H, W, 3]``.
     """
-    if task_in_c(run.env):
+    if task_in_c(run.robot):
         choose_opengl()
     source = source_for(run, 1, seed=seed, changes=changes, drawn=True)
     options: dict[str, Any] = {"acceleration": policy.acceleration, "mode": "eager", "steps": 1}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.modules import set_recurrent_mode
 
+from torchrl_perf.modules.memory.encoder import NarrowEncoder
 from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
-from torchrl_perf.modules.mixed import MixedSequential
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.normalization import normalized
@@ -211,7 +211,7 @@ def make_trunk(env: Any, config: Any) -> list[TensorDictModuleBase]:
     layers = hidden_layers([inputs.size, size], config.activation, layer_norm=config.layer_norm, device=env.device)
     nn.init.orthogonal_(cast("nn.Linear", layers[0]).weight, 2**0.5)
     nn.init.zeros_(cast("nn.Linear", layers[0]).bias)
-    reads = normalized(MixedSequential(*layers, precision=config.precision), inputs, config, env.device)
+    reads = normalized(NarrowEncoder(*layers, precision=config.precision), inputs, config, env.device)
     encoder = TensorDictModule(inputs.network(reads, **place), in_keys=inputs.keys, out_keys=[INPUT])
     make: Any = KINDS[config.memory]
     return [encoder, make(size, size, in_key=INPUT, out_key=FEATURES, device=env.device)]

@@ -3,13 +3,11 @@
 import logging
 from typing import Any
 
-import torch
-
 from torchrl_perf.registry import ROBOTS
 from torchrl_perf.trainers.evaluation import OTHER_SEEDS, Episodes, Evaluation, below
-from torchrl_perf.trainers.sources import Source, gymnasium_source
+from torchrl_perf.trainers.sources import gymnasium_source
 
-__all__ = ["c_source", "episodes_in_c", "task_in_c"]
+__all__ = ["episodes_in_c", "task_in_c"]
 
 logger = logging.getLogger("torchrl_perf")
 VERSION = "-v5"
@@ -28,20 +26,6 @@ def task_in_c(env: Any) -> str:
     return getattr(type(env), "gymnasium_id", "")
 
 
-def c_source(name: str, rows: int, device: torch.device, **arguments: Any) -> Source:
-    """Gymnasium's envs of a task, which clip actions as those on MuJoCo Warp do.
-
-    Args:
-        name: what :func:`task_in_c` gives.
-        rows: number of envs.
-        device: of the policy.
-        **arguments: of ``gymnasium.make_vec``.
-    """
-    from gymnasium.wrappers import ClipAction
-
-    return gymnasium_source(name, rows, device, wrappers=[ClipAction], **arguments)
-
-
 def episodes_in_c(trainer: Any) -> Episodes | None:
     """Whole episodes of a trainer's policy in MuJoCo's C code, ``eval_episodes`` of them; None for any other env.
 
@@ -54,7 +38,7 @@ def episodes_in_c(trainer: Any) -> Episodes | None:
 
     config = trainer.config
     try:
-        source = c_source(name, config.eval_episodes, trainer.device)
+        source = gymnasium_source(name, config.eval_episodes, trainer.device)
     except (ImportError, Error) as error:  # a run that has learnt for an hour does not fail because of its last line
         logger.warning(
             "%s cannot be made in MuJoCo's C code: %s. Remedy: pip install 'torchrl_perf[mujoco]'.", name, error

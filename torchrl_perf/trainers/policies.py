@@ -12,7 +12,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_perf.modules.chains import class_name
-from torchrl_perf.registry import ALGORITHMS, SYSTEMS, entry_of
+from torchrl_perf.registry import ALGORITHMS, ROBOTS, SYSTEMS, entry_of
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG
 from torchrl_perf.runtime.files import CheckpointError, save_checkpoint
 from torchrl_perf.runtime.precision import Acceleration
@@ -26,6 +26,7 @@ from torchrl_perf.zoo import run_path
 __all__ = ["GreedyPolicy", "LoadedPolicy", "SavedRun", "load_policy", "policy_of", "read_run", "save_policy"]
 
 Which = Literal["newest", "best"]
+MUJOCO = "torchrl_perf.envs.mujoco"
 
 
 class GreedyPolicy(TensorDictModuleBase):
@@ -96,6 +97,7 @@ class SavedRun:
         plain_specs: the same as plain values.
         env: name of its env.
         given: whether the env came from Python, and not from the settings.
+        robot: name of the env, if it is one of the package on MuJoCo Warp, and no other of this name; else empty.
         arguments: of the env's constructor, as far as it keeps them.
         steps: env steps taken.
 
@@ -125,6 +127,8 @@ class SavedRun:
         self.specs = SavedSpecs(self.plain_specs, device)
         self.given = bool(env.get("given"))
         self.env: str = _label(self.config, env.get("name", self.config.env), self.given)
+        is_ours = str(env.get("module", "")).startswith(MUJOCO) and env.get("name") in ROBOTS
+        self.robot: str = env["name"] if is_ours else ""
         self.arguments: Mapping[str, Any] = env.get("arguments", {})
         self.networks: Mapping[str, Mapping[str, str]] = made_of.get("networks", {})
 

@@ -175,7 +175,7 @@ def gymnasium_source(name: str, num_envs: int, device: torch.device, **arguments
 
 
 def host_collector(source: Source, policy: nn.Module, **options: Any) -> Any:
-    """A ``HostCollector`` of the source's vector envs.
+    """A ``HostCollector`` of the source's vector envs, which get actions within their bounds.
 
     Args:
         source: with vector envs.
@@ -184,7 +184,7 @@ def host_collector(source: Source, policy: nn.Module, **options: Any) -> Any:
     """
     from torchrl_perf.collectors.host_collector import HostCollector
 
-    return HostCollector(source.vector_envs, policy, **options)
+    return HostCollector(source.vector_envs, policy, clip_actions=True, **options)
 
 
 def check_parts(source: Source, collector: Any, policy: nn.Module, config: Any) -> None:

@@ -211,6 +211,7 @@ def action_choices(env: EnvBase) -> Choices:
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         return Choices(int(spec.space.n), GumbelCategorical, True)
     if isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point:
+        _check_shape(spec, env)
         return Choices(spec.shape[-1], DrawnNormal, False)
     raise ValueError(
         f"action_spec: expected Categorical (index), MultiCategorical or Bounded of floating point, received "
@@ -219,11 +220,27 @@ def action_choices(env: EnvBase) -> Choices:
     )
 
 
+def _check_shape(spec: TensorSpec, specs: Any) -> None:
+    """That an action is ``[*batch, D]``, as default networks give it, or ``[*batch, A, D]`` of agents that observe.
+
+    Raises:
+        ValueError: for a single number, and for a matrix that is not one of agents.
+    """
+    own, agents = tuple(spec.shape[len(specs.batch_size) :]), spec.shape[:-1]
+    observed = [leaf.shape[:-1] for leaf in specs.observation_spec.values(True, True)]
+    if not own or (len(own) > 1 and agents not in observed):
+        raise ValueError(
+            f"action_spec: expected a vector [D] for the default networks, received the shape {own} in "
+            f"{_owner(specs)}. Remedy: an env that takes a vector, such as one behind gymnasium's TransformAction, or "
+            "networks of your own."
+        )
+
+
 def continuous_action(specs: Any) -> TensorSpec:
     """The spec of ``"action"``, for default actors and critics of continuous actions; its kind is left to them.
 
     Raises:
-        ValueError: for several actions, one of another name, and numbers that are not of float32 as the networks are.
+        ValueError: for several actions, one of another name or no vector, and numbers that are not float32.
     """
     keys = list(getattr(specs, "action_keys", ["action"]))
     if keys != ["action"]:
@@ -232,12 +249,15 @@ def continuous_action(specs: Any) -> TensorSpec:
             "Remedy: pass actor= and critic=, or PPO with a HybridActor for an action of several parts."
         )
     spec = specs.action_spec
-    if spec.dtype is not None and spec.dtype.is_floating_point and spec.dtype != torch.float32:
+    if spec.dtype is None or not spec.dtype.is_floating_point:
+        return spec
+    if spec.dtype != torch.float32:
         raise ValueError(
             f"action_spec: expected actions of torch.float32 for the default networks, received {spec.dtype} in "
             f"{_owner(specs)}. Remedy: the transform DoubleToFloat(in_keys_inv=['action']), or networks of your "
             "own."
         )
+    _check_shape(spec, specs)
     return spec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torchrl_perf.envs.registry import takes_render_mode
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.evaluation import Episodes, Evaluation
-from torchrl_perf.trainers.mujoco_c import c_source, task_in_c
+from torchrl_perf.trainers.mujoco_c import task_in_c
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.run.saved_specs import plain_specs
 from torchrl_perf.trainers.sources import Source, gymnasium_source, source_of
@@ -42,9 +42,9 @@ def source_for(
         ImportError: for an env whose package is absent.
     """
     changes = dict(changes or {})
-    if (name := task_in_c(run.env)) and changes.keys() <= IN_C:
+    if (name := task_in_c(run.robot)) and changes.keys() <= IN_C:
         pictures = {"render_mode": "rgb_array"} if drawn else {}
-        return c_source(name, rows, run.device, **changes, **pictures)
+        return gymnasium_source(name, rows, run.device, **changes, **pictures)
     source = _given(run, rows, changes, drawn) if run.given else _named(run, rows, seed, changes, drawn)
     with source.closed_on_error():
         _check_specs(run, source)

@@ -54,8 +54,13 @@ def scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
 
 @torch.library.custom_op("torchrl_perf::linear_scan", mutates_args=())
 def _scan(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
-    solved = linear_recurrence(decay, value, initial).to(value.dtype).contiguous()
+    solved = _recurrence(decay, value, initial).to(value.dtype).contiguous()
     return solved.clone() if solved is value else solved  # one step is the value itself
+
+
+def _recurrence(decay: Tensor, value: Tensor, initial: Tensor) -> Tensor:
+    """:func:`linear_recurrence`, of no envs too."""
+    return linear_recurrence(decay, value, initial) if value.numel() else value
 
 
 @torch.library.custom_op("torchrl_perf::linear_scan_backward", mutates_args=())
@@ -87,6 +92,8 @@ def came_back(decay: Tensor, grad: Tensor) -> Tensor:
         decay: ``[N, T, H]``, of the scan.
         grad: of its results, ``[N, T, H]``.
     """
+    if not grad.numel():
+        return grad
     return reverse_linear_recurrence(_following(decay), grad.to(decay.dtype)).to(grad.dtype)
 
 
@@ -197,7 +204,7 @@ def _solved(inputs: Tensor, initial: Tensor, begins: Tensor) -> Tensor:
     """The same of PyTorch's operations."""
     gate, candidate = inputs.chunk(2, -1)
     decay = torch.sigmoid(-gate).masked_fill(begins.unsqueeze(-1), 0)
-    solved = linear_recurrence(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
+    solved = _recurrence(decay, torch.sigmoid(gate) * min_gru_candidate(candidate), initial)
     return solved.to(inputs.dtype).contiguous()
 
 

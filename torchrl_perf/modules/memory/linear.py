@@ -6,9 +6,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchrl_perf.functional.memory.linear import lru_sequence, lru_step, min_gru_cell
+from torchrl_perf.functional.memory.linear import (
+    lru_sequence,
+    lru_step,
+    min_gru_cell,
+    min_gru_sequence,
+    min_gru_step,
+)
 from torchrl_perf.functional.memory.min_gru_layer import min_gru_layer
 from torchrl_perf.modules.memory.core import MemoryCore, States
+from torchrl_perf.runtime.upstream.modules import is_changed
 
 __all__ = ["LRUCore", "MinGRUCore"]
 
@@ -63,14 +70,23 @@ class MinGRUCore(MemoryCore):
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
         of = self.inputs[layer]
-        state = min_gru_cell(x, states[0], of.weight, of.bias)
+        plain = _is_plain(of)
+        state = min_gru_cell(x, states[0], of.weight, of.bias) if plain else min_gru_step(of(x), states[0])
         return state, (state,)
 
     def layer_sequence(self, layer: int, x: Tensor, states: States, begins: Tensor) -> tuple[Tensor, States]:
         """All steps of one layer: outputs and states."""
-        of = self.inputs[layer]
-        after = min_gru_layer(x, states[0], begins, of.weight, of.bias)
+        of, state = self.inputs[layer], states[0]
+        if _is_plain(of):
+            after = min_gru_layer(x, state, begins, of.weight, of.bias)
+        else:
+            after = min_gru_sequence(of(x), state, begins)
         return after, (after,)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is what its parameters say: one with hooks, or another module in its place, is called."""
+    return type(layer) is nn.Linear and not is_changed(layer)
 
 
 class _LRULayer(nn.Module):

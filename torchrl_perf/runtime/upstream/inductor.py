@@ -1,4 +1,4 @@
-"""torch: kernels of Inductor that may be placed before the one before them has ended wait for it.
+"""torch: what Inductor is told beyond its settings: early kernels wait, and pairs of operators become one.
 
 With ``triton.enable_pdl`` Inductor's kernels are launched early (see :mod:`torchrl_perf.kernels.dependent`), but wait
 only for what the kernel just before them touches, by the names of buffers. That is not enough where that kernel reads
@@ -7,7 +7,11 @@ and a fill may write into memory that was freed and is still read. Here each ker
 """
 
 import re
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
 
 WAIT = "tl.extra.cuda.gdc_wait()"
 
@@ -48,3 +52,76 @@ def patch_loader(*_: Any) -> None:
 
     triton.waits = True  # pyright: ignore[reportFunctionMemberAccess]
     AsyncCompile.triton = triton
+
+
+class Pair(NamedTuple):
+    """How two calls of an operator become one launch."""
+
+    kind: Callable[[Node], Hashable]
+    """What both calls have in common, their input too; None for a call that is left alone."""
+    join: Callable[[Graph, Node, Node], tuple[Node, Node]]
+    """Adds the joint call and returns the results of both."""
+
+    def replaces(self, graph: Graph, first: Node, second: Node) -> bool:
+        """Makes one call in the place of the second; False where that depends on the first."""
+        later, node = [first], first.next
+        while node is not second:
+            if not set(later).isdisjoint(node.all_input_nodes):
+                later.append(node)
+            node = node.next
+        if not set(later).isdisjoint(second.all_input_nodes):
+            return False
+        with graph.inserting_before(second):
+            results = self.join(graph, first, second)
+        for old, new in zip((first, second), results, strict=True):
+            old.replace_all_uses_with(new)
+            graph.erase_node(old)
+        place = max(results, key=list(graph.nodes).index)
+        for each in later[1:]:
+            place.append(each)
+            place = each
+        return True
+
+
+_PAIRS: dict[Any, Pair] = {}
+
+
+def pair(
+    operator: Any, kind: Callable[[Node], Hashable], join: Callable[[Graph, Node, Node], tuple[Node, Node]]
+) -> None:
+    """Has two calls of an operator in one compiled function made together; see :class:`Pair`."""
+    _PAIRS[operator] = Pair(kind, join)
+
+
+def call(graph: Graph, function: Any, *args: Any) -> Node:
+    """Adds a call, with the shape and dtype of its result."""
+    node = graph.call_function(function, args)
+    node.meta["val"] = function(*torch.fx.node.map_arg(args, lambda arg: arg.meta["val"]))
+    return node
+
+
+def join_pairs(graph: Graph) -> None:
+    """Makes one call of each two that are alike and do not depend on each other."""
+    waiting: dict[Hashable, Node] = {}
+    for node in list(graph.nodes):
+        known = _PAIRS.get(node.target) if node.op == "call_function" else None
+        kind = None if known is None else known.kind(node)
+        if known is None or kind is None:
+            continue
+        first = waiting.pop((node.target, kind), None)
+        if first is None or not known.replaces(graph, first, node):
+            waiting[node.target, kind] = node
+
+
+def pairing() -> Any:
+    """:func:`join_pairs` as Inductor takes it, with a name that tells its cache apart from other passes."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pairing(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            join_pairs(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((__file__,), repr(sorted(map(str, _PAIRS))))
+
+    return Pairing()

@@ -17,6 +17,7 @@ from torchrl_perf.collectors.native_autoreset import is_native
 from torchrl_perf.functional.rows.permutation import random_permutation
 from torchrl_perf.metrics import DeviceMetrics, EpisodeStatistics, PhaseTimer
 from torchrl_perf.parallel import SharedGradients
+from torchrl_perf.parallel.gradients import Reduced
 from torchrl_perf.parallel.join import joined
 from torchrl_perf.runtime.oom import MicroBatches, parts_of, refused
 from torchrl_perf.trainers.algorithm_attributes import of_algorithm
@@ -328,17 +329,17 @@ class OnPolicyTrainer(Checkpointed):
                 continue
             attempt = partial(self._gradients, rows, index, summary=summary)
             total, statistics = self.micro.run(attempt, len(index), undo=self.optimizer.zero_grad)
-            flat = None
+            found = None
             if self.ranks.several:
-                flat, total, statistics = self._agreed(total, statistics, self._weight(rows, index))
+                found = self._agreed(total, statistics, self._weight(rows, index))
+                total, statistics = found.values
             if self.algorithm.adapts_learning_rate:
                 self._adapt_fn(statistics, self.optimizer.learning_rate)
-            if flat is None:
-                norms = self.optimizer.parameter_norms()
+            norms = self.optimizer.parameter_norms() if found is None else found.norms
+            if found is None or norms is not None:
                 grad_scale, skip, fault = self._guard_fn(total, norms, statistics)
             else:
-                grad_scale, skip, fault = self._shared_guard_fn(total, flat, statistics)
-                norms = self.optimizer.grad_norms.clone()  # which the next update writes
+                grad_scale, skip, fault, norms = self._shared_guard_fn(total, found.flat, statistics)
             self.optimizer.step(grad_scale, skip)
             self.guard.note(statistics[: len(self.algorithm.losses)], norms, fault)
 
@@ -394,12 +395,12 @@ class OnPolicyTrainer(Checkpointed):
         """What gradients are multiplied by where they are computed, so that their sum over ranks is the mean."""
         return 1.0 / self.ranks.size if self.valid_key is None else 1.0
 
-    def _agreed(self, total: Tensor, statistics: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Makes the gradients those of all ranks; all of them in one tensor, the loss 0-d, and the statistics."""
+    def _agreed(self, total: Tensor, statistics: Tensor, weight: Tensor | None) -> Reduced:
+        """Makes the gradients those of all ranks; with the loss, 0-d, and the statistics of all."""
         grads = [param.grad for param in self.shared.params]
         found = self.shared.reduced(grads, total, statistics, weight=weight, divided=weight is None)
         self.shared.put_back(found)
-        return found.flat, *found.values
+        return found
 
     def _gradients(
         self, rows: TensorDictBase, index: Tensor, parts: int, summary: Tensor | None = None
@@ -475,9 +476,11 @@ class OnPolicyTrainer(Checkpointed):
         """
         return self._decide(total, self.optimizer.joint_norm(norms), statistics)
 
-    def _shared_guard(self, total: Tensor, flat: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with the norm of gradients that lie one after the other."""
-        return self._decide(total, self.optimizer.flat_norm(flat, self.shared.ends), statistics)
+    def _shared_guard(self, total: Tensor, flat: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same with the norm of gradients that lie one after the other; and their norms ``[P]``, a new tensor."""
+        decided = self._decide(total, self.optimizer.flat_norm(flat, self.shared.ends), statistics)
+        # the next update writes the optimiser's; a compiler writes both in one pass
+        return *decided, self.optimizer.grad_norms.clone()
 
     def _decide(self, total: Tensor, grad_norm: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self._note_stop(statistics)

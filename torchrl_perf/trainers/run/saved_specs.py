@@ -29,20 +29,22 @@ def plain_specs(source: Any) -> dict[str, Any]:
     """The specs of one row's observation and action, as numbers, texts and lists.
 
     Args:
-        source: what has ``observation_spec`` and ``full_action_spec``, such as an env.
+        source: what has ``observation_spec`` and ``full_action_spec``, such as an env; what a policy ``carried`` from
+            step to step among them is none of its observations.
 
     Returns:
         ``"observation"`` and ``"action"``, each a list of entries with ``key``, a list of names, and ``kind``,
         ``shape``, ``dtype`` and what the kind has besides.
     """
     found: dict[str, Any] = {}
+    carried = getattr(source, "carried", ())
     for part, attribute in PARTS.items():
         spec = getattr(source, attribute, None)
         leaves = spec.items(True, True) if isinstance(spec, Composite) else ()
         found[part] = [
             {"key": [key] if isinstance(key, str) else list(key), **_plain_leaf(leaf, len(cast("Any", spec).shape))}
             for key, leaf in leaves
-            if isinstance(leaf, TensorSpec)
+            if isinstance(leaf, TensorSpec) and key not in carried
         ]
     return found
 

@@ -94,8 +94,36 @@ def test_a_clock_begins_anew_with_each_episode():
     torch.testing.assert_close(clock[:1], torch.tensor([0.01]))
 
 
-def test_quantities_named_twice_are_observed_once():
-    assert slider(observed=("sensordata", "xpos", "sensordata")).rollout(2).shape == (3, 2)
+@pytest.mark.parametrize(
+    "names", [("sensordata", "xpos", "sensordata"), iter(["xpos", "sensordata"]), {"xpos": 1, "sensordata": 2}]
+)
+def test_quantities_are_observed_once_of_any_iterable(names):
+    env = slider(observed=names)
+    assert sorted(env.simulation.observed) == ["sensordata", "xpos"]
+    assert env.rollout(2).shape == (3, 2)
+
+
+@pytest.mark.parametrize("names", [None, 3, "xpos", (3, "a"), ("qpos",)])
+def test_what_names_no_quantities_is_refused(names):
+    with pytest.raises(ValueError, match=r"observed: expected a sequence of names .*Remedy: these"):
+        slider(observed=names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("deterministic", "no"), ("deterministic", 1), ("integrator", []), ("solver", {}), ("cone", 1)],
+)
+def test_settings_of_other_types_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"{name}: expected .*Remedy"):
+        slider(**{name: value})
+
+
+def test_a_spec_is_compiled():
+    spec = mujoco.MjSpec.from_string(SLIDER)
+    assert slider(spec, keyframe="home").reset()["observation"][0, 0] == 2
+    spec.body("cart").add_joint(type=mujoco.mjtJoint.mjJNT_HINGE, axis=[0, 0, 0])
+    with pytest.raises(ValueError, match=r"model: expected MJCF that MuJoCo reads, received an MjSpec.*Remedy"):
+        slider(spec)
 
 
 def test_bodies_that_sleep_are_refused():

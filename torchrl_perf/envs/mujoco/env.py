@@ -68,7 +68,7 @@ class MuJoCoEnv(StructuredEnv):
     done flags as :class:`StructuredEnv` writes them.
 
     Args:
-        model: path of an MJCF file, MJCF text, or a ``mujoco.MjModel``.
+        model: path of an MJCF file, MJCF text, a ``mujoco.MjSpec`` or a ``mujoco.MjModel``.
         num_envs: N.
         observe: from a state to observations ``[N, O]``; by default ``qpos`` and ``qvel``.
         reward: from the states before and after a step and the action between them to rewards ``[N]``.

@@ -56,7 +56,7 @@ class PhysicsSettings:
         """Raise ValueError for an unknown choice, numbers below their least and what is no number."""
         for name, known in (("integrator", INTEGRATORS), ("solver", SOLVERS), ("cone", CONES)):
             value = getattr(self, name)
-            if value is not None and value not in known:
+            if value is not None and (not isinstance(value, str) or value not in known):
                 raise ValueError(
                     f"{name}: expected one of {', '.join(known)}, received {value!r}. Remedy: one of these, or None, "
                     "which is the model's own."
@@ -66,6 +66,10 @@ class PhysicsSettings:
             if value is not None and (type(value) not in kinds or not 0 < value < math.inf):
                 word = "number" if name == "timestep" else "integer"
                 raise ValueError(f"{name}: expected a positive {word}, received {value!r}. Remedy: None, or more.")
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(
+                f"deterministic: expected True or False, received {self.deterministic!r}. Remedy: one of these."
+            )
 
     def apply(self, model: Any) -> Any:
         """Write the settings into ``model.opt`` and return the model; PGS becomes Newton."""
@@ -132,7 +136,8 @@ def load_model(source: Any) -> Any:
     """A ``mujoco.MjModel`` of an MJCF file, an MJCF text or a model.
 
     Args:
-        source: path of an XML or MJB file, a text that begins with ``<``, or a ``mujoco.MjModel``, which is copied.
+        source: path of an XML or MJB file, a text that begins with ``<``, a ``mujoco.MjSpec``, which is compiled, or a
+            ``mujoco.MjModel``, which is copied.
 
     Raises:
         ImportError: without MuJoCo.
@@ -145,13 +150,16 @@ def load_model(source: Any) -> Any:
         import copy
 
         return copy.copy(source)
-    if not isinstance(source, str | Path):
+    spec = getattr(mujoco, "MjSpec", ())  # of MuJoCo 3.2 on
+    if not isinstance(source, (str, Path, *([spec] if spec else ()))):
         raise TypeError(
-            "model: expected the path of an MJCF file, its text or a mujoco.MjModel, received "
+            "model: expected the path of an MJCF file, its text, a mujoco.MjSpec or a mujoco.MjModel, received "
             f"{type(source).__name__}. Remedy: one of these."
         )
-    text = str(source)
     try:
+        if isinstance(source, spec):
+            return source.compile()
+        text = str(source)
         if text.lstrip().startswith("<"):
             return mujoco.MjModel.from_xml_string(text)
         path = Path(source).expanduser()
@@ -161,8 +169,9 @@ def load_model(source: Any) -> Any:
         return read(str(path))
     except ValueError as error:
         words = " ".join(str(error).split())
+        received = "an MjSpec" if isinstance(source, spec) else repr(str(source)[:80])
         raise ValueError(
-            f"model: expected MJCF that MuJoCo reads, received {text[:80]!r}: {words}. Remedy: mend it there."
+            f"model: expected MJCF that MuJoCo reads, received {received}: {words}. Remedy: mend it there."
         ) from error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -88,17 +88,12 @@ class Simulation:
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         warp.init()
         self._mjw = needed("mujoco_warp")
-        if isinstance(observed, str) or (unknown := sorted(set(observed) - {*PLACES, *FORCES})):
-            received = repr(observed) if isinstance(observed, str) else unknown
-            raise ValueError(
-                f"observed: expected a sequence of names among {', '.join((*PLACES, *FORCES))}, received {received}. "
-                "Remedy: these; qpos and qvel are always there."
-            )
+        observed = _names(observed)
         if not model.nv:
             raise ValueError("model: expected joints, received a model without. Remedy: a joint in one of its bodies.")
         check_state(model)
         self.num_worlds, self.frame_skip = num_worlds, frame_skip
-        self.observed = tuple(dict.fromkeys(observed))
+        self.observed = observed
         inner = ("qpos", "qvel", "qacc_warmstart", *(("act",) if model.na else ()))
         if has_clock(model):  # an episode begins at 0, and the arrays go on from whatever ran before
             inner = (*inner, "time")
@@ -233,6 +228,20 @@ class Simulation:
     def sizes(self, names: Sequence[str]) -> list[torch.Size]:
         """The shapes of the entries ``names``, for a tracer."""
         return [self._outputs[name].shape for name in names]
+
+
+def _names(observed: Any) -> tuple[str, ...]:
+    """The quantities that are observed, each once, of any iterable of names."""
+    known = (*PLACES, *FORCES)
+    several = isinstance(observed, Iterable) and not isinstance(observed, str)
+    names = tuple(dict.fromkeys(observed)) if several else ()
+    if not several or (unknown := [name for name in names if name not in known]):
+        received = unknown if several else repr(observed)
+        raise ValueError(
+            f"observed: expected a sequence of names among {', '.join(known)}, received {received}. Remedy: these; "
+            "qpos and qvel are always there."
+        )
+    return names
 
 
 _SIMULATIONS: weakref.WeakValueDictionary[int, Simulation] = weakref.WeakValueDictionary()

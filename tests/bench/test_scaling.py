@@ -71,7 +71,9 @@ def test_an_iteration_by_hand():
 def test_the_estimate_meets_what_was_measured_on_one_and_two_gpus():
     assumed = Assumptions()
     rows = [row for row in read_results("scaling")["rows"] if (row["shape"], row["scaling"]) == ("2048x128", "weak")]
-    measured = {row["ranks"]: row["ms"] for row in rows if row["sums"] != "ddp"}
+    measured = {
+        ranks: min(row["ms"] for row in rows if row["ranks"] == ranks and row["sums"] != "ddp") for ranks in (1, 2)
+    }
     assert iteration_ms(2_048 * 128, 1, assumed) == pytest.approx(measured[1], rel=0.02)
     assert iteration_ms(2_048 * 128, 2, assumed) == pytest.approx(measured[2], rel=0.05)
 

@@ -85,9 +85,10 @@ def test_eager(monkeypatch, name, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"sampler": "prioritized"}], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("kind", [Equals, FusedEquals], ids=["packed", "fused"])
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
-def test_compiled(monkeypatch, traced, name, changes):
-    ranks = Equals()
+def test_compiled(monkeypatch, traced, name, kind, changes):
+    ranks = kind()
     found = learnt(name, ranks, monkeypatch, "compile", **changes)
     assert ranks.collectives
     # one process compiles the whole update, which draws its noise in another order than stages do

@@ -92,8 +92,7 @@ def fused_chain(
         precision: of the matrix products: ``"tf32"``, ``"bf16"`` or ``"fp16"`` (operands rounded, hidden units kept in
             16 bits, sums in float32), or ``"ieee"`` (float32, many times slower).
 
-    Large batches of two hidden layers up to 256 wide run as :func:`~torchrl_perf.functional.resident.resident_chain`;
-    in 16 bits those of wider ones are a launch for each layer, with the rest of it in its product.
+    Large batches of two hidden layers up to 256 wide run as :func:`~torchrl_perf.functional.resident.resident_chain`.
 
     Returns:
         ``[B, OUT]`` float32. Equal to :func:`chain` within 2e-3 of its scale (``ieee``: 1e-5, ``bf16``: 2e-2).
@@ -119,61 +118,11 @@ def chain_tiles(
     Each is rows of a program, units and depth of a product, warps, stages of loads ahead, registers, and whether units
     next to inputs or outputs are made where the next layer needs them. It needs Triton.
     """
-    from torchrl_perf.kernels import chain_blocks, layered_launch
+    from torchrl_perf.kernels import chain_blocks
 
     net, room = _network(x, _parts(params, eps)[0], activation, eps, precision), resident.room(x.device)
-    if _by_layers(net, x.shape[0]):
-        return (tuple(layered_launch.TILES),) * 2
     forward, backward = (chain_blocks.blocks_for(way, net, x.shape[0], room) for way in ("forward", "backward"))
     return tuple(forward), tuple(backward)
-
-
-def _by_layers(net: Any, rows: int) -> bool:
-    """Whether each layer is a launch of its own; what is kept then lies as the chain's kernels keep it."""
-    from torchrl_perf.kernels import layered_launch
-
-    return layered_launch.takes(net, rows) and rows % 16 == 0
-
-
-def _narrowed(net: Any, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Weights of the hidden layers in 16 bits; those of the last, whose products are TF32's, as they are."""
-    return *(weight.to(net.dtype) for weight in weights[:-1]), weights[-1]
-
-
-def _forward_by_layers(
-    x: Tensor, net: Any, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], keep: bool
-) -> tuple[Tensor, Tensor]:
-    from torchrl_perf.kernels import layered_launch
-    from torchrl_perf.kernels.launch import dense_rows
-
-    size, twice = x.shape[0] * net.offsets[-1], keep and net.keeps_input
-    kept = x.new_empty(size * (2 if twice else 1), dtype=net.dtype)
-    units = kept[:size]
-    inputs, params = kept[size:] if twice else units, (_narrowed(net, weights), biases)
-    y = layered_launch.passed(dense_rows(x)[None], net, params, 1, 1, True, units, inputs)
-    return y[0], kept if keep else kept.new_empty(0)
-
-
-def _backward_by_layers(
-    grad: Tensor, x: Tensor, net: Any, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], kept: Tensor,
-    needs_x: bool,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:  # fmt: skip
-    """Gradients of all weights, of all biases, and of the input."""
-    from torchrl_perf.kernels import layered_launch, members_launch
-    from torchrl_perf.kernels.launch import dense_rows
-
-    rows, size = len(x), len(x) * net.offsets[-1]
-    units = kept[:size]
-    given = members_launch.Kept(units, kept[size:] if net.keeps_input else units, units, rows)
-    params = _narrowed(net, weights), biases, biases, biases
-    g = dense_rows(grad)[None]
-    d, e, dx = layered_launch.backward(g, net, params, given, True, needs_x)
-    tiles = members_launch.tiles_of("gradients", net, rows)
-    learnt = weights, *params[1:]
-    (of_weights, of_biases), *_ = members_launch.gradients(
-        dense_rows(x)[None], g, d, e, net, learnt, given, True, tiles
-    )
-    return of_weights, of_biases, dx[0] if needs_x else dx.view(0, x.shape[1])
 
 
 @torch.library.custom_op("torchrl_perf::chain_forward", mutates_args=())
@@ -185,9 +134,9 @@ def _chain_forward(
 
     weights, *vectors = _parts(params, eps)
     net = _network(x, weights, activation, eps, precision)
-    if _by_layers(net, x.shape[0]):
-        return _forward_by_layers(x, net, weights, vectors[0], keep)
-    if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
+    # fewer rows are done before the weights are converted; narrow layers have the tiles of few
+    is_narrow = min(net.sizes[1:-1], default=chain_blocks.NARROW) < chain_blocks.NARROW
+    if net.dtype != torch.float32 and x.shape[0] >= 4096 and not is_narrow:
         weights = tuple(w.to(net.dtype) for w in weights)
     blocks = chain_blocks.blocks_for("forward", net, x.shape[0], resident.room(x.device))
     return kernel.forward(x, net, weights, *vectors, keep, blocks, processors(x.device))
@@ -244,12 +193,6 @@ def _chain_backward(
         zeros = [torch.zeros_like(weights[number]) for number in left]
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps, wanted))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
-    if _by_layers(net, rows) and all(wanted):
-        biases = params[1::2]
-        of_weights, of_biases, dx = _backward_by_layers(grad, x, net, weights, tuple(biases), kept, needs_x)
-        of_first, of_last = _on_chip(weights, eps, wanted)
-        parts = [*of_biases, *[of_weights[-1].flatten()] * of_last, *[of_weights[0].flatten()] * of_first]
-        return [*(of_weights[number] for number in left), torch.cat(parts), dx]
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
     blocks, on_chip = (
         chain_blocks.blocks_for("backward", net, rows, resident.room(x.device)),

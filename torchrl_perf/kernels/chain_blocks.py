@@ -10,8 +10,8 @@ __all__ = ["ROOM", "blocks_for"]
 
 ROOM = 200 * 1024
 """Bytes of shared memory of a program that the large tiles need: those of an H100; other cards get small ones."""
-NARROW = 128
-"""Units below which 16 bits do without the tiles that make two layers at once: with 64-32 they read beyond memory."""
+NARROW = 64
+"""Units below which 16 bits take the tiles of few rows: with 64 rows a program of 64-32 read beyond memory (H200)."""
 MANY_ROWS = 8192
 """Rows from which the device is full of programs of 64 rows."""
 
@@ -27,6 +27,8 @@ def blocks_for(direction: str, net: Network, rows: int, room: int) -> Blocks:
     """
     if room < ROOM or net.precision == "ieee":
         return Blocks(32, 64, 32, 4, 2)
+    if net.dtype.itemsize == 2 and min(net.sizes[1:-1], default=NARROW) < NARROW:
+        rows = min(rows, 2048)
     blocks = _few(direction, net, rows) if rows < MANY_ROWS else _many(direction, net)
     return blocks._replace(depth=2 * blocks.depth) if net.dtype.itemsize == 2 else blocks
 
@@ -45,9 +47,7 @@ def _many(direction: str, net: Network) -> Blocks:
     inputs, *hidden, outputs = net.sizes
     if net.eps:
         return Blocks(64, 128, 32, 4, 3)
-    is_wide = net.dtype.itemsize > 2 or min(hidden[:2] + hidden[-2:], default=0) >= NARROW
-    # both are on chip, whole, as are 256 units
-    if len(hidden) > 1 and padded(inputs) == padded(outputs) == 16 and is_wide:
+    if len(hidden) > 1 and padded(inputs) == padded(outputs) == 16:  # both are on chip, whole, as are 256 units
         if direction == "forward" and hidden[1] <= 256:
             return Blocks(128, 256, 32, 8, 3, pair=True)
         if direction == "backward" and hidden[-2] <= 256:

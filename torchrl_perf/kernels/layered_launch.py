@@ -14,7 +14,7 @@ from torchrl_perf.kernels.launch import launch
 from torchrl_perf.kernels.layered import down_kernel, up_kernel
 from torchrl_perf.kernels.members_launch import Kept, Tiles, _last
 
-__all__ = ["ROWS", "backward", "forward", "passed", "takes"]
+__all__ = ["ROWS", "backward", "forward", "takes"]
 
 ROWS = 16_384
 """Rows from which a layer fills the device."""
@@ -47,20 +47,11 @@ def forward(
     x: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], members: int, sets: int, inner: bool, save: bool
 ) -> tuple[Tensor, Kept]:
     """Arguments and results of :func:`torchrl_perf.kernels.members_launch.forward`."""
-    rows = x.shape[1]
-    units = x.new_empty(members * sets * net.offsets[-1] * rows, dtype=net.dtype)
-    inputs = torch.empty_like(units) if save and net.keeps_input else units
-    return passed(x, net, params, members, sets, inner, units, inputs), Kept(units, inputs, units, rows)
-
-
-def passed(
-    x: Tensor, net: Network, params: tuple[tuple[Tensor, ...], ...], members: int, sets: int, inner: bool,
-    units: Tensor, inputs: Tensor,
-) -> Tensor:  # fmt: skip
-    """Outputs as of :func:`forward`; what it keeps goes to ``units`` and, if that is another, ``inputs``."""
     rows, every, layers = x.shape[1], members * sets, len(net.sizes) - 1
     weights, biases = params[:2]
-    y, keeps = x.new_empty(every, rows, net.sizes[-1]), inputs is not units
+    y, keeps = x.new_empty(every, rows, net.sizes[-1]), save and net.keeps_input
+    units = x.new_empty(every * net.offsets[-1] * rows, dtype=net.dtype)
+    inputs = torch.empty_like(units) if keeps else units
     below, share = x, every // x.shape[0]
     for layer in range(layers):
         depth, width = net.sizes[layer : layer + 2]
@@ -80,7 +71,7 @@ def passed(
             num_warps=TILES.warps, num_stages=TILES.stages,
         )  # fmt: skip
         below, share = out, 1
-    return y
+    return y, Kept(units, inputs, y, rows)
 
 
 def backward(

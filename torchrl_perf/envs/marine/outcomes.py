@@ -60,7 +60,9 @@ def reward(before: Tensor, position: Tensor, goal: Tensor, event: Tensor, turn: 
         ``[E, R]``; undefined for inactive robots.
     """
     made_good = _distance(before, goal) - _distance(position, goal)
-    ending = (event == GOAL) * GOAL_REWARD + (event == COLLISION) * COLLISION_REWARD
+    # a truth value times a number would have torch's default dtype
+    arrived, collided = ((event == kind).to(made_good.dtype) for kind in (GOAL, COLLISION))
+    ending = arrived * GOAL_REWARD + collided * COLLISION_REWARD
     return STEP_REWARD + made_good + COLREGS_REWARD * turn + ending
 
 

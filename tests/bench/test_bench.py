@@ -61,8 +61,8 @@ def test_ppo_benchmark_measures_baseline_and_trainer(tmp_path: Path) -> None:
 
 def test_ppo_benchmark_of_other_networks_and_of_a_robot(tmp_path: Path) -> None:
     options = ["--shapes", "8x8", "--repeats", "2", "--device", "cpu", "--out", str(tmp_path)]
-    wide = [*options, "--variants", "torchrl", "eager", "--hidden-sizes", "16", "8", "4", "--activation", "elu"]
-    assert ppo.main(wide) == 0, "no learning runs, and no loop of TorchRL's, which has other networks"
+    networks = ["--hidden-sizes", "16", "8", "4", "--activation", "elu"]
+    assert ppo.main([*options, "--no-learn", "--variants", "torchrl", "eager", *networks]) == 0, "not TorchRL's loop"
     rows = json.loads((tmp_path / "ppo_16-8-4_elu.json").read_text())["rows"]
     assert [row["variant"] for row in rows] == ["eager"]
     assert ppo.main([*options, "--task", "robot", "--variants", "eager-plain", "--hidden-sizes", "8"]) == 0
@@ -70,6 +70,13 @@ def test_ppo_benchmark_of_other_networks_and_of_a_robot(tmp_path: Path) -> None:
     robot = ppo.BenchPPO(task="robot")
     assert robot.changes == {"hidden_sizes": (512, 256, 128), "activation": "elu", "epochs": 5}
     assert ppo.BenchPPO().changes == {}
+
+
+def test_runs_that_learn_have_the_networks_of_the_benchmark() -> None:
+    options = ppo.BenchPPO(variants=("eager",), hidden_sizes=(16, 8), seeds=2)
+    learning = [job for job in ppo._jobs(options, "cpu") if job.func is ppo.time_to_solve]
+    assert [job.args[0] for job in learning] == [0, 1]
+    assert all(job.keywords["hidden_sizes"] == (16, 8) for job in learning)
 
 
 @pytest.mark.parametrize("task", ["CartPole", "robot"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -88,8 +89,9 @@ def test_the_page_has_the_table_and_its_numbers():
 
 def test_two_ranks_of_a_cpu(tmp_path):
     words = "--ranks 1 2 --ppo 8x8 --dqn 8x4 --sac 4x16 --repeats 2 --scaling weak --sums nccl --device cpu"
-    began = time.monotonic()
+    began, handler = time.monotonic(), signal.getsignal(signal.SIGINT)
     assert scaling.main([*words.split(), "--out", str(tmp_path)]) == 0
+    assert signal.getsignal(signal.SIGINT) is handler, "the launcher of ranks sets its own, and leaves it"
     assert time.monotonic() - began < SECONDS
     rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
     algorithms = ("ppo", "dqn", "sac")

@@ -8,7 +8,7 @@ from tests.kernels.interpreted import tries_kernels
 
 @tries_kernels
 def test_kernels_that_take_part_are_launched_early_where_that_works(monkeypatch):
-    from torchrl_perf.kernels import dependent, launch
+    from torchrl_perf.kernels import launch
 
     class Kernel:
         def __init__(self, *names):
@@ -20,7 +20,7 @@ def test_kernels_that_take_part_are_launched_early_where_that_works(monkeypatch)
     x = torch.empty(4)
     takes_part, others = Kernel("x", "A", "EARLY"), Kernel("x", "A")
     for early in (False, True):
-        monkeypatch.setattr(dependent, "overlaps", lambda device, early=early: early)
+        monkeypatch.setattr(launch, "overlaps", lambda device, early=early: early)
         for kernel in (takes_part, others):
             launch.launch(kernel, (1,), (x,), {"A": 3}, num_warps=4)
     assert takes_part.calls == [
@@ -31,10 +31,9 @@ def test_kernels_that_take_part_are_launched_early_where_that_works(monkeypatch)
 
 
 def test_a_cpu_overlaps_nothing():
-    pytest.importorskip("triton")
-    from torchrl_perf.kernels import dependent
+    from torchrl_perf.kernels import launch
 
-    assert not dependent.overlaps(None)
+    assert not launch.overlaps(None)
 
 
 @pytest.mark.gpu
@@ -43,14 +42,14 @@ def test_updates_in_a_graph_are_the_same(monkeypatch):
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("from sm_90 on")
     from torchrl_perf.functional.adam import AdamSettings
-    from torchrl_perf.kernels import dependent, flat_adam, mlp, processors
+    from torchrl_perf.kernels import flat_adam, launch, mlp, processors
 
     device = torch.device("cuda", torch.cuda.current_device())
     shapes = ((64, 4), (64,), (64, 64), (64,), (2, 64), (2,))
     numbers = [torch.full((), value, device=device) for value in (1e-3, 1.0, 0.0)]
 
     def run(is_early):
-        monkeypatch.setattr(dependent, "overlaps", lambda device: is_early)
+        monkeypatch.setattr(launch, "overlaps", lambda device: is_early)
         torch.manual_seed(0)
         params = [0.3 * torch.randn(shape, device=device) for shape in shapes]
         moments = [[torch.zeros_like(p) for p in params] for _ in range(2)]

@@ -11,9 +11,6 @@ A kernel takes part if its last constant is ``EARLY`` and its first line is :fun
 :func:`torchrl_perf.kernels.launch.launch` does the rest. Import this module only where Triton is.
 """
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -25,9 +22,3 @@ def wait_for_previous(EARLY: tl.constexpr) -> None:
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-
-
-@functools.cache
-def overlaps(device: int | None) -> bool:
-    """Whether launches on the CUDA device of this index overlap; None is a CPU, where kernels are interpreted."""
-    return device is not None and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -4,16 +4,15 @@ Triton finds the variant anew at each launch, from the types of all arguments an
 twenty arguments of a replay buffer's kernels that takes longer than the kernel. Here the same is asked in one pass, and
 what Triton returned the first time is launched.
 
-Import this module only where Triton is.
+It imports no Triton: a kernel brings it.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from torchrl_perf.kernels import dependent
 
 _VARIANTS: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 """What was compiled, with the values of its constants in the order of the kernel's arguments."""
@@ -44,7 +43,7 @@ def _launch(
     device: int | None,
 ) -> None:  # fmt: skip
     if kernel.arg_names[-1] == "EARLY":
-        is_early = dependent.overlaps(device)
+        is_early = overlaps(device)
         constants = {**constants, "EARLY": is_early}
         options = {**options, "launch_pdl": True} if is_early else options
     key = (id(kernel), device, assumptions(args), *constants.values(), *options.values())
@@ -56,6 +55,12 @@ def _launch(
         return
     compiled, values = known
     compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+@functools.cache
+def overlaps(device: int | None) -> bool:
+    """Whether launches on the CUDA device of this index overlap; None is a CPU, where kernels are interpreted."""
+    return device is not None and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def dense_rows(rows: Tensor) -> Tensor:

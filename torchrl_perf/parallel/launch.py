@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torchrl_perf.runtime.signals import kept_handlers
 from torchrl_perf.runtime.streams import say
 
 __all__ = ["launch_ranks", "note_that_it_was_told"]
@@ -46,7 +47,7 @@ def launch_ranks(arguments: Sequence[str], ranks: int) -> int:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, kept_handlers():
         told = Path(folder) / "told"
         os.environ[TOLD] = str(told)
         try:

@@ -158,6 +158,7 @@ def test_random_levels_without_waits():
         ({"num_taus": (8, 0)}, "num_taus: expected"),
         ({"num_actor_taus": 0}, "num_taus: expected"),
         ({"dropped_target_taus": -1}, "dropped_target_taus: expected"),
+        ({"dropped_target_taus": 0.5}, "dropped_target_taus: expected"),
         ({"gamma": 1.5}, "gamma: expected"),
     ],
 )

@@ -390,38 +390,22 @@ def longer_auto() -> None:
     raise SystemExit(cli.main([*RUN, *words, "--ranks", os.environ["WORLD_SIZE"]]))
 
 
+COMPACT_DQN = (
+    *("train", "dqn", "--device", "cpu", "--num-envs", "12", "--no-progress", "--run-dir", "runs", "--compact"),
+    *("--capacity", "600", "--minibatch-size", "12", "--learning-starts", "60"),
+)
+
+
 def other_dqn() -> None:
     """A run of DQN with a compact replay, begun or gone on with."""
-    words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "600", "--no-progress"]
-    words += [
-        "--capacity",
-        "600",
-        "--run-dir",
-        "runs",
-        "--minibatch-size",
-        "12",
-        "--learning-starts",
-        "60",
-        "--compact",
-    ]
+    words = [*COMPACT_DQN, "--total-steps", "600"]
     begun = ["--resume", "runs/dqn-CartPole-0", "--total-steps", "1200", "--no-progress"]
     raise SystemExit(cli.main(["train", "dqn", *begun] if os.path.isdir("runs/dqn-CartPole-0") else words))
 
 
 def other_dqn_auto() -> None:
     """The run of ``other_dqn``, found by --resume auto."""
-    words = ["train", "dqn", "--device", "cpu", "--num-envs", "12", "--total-steps", "1200", "--no-progress"]
-    words += [
-        "--capacity",
-        "600",
-        "--run-dir",
-        "runs",
-        "--minibatch-size",
-        "12",
-        "--learning-starts",
-        "60",
-        "--compact",
-    ]
+    words = [*COMPACT_DQN, "--total-steps", "1200"]
     raise SystemExit(cli.main([*words, "--resume", "auto"]))
 
 

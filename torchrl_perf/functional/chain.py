@@ -135,8 +135,7 @@ def _chain_forward(
     weights, *vectors = _parts(params, eps)
     net = _network(x, weights, activation, eps, precision)
     # fewer rows are done before the weights are converted; narrow layers have the tiles of few
-    is_narrow = min(net.sizes[1:-1], default=chain_blocks.NARROW) < chain_blocks.NARROW
-    if net.dtype != torch.float32 and x.shape[0] >= 4096 and not is_narrow:
+    if net.dtype != torch.float32 and x.shape[0] >= 4096 and not chain_blocks.is_narrow(net):
         weights = tuple(w.to(net.dtype) for w in weights)
     blocks = chain_blocks.blocks_for("forward", net, x.shape[0], resident.room(x.device))
     return kernel.forward(x, net, weights, *vectors, keep, blocks, processors(x.device))
@@ -194,10 +193,8 @@ def _chain_backward(
         return [*zeros, grad.new_zeros(sum(_sums(weights, eps, wanted))), x.new_zeros(0, x.shape[1])]
     net = _network(x, weights, activation, eps, precision)
     transposed = tuple(w.t().contiguous().to(net.dtype) if n or needs_x else w for n, w in enumerate(weights))
-    blocks, on_chip = (
-        chain_blocks.blocks_for("backward", net, rows, resident.room(x.device)),
-        _on_chip(weights, eps, wanted),
-    )
+    blocks = chain_blocks.blocks_for("backward", net, rows, resident.room(x.device))
+    on_chip = _on_chip(weights, eps, wanted)
     d, sums, dx = kernel.backward(grad, x, net, transposed, norms, kept, needs_x, on_chip, blocks)
     height = kernel.height(rows)
     spans = [(height * start, width) for start, width in zip(net.offsets, net.sizes[1:-1], strict=False)]

@@ -81,9 +81,9 @@ class ACIQNLoss(DeterministicPolicyLoss):
         super().__init__(actor, gamma=gamma, **options)
         self.kappa, self.num_taus = check_kappa(kappa), checked_counts(num_taus)
         self.num_actor_taus = checked_counts((num_actor_taus, 1))[0]
-        if dropped_target_taus < 0:
+        if type(dropped_target_taus) is not int or dropped_target_taus < 0:
             raise ValueError(
-                f"dropped_target_taus: expected 0 or a positive integer, received {dropped_target_taus}. Remedy: 0 "
+                f"dropped_target_taus: expected 0 or a positive integer, received {dropped_target_taus!r}. Remedy: 0 "
                 "keeps all."
             )
         self.dropped_target_taus = dropped_target_taus

@@ -53,7 +53,8 @@ class SharedGradients:
     ranks skip the step. A parameter without a gradient on a rank has one of 0 there. One that has none on any rank, as
     one that is frozen or that no loss depends on, keeps none, so that an optimiser leaves it alone as in one process:
     with zeros it would decay, and go on by its momentum. The ranks say so in the same sum, a number for each parameter,
-    which only a rank without some gradient reads. A CUDA graph keeps what the last call before its capture has found.
+    which only a rank reads that lacks the gradient of one that is not frozen. A CUDA graph keeps what the last call
+    before its capture has found.
 
     Args:
         params: in the same order on all ranks, on one device.
@@ -177,11 +178,7 @@ class SharedGradients:
     def _flags(self, lacking: tuple[int, ...]) -> Tensor:
         """``[P]``, 1 for each parameter that has a gradient on this rank."""
         if lacking not in self._known:
-            if _is_recording():
-                raise RuntimeError(
-                    f"mean_: expected a call before the capture in which as many parameters lack a gradient, numbers "
-                    f"{list(lacking)}, received none. Remedy: an iteration or two before it is recorded."
-                )
+            _refuse_in_a_capture(lacking)
             flags = [float(number not in lacking) for number in range(len(self.params))]
             with may_wait(self.params[0].device):
                 self._known[lacking] = torch.tensor(flags, dtype=self._dtype, device=self.params[0].device)
@@ -192,12 +189,21 @@ class SharedGradients:
         return flat[self._starts[-1] : self._starts[-1] + len(self.params)]
 
     def _absent_of(self, flat: Tensor, lacking: tuple[int, ...]) -> frozenset[int]:
-        """Which of the parameters without a gradient on this rank have none on any; reads the device."""
+        """Which of the parameters without a gradient on this rank have none on any.
+
+        One that is frozen gets none in any case. Only for the others is the device read.
+        """
+        asked = tuple([number for number in lacking if self.params[number].requires_grad])
+        frozen = frozenset(lacking).difference(asked)
+        if not asked:
+            return frozen
         if not _is_recording():
             with may_wait(flat.device):
                 flags = self._flags_of(flat).tolist()
-            self._absent[lacking] = frozenset([number for number in lacking if flags[number] == 0.0])
-        return self._absent[lacking]
+            self._absent[asked] = frozenset([number for number in asked if flags[number] == 0.0])
+        elif asked not in self._absent:
+            _refuse_in_a_capture(asked)
+        return frozen | self._absent[asked]
 
     def _mean_of_ranks(self, weight: Tensor | None, divided: bool) -> Tensor:
         """The buffer's mean over ranks, in place or as a new tensor; its last number is the sum of the weights."""
@@ -242,6 +248,15 @@ class SharedGradients:
 def _is_recording() -> bool:
     """Whether a CUDA graph is recorded, in which nothing can be read; the calls before it are not."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_in_a_capture(lacking: tuple[int, ...]) -> None:
+    """What was not seen before cannot be read while a graph is recorded."""
+    if _is_recording():
+        raise RuntimeError(
+            f"mean_: expected a call before the capture in which as many parameters lack a gradient, numbers "
+            f"{list(lacking)}, received none. Remedy: an iteration or two before it is recorded."
+        )
 
 
 def _weigh(flat: Tensor, weight: Tensor, flags: int) -> None:

@@ -1,8 +1,11 @@
 """Collection in a separate thread, into a replay buffer."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from torchrl_perf.collectors.host_thread import END_SECONDS
 
 
 class Background:
@@ -17,6 +20,7 @@ class Background:
         self._stopped = threading.Event()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._at_end: weakref.finalize[..., Background] | None = None
         self._error: BaseException | None = None
 
     @property
@@ -32,6 +36,9 @@ class Background:
         self._error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        if self._at_end is not None:
+            self._at_end.detach()
+        self._at_end = weakref.finalize(self, _end, self._stopped, self._thread)
 
     def _run(self) -> None:
         try:
@@ -59,3 +66,9 @@ class Background:
                 "start(): expected the collecting thread to run, received its error, which is the cause of this one. "
                 "Remedy: mend that, then start() again."
             ) from error
+
+
+def _end(stopped: threading.Event, thread: threading.Thread) -> None:
+    """Ends a thread that nobody has stopped: within an operation of torch it would abort a process that ends."""
+    stopped.set()
+    thread.join(END_SECONDS)

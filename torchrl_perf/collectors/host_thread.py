@@ -2,12 +2,16 @@
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-__all__ = ["CallThread"]
+__all__ = ["END_SECONDS", "CallThread"]
+
+END_SECONDS = 5.0
+"""For which a process that ends waits for what a thread is doing."""
 
 
 class CallThread:
@@ -23,6 +27,7 @@ class CallThread:
         self.is_busy = False
         self._thread = threading.Thread(target=self._run, name="torchrl_perf-envs", daemon=True)
         self._thread.start()
+        weakref.finalize(self, _end, self._calls, self._thread)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -63,3 +68,9 @@ class CallThread:
     def stop(self) -> None:
         """Ends the thread after the call that it may be in."""
         self._calls.put(None)
+
+
+def _end(calls: SimpleQueue[Any], thread: threading.Thread) -> None:
+    """Ends a thread that nobody has stopped: within an operation of torch it would abort a process that ends."""
+    calls.put(None)
+    thread.join(END_SECONDS)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import threading, time, torch
 from torchrl_perf.collectors.background import Background
@@ -29,10 +31,24 @@ again.start()
 raise SystemExit(3)
 """
 
+ENDED = """
+import time
+from torchrl_perf.collectors.background import Background
+from torchrl_perf.collectors.host_thread import CallThread
+calls = CallThread()
+calls.send(lambda: time.sleep(0.1))
+calls.stop()
+again = Background(lambda: False)
+again.start()
+del calls, again
+time.sleep(0.5)
+"""
 
-def test_a_thread_that_works_does_not_abort_the_process():
+
+@pytest.mark.parametrize(("script", "code"), [(SCRIPT, 3), (ENDED, 0)], ids=["at work", "ended before"])
+def test_a_thread_does_not_abort_the_process(script, code):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, timeout=120, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], env=environment, timeout=120, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (3, "")
+    assert (done.returncode, done.stderr) == (code, "")

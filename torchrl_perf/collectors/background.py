@@ -4,8 +4,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torchrl_perf.collectors.host_thread import END_SECONDS
+from torchrl_perf.collectors.host_thread import end_with_process
 
 
 class Background:
@@ -20,7 +21,7 @@ class Background:
         self._stopped = threading.Event()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._at_end: weakref.finalize[..., Background] | None = None
+        self._at_end: weakref.finalize[..., Any] | None = None
         self._error: BaseException | None = None
 
     @property
@@ -38,7 +39,7 @@ class Background:
         self._thread.start()
         if self._at_end is not None:
             self._at_end.detach()
-        self._at_end = weakref.finalize(self, _end, self._stopped, self._thread)
+        self._at_end = end_with_process(self, self._thread, self._stopped.set)
 
     def _run(self) -> None:
         try:
@@ -66,9 +67,3 @@ class Background:
                 "start(): expected the collecting thread to run, received its error, which is the cause of this one. "
                 "Remedy: mend that, then start() again."
             ) from error
-
-
-def _end(stopped: threading.Event, thread: threading.Thread) -> None:
-    """Ends a thread that nobody has stopped: within an operation of torch it would abort a process that ends."""
-    stopped.set()
-    thread.join(END_SECONDS)

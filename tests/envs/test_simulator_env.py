@@ -238,3 +238,14 @@ def test_bounds_are_those_of_the_action_space_or_given():
     assert not isinstance(SimulatorEnv(Counting()).action_spec, Bounded)
     assert torch.equal(SimulatorEnv(Counting(low=-2.0)).action_spec.space.high, torch.full((4, 2), 2.0))
     assert torch.equal(SimulatorEnv(Counting(), action_bound=0.5).action_spec.space.low, torch.full((4, 2), -0.5))
+
+
+def test_actions_beyond_the_bounds_move_to_the_nearest():
+    simulator = Counting(low=-2.0)
+    env = SimulatorEnv(simulator)
+    env.step(env.reset().set("action", torch.tensor([3.0, -0.5]).expand(4, 2)))
+    torch.testing.assert_close(simulator.actions[-1], torch.tensor([2.0, -0.5]).expand(4, 2))
+    free = Counting()
+    env = SimulatorEnv(free)
+    env.step(env.reset().set("action", torch.tensor([3.0, -0.5]).expand(4, 2)))
+    torch.testing.assert_close(free.actions[-1], torch.tensor([3.0, -0.5]).expand(4, 2))

@@ -154,9 +154,17 @@ def test_a_frozen_parameter_does_not_decay(monkeypatch):
     assert [torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)] == [True, True, False, False]
 
 
-def test_parameters_on_several_devices_are_refused():
+def test_what_cannot_be_averaged_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="expected parameters on one device, received 0"):
         SharedGradients([])
+    with pytest.raises(ValueError, match=r"expected real floating-point parameters, received torch\.complex64"):
+        SharedGradients([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    ranks = Ranks.alone()
+    ranks.size = 2
+    monkeypatch.setattr(ranks, "broadcast_", lambda parts: None)
+    shared = SharedGradients([torch.nn.Parameter(torch.ones(3))], ranks=ranks)
+    with pytest.raises(ValueError, match=r"expected floating-point numbers to average, received torch\.bool, torch\.i"):
+        shared.mean_(torch.tensor(1.0), torch.tensor(True), torch.tensor(3))
 
 
 def test_shares_of_a_run(tmp_path):

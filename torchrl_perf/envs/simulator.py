@@ -56,7 +56,7 @@ class SimulatorEnv(EnvBase):
         simulator: see above.
         action_size: D; by default the last dim of its ``single_action_space`` or ``action_space``, or ``num_actions``.
         action_bound: greatest absolute value of an action, for algorithms that need bounds; None for those of the
-            action space, where it has any.
+            action space, where it has any. Actions beyond move to the nearest bound.
         in_graphs: whether its step is a function of tensors that a CUDA graph may hold.
 
     Raises:
@@ -156,6 +156,8 @@ class SimulatorEnv(EnvBase):
         """Step the simulator; the entries under "next", and which rows ended, bool ``[N, 1]``."""
         shape = self.action_spec.shape
         action = read_action("SimulatorEnv", tensordict, "action", shape, discrete=False, dtype=torch.float32)
+        if isinstance(self.action_spec, Bounded):
+            action = action.clamp(self.action_spec.space.low, self.action_spec.space.high)
         observed, *parts, extras = _five(self.simulator.step(action))
         names = ("reward", "terminated", "time_out")
         reward, terminated, truncated = (self._check(*each) for each in zip(names, parts, strict=True))

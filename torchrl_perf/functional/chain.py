@@ -134,8 +134,7 @@ def _chain_forward(
 
     weights, *vectors = _parts(params, eps)
     net = _network(x, weights, activation, eps, precision)
-    # fewer rows are done before the weights are converted; narrow layers have the tiles of few
-    if net.dtype != torch.float32 and x.shape[0] >= 4096 and not chain_blocks.is_narrow(net):
+    if net.dtype != torch.float32 and x.shape[0] >= 4096:  # fewer rows are done before the weights are converted
         weights = tuple(w.to(net.dtype) for w in weights)
     blocks = chain_blocks.blocks_for("forward", net, x.shape[0], resident.room(x.device))
     return kernel.forward(x, net, weights, *vectors, keep, blocks, processors(x.device))

@@ -6,19 +6,12 @@ tenth of it. Import this module only where Triton is.
 
 from torchrl_perf.kernels.chain_launch import Blocks, Network, padded
 
-__all__ = ["ROOM", "blocks_for", "is_narrow"]
+__all__ = ["ROOM", "blocks_for"]
 
 ROOM = 200 * 1024
 """Bytes of shared memory of a program that the large tiles need: those of an H100; other cards get small ones."""
-NARROW = 64
-"""Units below which 16 bits take the tiles of few rows: with 64 rows a program of 64-32 read beyond memory (H200)."""
 MANY_ROWS = 8192
 """Rows from which the device is full of programs of 64 rows."""
-
-
-def is_narrow(net: Network) -> bool:
-    """Whether a network in 16 bits has a layer below :data:`NARROW`, and so the tiles of few rows."""
-    return net.dtype.itemsize == 2 and min(net.sizes[1:-1], default=NARROW) < NARROW
 
 
 def blocks_for(direction: str, net: Network, rows: int, room: int) -> Blocks:
@@ -32,8 +25,6 @@ def blocks_for(direction: str, net: Network, rows: int, room: int) -> Blocks:
     """
     if room < ROOM or net.precision == "ieee":
         return Blocks(32, 64, 32, 4, 2)
-    if is_narrow(net):
-        rows = min(rows, 2048)
     blocks = _few(direction, net, rows) if rows < MANY_ROWS else _many(direction, net)
     return blocks._replace(depth=2 * blocks.depth) if net.dtype.itemsize == 2 else blocks
 

@@ -49,12 +49,25 @@ def _launch(
     key = (id(kernel), device, assumptions(args), *constants.values(), *options.values())
     known = _VARIANTS.get(key)
     if known is None:
-        compiled = kernel[grid](*args, **constants, **options)
+        compiled = _first(kernel, grid, args, constants, options, device)
         if compiled is not None:  # Triton's interpreter compiles nothing
             _VARIANTS[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         return
     compiled, values = known
     compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+def _first(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any], options: dict[str, int],
+    device: int | None,
+) -> Any:  # fmt: skip
+    """A launch that Triton compiles, unless it is interpreted."""
+    if device is None:
+        return kernel[grid](*args, **constants, **options)
+    from torchrl_perf.kernels.assembler import sound_assembler
+
+    with sound_assembler(device) as more:
+        return kernel[grid](*args, **constants, **options, **more)
 
 
 @functools.cache

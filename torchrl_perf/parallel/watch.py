@@ -12,14 +12,23 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from torchrl_perf.parallel.join import RankLostError, world_size
+from torchrl_perf.parallel.join import RankError, RankLostError, place_of, world_size
 from torchrl_perf.parallel.launch import note_that_it_was_told
 from torchrl_perf.parallel.meeting import has_agent_store, met
 from torchrl_perf.parallel.place import Place, began, own_place
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
 from torchrl_perf.runtime.streams import say
 
-__all__ = ["BEAT_SECONDS", "SILENT_BEATS", "Lost", "RankWatch", "first_to_tell", "of_collective", "watched"]
+__all__ = [
+    "BEAT_SECONDS",
+    "SILENT_BEATS",
+    "Lost",
+    "RankWatch",
+    "beginning",
+    "first_to_tell",
+    "of_collective",
+    "watched",
+]
 
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 60
@@ -137,7 +146,8 @@ class RankWatch:
         self._end.set()
         if self._state == "lives":
             self.mark("left")
-        self._thread.join(timeout=2 * BEAT_SECONDS)
+        # a thread that the interpreter ends within a call of the store would abort the process
+        self._thread.join(timeout=2 * EXPLAIN_SECONDS + BEAT_SECONDS)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +262,25 @@ class RankWatch:
 
 
 @contextlib.contextmanager
+def beginning() -> Iterator[None]:
+    """Within it, while ranks do not watch each other yet, a collective that fails is told as what it is.
+
+    Raises:
+        RankError: where another rank has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RankStoppedError) or not of_collective(error):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise RankError(
+            f"ranks: expected all {world_size()} to begin the run, received at {place_of()} that another has ended: "
+            f"{first}. Remedy: what that one has said, or the log of its host."
+        ) from error
+
+
+@contextlib.contextmanager
 def watched(ranks: Ranks, iteration: Callable[[], int]) -> Iterator[RankWatch | None]:
     """Within it ranks watch each other; nothing of a process alone, or of ranks without a common address.
 
@@ -266,7 +295,8 @@ def watched(ranks: Ranks, iteration: Callable[[], int]) -> Iterator[RankWatch | 
         _WATCHES[0].iteration = iteration
         yield _WATCHES[0]
         return
-    watch = RankWatch(ranks, iteration)
+    with beginning():
+        watch = RankWatch(ranks, iteration)
     _WATCHES.append(watch)
     try:
         yield watch

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import torch
 import tyro
-from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -29,6 +28,11 @@ from torchrl_perf.collectors import HostCollector, host_specs
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.replay import DeviceStorage
 from torchrl_perf.trainers import DQNConfig, DQNTrainer
+
+try:
+    from ale_py.vector_env import AtariVectorEnv
+except ImportError as error:
+    raise ImportError(f"expected ale-py, received: {error}. Remedy: pip install 'torchrl_perf[atari]'.") from error
 
 FRAMES = 4  # of a stack
 

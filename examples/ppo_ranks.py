@@ -38,7 +38,7 @@ def main(iterations: int = 60, seed: int = 0, num_envs: int = 128, eager: bool =
     loss_fn = DeviceClipPPOLoss(
         actor, critic, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True, functional=False
     )
-    shared = SharedGradients(loss_fn.parameters())  # (3) the first rank's parameters, on all
+    shared = SharedGradients(loss_fn)  # (3) the first rank's parameters, on all
     optimizer = GuardedAdam(loss_fn.parameters(), learning_rate=1.5e-3, max_grad_norm=0.5)
     episodes = EpisodeStatistics(envs, ranks.device)
 

@@ -10,6 +10,7 @@ Needs the extra ``ray``. Two collectors step Gymnasium's CartPole in processes o
 
 import argparse
 from collections import deque
+from importlib.util import find_spec
 
 import torch
 from tensordict.nn import TensorDictSequential
@@ -29,6 +30,10 @@ def make_env() -> EnvBase:
 
 def main(total_frames: int = 12_800, collectors: int = 2, address: str | None = None) -> float:
     """Trains; returns the mean return of the last 20 finished episodes."""
+    if find_spec("ray") is None:
+        raise ImportError(
+            "expected the package ray, received an environment without it. Remedy: pip install 'torchrl_perf[ray]'."
+        )
     torch.manual_seed(0)
     spec = make_env().action_spec
     value = QValueActor(MLP(4, 2, num_cells=[64, 64]), in_keys=["observation"], spec=spec)

@@ -7,6 +7,7 @@ import torch
 
 from torchrl_perf.bench import robots
 from torchrl_perf.bench.robots_agreement import compare_returns, compare_steps
+from torchrl_perf.cli import evaluate
 from torchrl_perf.envs.mujoco import Humanoid, InvertedPendulum
 
 pytest.importorskip("mujoco_warp", reason="the extra mujoco-warp is not installed")
@@ -46,16 +47,36 @@ def test_recorded_actions_lead_the_same_worlds_the_same_way():
     assert all(torch.equal(one, other) for one, other in zip(begin["root"], after["root"], strict=True))
 
 
-def test_a_training_has_a_curve_and_a_return_in_c(tmp_path):
-    options = "--tasks InvertedPendulum --worlds 4 --repeats 1 --device cpu --variants physics --learn 0.01 --seeds 1"
-    options += " --learn-worlds 4"
-    assert robots.main([*options.split(), "--first-seed", "7", "--out", str(tmp_path)]) == 0
+def test_a_training_has_a_curve_a_return_in_c_and_a_policy_that_is_kept(tmp_path, capsys):
+    options = "--tasks InvertedPendulum --device cpu --learn 0.01 --seeds 1"
+    options += " --learn-worlds 4 --settings num_steps=12 eval_episodes=7 epochs=1 minibatches=1"
+    options += f" --policies {tmp_path} --out {tmp_path} --variants"
+    assert robots.main(["--first-seed", "7", *options.split()]) == 0
     row = json.loads((tmp_path / "robots.json").read_text())["rows"][-1]
-    assert (row["variant"], row["algorithm"], row["seed"], row["episodes"]) == ("learn", "ppo", 7, 100)
-    assert row["steps"] == 10 * 24 * 4, "as many iterations as lie between two points, after which the time is over"
+    assert (row["variant"], row["algorithm"], row["seed"], row["episodes"]) == ("learn", "ppo", 7, 7)
+    assert row["settings"] == {"num_steps": 12, "eval_episodes": 7, "epochs": 1, "minibatches": 1}
+    assert row["steps"] == 10 * 12 * 4, "as many iterations as lie between two points, after which the time is over"
     assert row["curve"] == [[row["seconds"], row["steps"], row["curve"][0][2]]]
-    assert row["mean_return"] >= 1
+    assert row["mean_return"] == sum(row["returns"]) / 7 >= 1
     assert row["deviation"] >= 0
+    capsys.readouterr()
+    assert evaluate.main([row["policy"], "--episodes", "7", "--seed", "10007", "--json"]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    assert judged["steps"] == row["steps"] + 4 * 12 * 4, "those before the clock ran count as well"
+    assert judged["tasks"][0]["returns"] == row["returns"], "the same policy in the same episodes"
+
+
+def test_a_policy_of_a_replaying_learner_is_kept_without_its_replay(tmp_path, monkeypatch):
+    learnt = "minibatch_size=8 learning_starts=8 capacity=64 num_steps=1 hidden_sizes=[8] log_interval=1"
+    options = f"--tasks InvertedPendulum --device cpu --learn 0.01 --seeds 1 --algorithms sac --settings {learnt}"
+    options += f" --learn-worlds 4 --policies {tmp_path} --out {tmp_path} --variants"
+    monkeypatch.setattr(robots, "episodes_in_c", lambda trainer: 1 / 0)  # a judge that fails
+    with pytest.raises(ZeroDivisionError):
+        robots.main(options.split())
+    (row,) = json.loads((tmp_path / "robots.json").read_text())["rows"]
+    assert "mean_return" not in row
+    assert "replay" not in torch.load(row["policy"])["parts"]
+    assert evaluate.main([row["policy"], "--episodes", "3"]) == 0
 
 
 def test_rewards_of_places_are_compared_where_episodes_begin():
@@ -70,6 +91,11 @@ def test_rewards_of_places_are_compared_where_episodes_begin():
 def test_unknown_names_are_refused(option, capsys):
     assert robots.main([*option.split(), "--device", "cpu"]) == 1
     assert "Remedy: these names." in capsys.readouterr().err
+
+
+def test_settings_that_are_options_are_refused(capsys):
+    assert robots.main(["--settings", "seed=3", "gamma=0.9", "--device", "cpu"]) == 1
+    assert "received seed. Remedy: --tasks, --first-seed" in capsys.readouterr().err
 
 
 def test_physics_is_compared_step_by_step_and_by_returns():

@@ -8,8 +8,8 @@ import torch
 class Worlds:
     """``count`` envs of a task, in MuJoCo's own C code and double precision."""
 
-    def __init__(self, env_id, count, *, cone=None):
-        self.envs = [gymnasium.make(env_id).unwrapped for _ in range(count)]
+    def __init__(self, env_id, count, *, cone=None, **arguments):
+        self.envs = [gymnasium.make(env_id, **arguments).unwrapped for _ in range(count)]
         for number, env in enumerate(self.envs):
             env.reset(seed=number)
             if cone is not None:

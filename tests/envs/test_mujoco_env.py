@@ -343,6 +343,20 @@ def test_methods_of_a_task_that_return_other_than_rows_are_refused_at_the_first_
         env.rollout(1)
 
 
+@pytest.mark.parametrize("method", ["features", "reward", "is_terminated"])
+def test_methods_of_a_task_that_write_into_states_are_refused_at_the_first_step(method):
+    def writes(self, *states):
+        states[-1]["qvel"].add_(1.0)
+        return getattr(super(Writing, self), method)(*states)
+
+    class Writing(Hopper):
+        pass
+
+    setattr(Writing, method, writes)
+    with pytest.raises(ValueError, match="leaves states as they are, received one that writes into qvel"):
+        Writing(2, device="cpu", seed=0).rollout(1)
+
+
 def test_models_that_cannot_be_read_or_run_are_refused_with_a_remedy(tmp_path):
     for source, error in ((tmp_path / "none.xml", FileNotFoundError), ("<mujoco><bodi/></mujoco>", ValueError)):
         with pytest.raises(error, match=r"model: expected .* Remedy: "):

@@ -206,3 +206,60 @@ def test_seeds_are_integers_of_any_kind(make):
             make(seed=seed)
     roots = [make(seed=seed).rollout(3) for seed in (3, np.int64(3))]
     assert torch.equal(roots[0]["observation"], roots[1]["observation"])
+
+
+FLEX = """
+<mujoco><worldbody>
+  <flexcomp name="cloth" type="grid" count="3 3 1" spacing=".1 .1 .1" dim="2" radius=".01"/>
+</worldbody></mujoco>
+"""
+PULLED = """
+<mujoco>
+  <worldbody><body>
+    <joint name="hinge" axis="0 1 0"/><geom size=".1" pos=".2 0 0"/><site name="moved" pos=".1 0 0"/>
+  </body><site name="fixed" pos=".1 0 .3"/></worldbody>
+  <tendon><spatial name="string"><site site="fixed"/><site site="moved"/></spatial></tendon>
+  <actuator>%s</actuator>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize("force", ["", "force='200'"], ids=["by its scale", "given"])
+def test_noise_of_a_muscle_is_of_its_force_and_not_of_its_shape(force):
+    def forces(**noise):
+        model = PULLED % f"<muscle tendon='string' lengthrange='.1 .5' {force}/>"
+        names = {"observed": ("actuator_force",), "reset_noise": 0.0, "frame_skip": 1}
+        env = MuJoCoEnv(
+            model, 5, reward=lambda before, action, after: after["qpos"][:, 0], **names, **noise, device="cpu"
+        )
+        root = env.reset()
+        env.state_act[:] = 0.5
+        env.step(root.set("action", torch.ones(5, 1)))
+        return env, env.state_actuator_force[:, 0]
+
+    usual = forces()[1]
+    env, varied = forces(gain_noise=0.5)
+    kept = torch.as_tensor(env.model.actuator_gainprm[0], dtype=torch.float32)
+    factor = env.state_actuator_gainprm[:, 0, 3] / kept[3]
+    assert factor.std() > 0.05
+    assert usual.min() == usual.max() < -1
+    torch.testing.assert_close(varied, factor * usual, rtol=1e-5, atol=1e-5)  # a muscle's force is its peak's share
+    shape = [0, 1, *range(4, 10)]
+    assert torch.equal(env.state_actuator_gainprm[:, 0, shape], kept[shape].expand(5, -1))
+
+
+@pytest.mark.parametrize(
+    ("model", "noise", "words"),
+    [
+        (
+            PULLED % "<pid joint='hinge' kp='1'/>",
+            "gain_noise",
+            "gain_noise: expected actuators whose gaintype is one of",
+        ),
+        (FLEX, "friction_noise", "friction_noise: expected geoms alone"),
+    ],
+)
+def test_noise_that_would_not_be_felt_is_refused(model, noise, words):
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        MuJoCoEnv(model, 1, reward=lambda before, action, after: after["qpos"][:, 0], device="cpu", **{noise: 0.2})
+    assert "Remedy: " in str(caught.value)

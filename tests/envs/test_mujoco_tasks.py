@@ -1,5 +1,8 @@
 """Gymnasium's MuJoCo tasks on MuJoCo Warp against Gymnasium's own."""
 
+import importlib
+import inspect
+
 import gymnasium
 import mujoco
 import numpy as np
@@ -31,14 +34,66 @@ def test_the_names_are_those_of_gymnasiums_tasks():
         assert kind.episode_steps == spec.max_episode_steps
 
 
+UNREAD = {"HumanoidStandup": {"uph_cost_weight"}}  # Gymnasium's env takes it, and its reward does not read it
+WINDOWS = {"width", "height", "camera_id", "camera_name", "default_camera_config"}
+
+
 @pytest.mark.parametrize("name", ROBOTS)
-def test_observations_rewards_and_ends_are_gymnasiums_of_the_same_quantities(name):
+def test_arguments_and_their_defaults_are_gymnasiums(name):
+    module, kind = gymnasium.spec(f"{name}-v5").entry_point.split(":")
+    theirs = inspect.signature(getattr(importlib.import_module(module), kind).__init__).parameters
+    left_out = {"self", "kwargs", *WINDOWS, *UNREAD.get(name, ())}
+    usual = {each.name: each.default for each in theirs.values() if each.name not in left_out}
+    kind = getattr(robots, name)
+    assert {**kind.usual, "xml_file": kind.model_file} == usual
+
+
+OTHERS = {
+    "HalfCheetah": {"frame_skip": 3, "forward_reward_weight": 2.0, "ctrl_cost_weight": 0.7},
+    "Hopper": {"healthy_reward": 3.0, "healthy_z_range": (1.2, 1.26), "healthy_state_range": (-1.0, 1.5)},
+    "Walker2d": {"terminate_when_unhealthy": False, "healthy_angle_range": (-0.03, 0.1), "ctrl_cost_weight": 0.4},
+    "Ant": {
+        "main_body": "front_left_leg",
+        "contact_force_range": (-0.3, 0.2),
+        "contact_cost_weight": 2.0,
+        "healthy_z_range": (0.3, 0.8),
+        "include_cfrc_ext_in_observation": False,
+    },
+    "Humanoid": {
+        "contact_cost_weight": 1e-3,
+        "contact_cost_range": (1.0, 30.0),
+        "healthy_z_range": (1.25, 1.41),
+        "include_cinert_in_observation": False,
+        "include_qfrc_actuator_in_observation": False,
+    },
+    "HumanoidStandup": {
+        "impact_cost_weight": 1e-4,
+        "impact_cost_range": (2.0, 3.0),
+        "include_cvel_in_observation": False,
+        "include_cfrc_ext_in_observation": False,
+    },
+    "Swimmer": {"frame_skip": 1, "ctrl_cost_weight": 0.5},
+    "Reacher": {"reward_dist_weight": 3, "reward_control_weight": 0.2},
+    "Pusher": {"reward_near_weight": 2.0, "reward_dist_weight": 0.3, "reward_control_weight": 0.7},
+    "InvertedPendulum": {"reset_noise_scale": 0.15, "frame_skip": 5},
+    "InvertedDoublePendulum": {"healthy_reward": 3.0, "reset_noise_scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["usual", "other arguments"])
+@pytest.mark.parametrize("name", ROBOTS)
+def test_observations_rewards_and_ends_are_gymnasiums_of_the_same_quantities(name, others):
     """The functions of a task, apart from physics: they read what MuJoCo's C code has computed."""
-    env = make(name, 2)
-    worlds = Worlds(env.gymnasium_id, 2)
+    arguments = OTHERS[name] if others else {}
+    if others and "exclude_current_positions_from_observation" in getattr(robots, name).usual:
+        arguments = {**arguments, "exclude_current_positions_from_observation": False}
+    env = make(name, 2, **arguments)
+    assert env.arguments_in_c() == arguments
+    worlds = Worlds(env.gymnasium_id, 2, **arguments)
     names = ("qpos", "qvel", *env.observed_quantities)
     worlds.start(env.state_qpos, env.state_qvel)
     before = worlds.quantities(names)
+    ends = 0
     for _ in range(40):
         action = env.action_spec.rand()
         observation, reward, terminated = worlds.step(action)
@@ -46,7 +101,49 @@ def test_observations_rewards_and_ends_are_gymnasiums_of_the_same_quantities(nam
         np.testing.assert_allclose(env.features(after), observation, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(env.reward(before, action, after), reward, rtol=1e-4, atol=1e-3)
         assert env.is_terminated(after).tolist() == terminated.tolist()
+        ends += int(terminated.sum())
         before = after
+    assert env.rollout(2)["next", "observation"].shape[-1] == observation.shape[-1]
+    if others and name in ("Hopper", "Ant", "Humanoid"):
+        assert 0 < ends < 80, "of both kinds"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"uph_cost_weight": 2.0}, TypeError, "uph_cost_weight"),
+        ({"healthy_reward": True}, ValueError, "healthy_reward to be a number, received True"),
+        ({"healthy_reward": float("nan")}, ValueError, "healthy_reward to be a number"),
+        ({"healthy_z_range": (2.0, 1.0)}, ValueError, "healthy_z_range to be two numbers, the smaller one first"),
+        ({"healthy_z_range": 1.0}, ValueError, "healthy_z_range to be two numbers"),
+        ({"terminate_when_unhealthy": 1}, ValueError, "terminate_when_unhealthy to be True or False, received 1"),
+        ({"reset_noise_scale": 0.1, "reset_noise": 0.2}, TypeError, "received both"),
+        ({"xml_file": "nothing.xml"}, FileNotFoundError, "expected one of .*hopper.xml.*received 'nothing.xml'"),
+        ({"reward": lambda before, action, after: after["qpos"][:, 0]}, TypeError, "own method reward is what counts"),
+        ({"observe": lambda state: state["qpos"]}, TypeError, "own method features is what counts"),
+        ({"terminated": lambda state: state["qpos"][:, 0] > 0}, TypeError, "own method is_terminated is what counts"),
+        ({"observed": "xpos"}, ValueError, "observed: expected a sequence of names"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(settings, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make("Hopper", 1, **settings)
+    assert "Remedy: " in str(caught.value)
+
+
+def test_what_a_subclass_observes_is_beside_what_its_task_does():
+    class Further(robots.Ant):
+        def features(self, state):
+            return torch.cat([super().features(state), state["subtree_com"][:, 1]], -1)
+
+    env = Further(2, device="cpu", observed=("subtree_com",))
+    assert env.reset()["observation"].shape == (2, 108)
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_noise_of_the_start_is_taken_by_each_task(name):
+    spread = make(name, 2, reset_noise=0.0).draw_pose()[0][:, :2].std(0).max()
+    assert make(name, 64, reset_noise=0.2).draw_pose()[0][:, :2].std(0).min() > 0.05 > spread
 
 
 @pytest.mark.parametrize("name", ROBOTS)

@@ -208,6 +208,10 @@ class TestStepsAndSequences:
         td["y"].sum().backward()
         assert all((p.grad == 0).all() for p in module.parameters() if p.grad is not None)
 
+    def test_no_steps_at_all(self, kind, layers):
+        module = make(kind, layers)
+        assert module(batch(2, 3, module=module)[:, :0])["y"].shape == (2, 0, H)
+
     def test_host_is_never_asked(self, kind, layers):
         module = make(kind, layers)
         td = batch(2, 4, module=module)
@@ -394,11 +398,44 @@ class TestBadInput:
             ({"dropout": 1.0, **KEYS}, "dropout: expected a chance"),
             ({"bidirectional": True, **KEYS}, "expected batch_first=True, bidirectional=False"),
             ({"gru": nn.GRU(IN, H), **KEYS}, "expected sizes or a GRU"),
+            ({"dropout": "much", **KEYS}, "dropout: expected a chance"),
+            ({"bias": "no", **KEYS}, "bias: expected True or False, received 'no'"),
+            ({"default_recurrent_mode": "yes", **KEYS}, "default_recurrent_mode: expected True, False or None"),
+            ({"recurrent_backend": "cudnn", **KEYS}, r"recurrent_backend: expected one of .*'scan'.*received 'cudnn'"),
+            ({"recurrent_compute_dtype": torch.bfloat16, **KEYS}, "recurrent_compute_dtype: expected one of"),
         ],
     )
     def test_arguments(self, options, message):
         with pytest.raises(ValueError, match=f"{message}.*Remedy"):
             DeviceGRU(**{"input_size": IN, "hidden_size": H, **options})
+
+    @pytest.mark.parametrize(
+        "beside", [{"num_layers": 3}, {"bias": False}, {"dropout": 0.5}, {"dtype": torch.float64}, {"device": "meta"}]
+    )
+    @pytest.mark.parametrize("kind", ["gru", "lstm"])
+    def test_arguments_that_a_given_module_contradicts(self, kind, beside):
+        rnn = RNNS[kind](IN, H, 2, batch_first=True)
+        with pytest.raises(ValueError, match=f"{next(iter(beside))}: expected that of the given module.*Remedy"):
+            KINDS[kind](**{kind: rnn}, **KEYS, **beside)
+        KINDS[kind](**{kind: rnn}, **KEYS, num_layers=2, dtype=torch.float32, device="cpu")
+
+    @pytest.mark.parametrize("kind", list(KINDS))
+    @pytest.mark.parametrize(
+        ("key", "change", "message"),
+        [
+            ("x", lambda x: x[..., :-1], r"expected \[4, 3\], received \[4, 2\]"),
+            # one row for each env, in each env: a step would add the states of others
+            ("x", lambda x: x.unsqueeze(1).expand(4, 4, IN), r"expected \[4, 3\], received \[4, 4, 3\]"),
+            ("x", lambda x: x.float(), r"expected torch.float64.*received torch.float32"),
+            ("is_init", lambda flag: flag.float(), r"expected bool \[4, 1\], received torch.float32 \[4, 1\]"),
+            ("is_init", lambda flag: flag.expand(4, 2), r"expected bool \[4, 1\], received torch.bool \[4, 2\]"),
+        ],
+    )
+    def test_entries_of_another_shape_or_dtype(self, kind, key, change, message):
+        td = batch(4, 2, module=make(kind))[:, 0]
+        td[key] = change(td[key])
+        with pytest.raises(ValueError, match=f"'{key}': {message}.*Remedy"):
+            make(kind)(td)
 
     def test_another_kind_of_weights(self):
         with pytest.raises(ValueError, match=r"expected a torch\.nn\.GRU, received LSTM.*Remedy"):

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch.distributions import Categorical
 from torchrl.collectors import Collector
-from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 
 from torchrl_perf.envs import CartPole
-from torchrl_perf.parallel import SharedGradients, join, leave
+from torchrl_perf.parallel import Ranks, SharedGradients, join, leave
 from torchrl_perf.trainers import GuardedAdam, PPOConfig, PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_ranks.py"
@@ -78,7 +79,7 @@ def torchrl_script() -> dict[str, Any]:
     critic = ValueOperator(MLP(4, 1, num_cells=[16]), in_keys=["observation"])
     advantage = GAE(gamma=0.98, lmbda=0.95, value_network=critic)
     loss_module = ClipPPOLoss(actor, critic)
-    shared = SharedGradients(loss_module.parameters())
+    shared = SharedGradients(loss_module)
     before = _hash(shared)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
     losses = []
@@ -94,3 +95,37 @@ def torchrl_script() -> dict[str, Any]:
             optimizer.step()
     leave()
     return {"before": before, "after": _hash(shared), "losses": torch.stack(losses), "observed": batch["observation"]}
+
+
+def targets() -> dict[str, Any]:
+    """TorchRL's DQN loss and its soft target updates, of rows of each rank and of all rows in a process alone."""
+    ranks = join("cpu")
+    rows = torch.randn(40, 2, 6, 4, generator=torch.Generator().manual_seed(3))
+    found = {}
+    for name, those in (("ranks", ranks), ("alone", Ranks.alone())):
+        torch.manual_seed(those.rank)
+        actor = QValueActor(MLP(4, 2, num_cells=[8]), in_keys=["observation"], action_space="categorical")
+        loss_module = DQNLoss(actor, action_space="categorical", delay_value=True)
+        updater = SoftUpdate(loss_module, tau=0.05)
+        shared = SharedGradients(loss_module, ranks=those)
+        optimizer = torch.optim.SGD(shared.params, lr=0.1, momentum=0.9)
+        for row in rows:
+            batch = _transitions(row[those.rank] if those.several else row.flatten(0, 1))
+            optimizer.zero_grad()
+            loss = loss_module(batch)["loss"]
+            loss.backward()
+            shared.mean_(loss.detach())
+            optimizer.step()
+            updater.step()
+        found[name] = [value.detach().clone() for value in (*shared.params, *loss_module.buffers())]
+    leave()
+    return found
+
+
+def _transitions(observation: torch.Tensor) -> TensorDict:
+    """Steps whose actions and rewards follow from observations."""
+    after = {"observation": observation.roll(1, -1), "reward": observation[:, :1].sign()}
+    after |= {name: torch.zeros(len(observation), 1, dtype=torch.bool) for name in ("done", "terminated")}
+    return TensorDict(
+        {"observation": observation, "action": (observation[:, 1] > 0).long(), "next": after}, [len(observation)]
+    )

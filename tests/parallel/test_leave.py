@@ -60,9 +60,14 @@ def test_a_process_alone_keeps_its_graphs(monkeypatch):
 
 
 def test_a_rank_leaves_at_its_end_in_any_case(tmp_path):
-    checks = "left_by_exception", "left_by_interrupt", "left_without_a_word"
+    checks = "left_by_exception", "left_by_interrupt", "left_without_a_word", "left_in_order"
     codes = run(tmp_path, 2, *checks)
-    assert codes == {checks[0]: [1, 1], checks[1]: [1, 1], checks[2]: [0, 0]}
+    assert codes == dict(zip(checks, ([1, 1], [2, 2], [0, 0], [0, 0]), strict=True))
     for check in checks:
         for rank in range(2):
-            assert "destroy_process_group() was called" in said(tmp_path, check, rank), check
+            words = said(tmp_path, check, rank)
+            assert "destroy_process_group() was called" in words, check
+            # one that lives on can abort the process while the interpreter ends
+            assert "0 threads of gloo at the end" in words, check
+            assert ("1 or more before" in words) == (check != "left_by_exception"), "gloo's threads have names"
+    assert "received a call after leave(), which has ended it" in said(tmp_path, checks[-1], 1)

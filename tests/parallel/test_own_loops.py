@@ -6,13 +6,16 @@ from rank_processes import results, run, said
 
 
 def test_a_script_of_torchrls_parts_learns_one_policy(tmp_path):
-    assert run(tmp_path, 2, "own_loops.torchrl_script") == {"own_loops.torchrl_script": [0, 0]}, said(
-        tmp_path, "own_loops.torchrl_script", 0
-    )
+    checks = "own_loops.torchrl_script", "own_loops.targets"
+    assert run(tmp_path, 2, *checks) == {key: [0, 0] for key in checks}, [said(tmp_path, check, 0) for check in checks]
     one, other = results(tmp_path, "own_loops.torchrl_script", 2)
     assert one["after"] == other["after"] != one["before"] == other["before"]
     assert torch.equal(one["losses"], other["losses"])
     assert not torch.equal(one["observed"], other["observed"]), "each has envs of its own"
+    one, other = results(tmp_path, "own_loops.targets", 2)
+    assert len(one["ranks"]) > 7, "networks and their targets"
+    assert all(map(torch.equal, one["ranks"], other["ranks"]))
+    torch.testing.assert_close(one["ranks"], one["alone"])
 
 
 @pytest.mark.slow

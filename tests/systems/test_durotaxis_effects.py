@@ -30,7 +30,7 @@ LEARNING = {
     "schedule_steps": ({"anneal_learning_rate": True}, 16),
     "lmbda": ({}, 0.5),
     "clip_epsilon": ({"target_kl": None, "learning_rate": 1e-2}, 0.001),
-    "clip_value": ({"value_clip_epsilon": 1e-4}, True),
+    "clip_value": ({"clip_epsilon": 1e-4}, True),
     "value_clip_epsilon": ({"clip_value": True}, 1e-4),
     "normalize_advantage": ({}, False),
     "desired_kl": ({"target_kl": None}, 1e-6),

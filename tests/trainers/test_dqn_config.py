@@ -20,7 +20,7 @@ from torchrl_perf.trainers import DQN_PRESETS, DQNConfig
         ({"alpha": -0.1}, "alpha: expected a number of at least 0"),
         ({"beta": 1.1}, r"beta: expected a number in \[0, 1\]"),
         ({"beta_final": -1.0}, "beta_final: expected None or a number in"),
-        ({"beta_final": 1.0}, "beta_final: expected None unless sampler is 'prioritized'"),
+        ({"beta_final": 1.0}, "beta_final: expected None with sampler='random', where nothing reads it, received 1.0"),
         ({"sampler": "epoch"}, "sampler: expected one of"),
         ({"loss": "l1"}, "loss: expected one of"),
         ({"gamma": 1.5}, "gamma: expected a number in"),

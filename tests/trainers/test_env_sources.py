@@ -141,7 +141,7 @@ class TestAtari:
     @pytest.mark.parametrize("compact", [False, True])
     @pytest.mark.parametrize("n_step", [1, 3])
     def test_frames_are_stored_once_and_sampled_as_stacks(self, compact, n_step):
-        trainer = make("dqn", {**PONG, "compact": compact, "n_step": n_step, "hidden_sizes": ()})
+        trainer = make("dqn", {**PONG, "compact": compact, "n_step": n_step, "hidden_sizes": (8,)})
         collected = set()
         for _ in range(4):
             batch = trainer.collect()
@@ -157,7 +157,7 @@ class TestAtari:
 
     @pytest.mark.parametrize("name", ["ppo", "dqn", "iqn", "rainbow"])
     def test_each_learns_from_images(self, name):
-        plain = {} if name in ("iqn", "rainbow") else {"hidden_sizes": ()}
+        plain = {} if name in ("iqn", "rainbow") else {"hidden_sizes": (8,)}
         trainer = make(name, {**PONG, **plain})
         assert any(isinstance(module, ConvNet) for module in trainer.policy.modules())
         assert steps(trainer, 5) > 0

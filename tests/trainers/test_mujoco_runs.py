@@ -1,6 +1,7 @@
 """Runs on MuJoCo Warp: presets, faults that are said, and the policy in MuJoCo's C code afterwards."""
 
 import csv
+import json
 import math
 
 import numpy as np
@@ -43,6 +44,32 @@ def test_a_run_is_judged_and_filmed_in_mujocos_c_code(tmp_path, capsys):
     assert main(["play", str(run), "--max-steps", "6"]) == 0
     with Image.open(run / "play.gif") as film:
         assert film.n_frames >= 2
+
+
+def test_a_run_is_judged_in_c_with_the_arguments_of_its_task(tmp_path, capsys):
+    command = f"train ppo --env InvertedDoublePendulum {SMALL} --run-dir {tmp_path} --device cpu --no-progress"
+    changed = "--env-args healthy_reward=100 max_episode_steps=4 frame_skip=1 gain_noise=0.1"
+    assert main([*command.split(), *changed.split()]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert 390 < float(said.split("in MuJoCo's C code ")[1].split(" ")[0]) < 400, "100 a step, of 4 steps"
+    (run,) = tmp_path.iterdir()
+    assert main(["evaluate", str(run), "--episodes", "2", "--variant", "healthy_reward=1000", "--json"]) == 0
+    own, other = json.loads(capsys.readouterr().out)["tasks"]
+    assert own["lengths"] == other["lengths"] == [4, 4]
+    assert 390 < own["mean_return"] < 400
+    assert other["mean_return"] == pytest.approx(own["mean_return"] + 4 * 900)
+
+
+def test_a_subclass_is_judged_in_c_only_where_it_says_so():
+    class Own(InvertedPendulum):
+        def reward(self, before, action, after):
+            return after["qpos"][:, 0]
+
+    class Same(InvertedPendulum):
+        gymnasium_id = "InvertedPendulum-v5"
+
+    assert task_in_c(Own(1, device="cpu")) == ""
+    assert task_in_c(Same(1, device="cpu")) == "InvertedPendulum-v5"
 
 
 def test_faults_of_the_physics_are_in_the_rows_and_said_once(tmp_path, caplog):

@@ -89,8 +89,8 @@ def test_steps_become_those_of_options_that_fit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"option_clip": 0.1}, "option_clip: expected its default with option_learning='critic'"),
-        ({"option_capacity": 100}, "option_capacity: expected its default with option_learning='critic'"),
+        ({"option_clip": 0.1}, "option_clip: expected 0.2 with option_learning='critic'"),
+        ({"option_capacity": 100}, "option_capacity: expected 2000 with option_learning='critic'"),
         ({"option_relabel": 1.5}, r"option_relabel: expected a number in \[0, 1\]"),
         ({"option_learning": "other"}, "option_learning: expected"),
     ],

@@ -64,7 +64,6 @@ class TestChanges:
             (DQN, {"eps_end": 0.5}, {"epsilon"}),
             (DQN, {"eps_frames": 100}, {"epsilon"}),
             (DQN, {"beta": 0.6}, {"beta"}),
-            (replaced(DQN, sampler="random", beta_final=None), {"beta": 0.6}, set()),
             (DDPG, {"noise_end": 0.5}, {"noise"}),
             (TD3Config.without_task(), {"noise_frames": 100}, {"noise"}),
             (SAC, {"actor_learning_rate": 1e-5}, {"actor_learning_rate"}),

@@ -367,7 +367,7 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["memory_size", "slice_length", "burn_in"])
     def test_settings_of_a_memory_that_is_not_there(self, name):
         usual = config_of("dqn", memory="none")
-        message = f"{name}: expected {getattr(usual, name)} without a memory that reads it, received 5. Remedy"
+        message = f"{name}: expected {getattr(usual, name)} with memory='none', where nothing reads it, received 5"
         with pytest.raises(ConfigError, match=message):
             dataclasses.replace(usual, **{name: 5})
 

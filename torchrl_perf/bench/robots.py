@@ -1,7 +1,7 @@
 """Robots on MuJoCo Warp: the env alone, PPO in one graph, its share of the env's speed, and rsl_rl on the same env.
 
 Every row has the env's speed, what it is measured against, and compilation apart. ``--learn`` trains, and judges in
-MuJoCo's C code.
+MuJoCo's C code; the policies are kept for ``evaluate`` and ``play``.
 """
 
 import gc
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,14 +22,18 @@ from torchrl_perf.bench.report import Sheet
 from torchrl_perf.collectors import DeviceCollector
 from torchrl_perf.registry import ROBOTS, entry_of
 from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
+from torchrl_perf.runtime.files import save_checkpoint
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
 from torchrl_perf.trainers.captures import collector_mode
+from torchrl_perf.trainers.env_arguments import env_arguments
 from torchrl_perf.trainers.mujoco_c import episodes_in_c
 
 SPEED = ("worlds", "ms", "steps_per_second", "share", "of", "start_s")
 COLUMNS = ("task", "variant", "algorithm", *SPEED, "mean_return", "deviation", "seconds")
 STEPS = 16
 ALGORITHMS = ("ppo", "sac", "td3", "ddpg")
+OF_OPTIONS = ("env", "seed", "num_envs", "device", "mode")
+"""Settings of trainers that options of the benchmark decide."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class BenchRobots:
     """The first of them."""
     physics: tuple[str, ...] = ()
     """Settings of the physics, name=value, such as integrator=implicitfast."""
+    settings: tuple[str, ...] = ()
+    """Settings of the trainers in place of the task's, name=value, such as num_steps=32 desired_kl=0.02."""
+    policies: str = "runs"
+    """Folder that gets each policy that was trained, as <algorithm>-<task>-<seed>.pt, which evaluate and play take."""
     device: str = "auto"
     """Device."""
     out: str | None = None
@@ -76,10 +85,10 @@ class Task:
 
     def __init__(self, name: str, options: BenchRobots, device: torch.device) -> None:
         import torchrl_perf.envs.mujoco as robots
-        from torchrl_perf.trainers.env_arguments import env_arguments
 
         self.name, self.options, self.device = name, options, device
         self._kind, self._settings = getattr(robots, name), env_arguments(options.physics)
+        self._chosen = env_arguments(options.settings)
         self._learner: PPOTrainer | None = None
         self._warm = 4 if device.type == "cuda" else 1  # calls before a graph is there, and replayed
 
@@ -95,6 +104,7 @@ class Task:
             **base,
             "steps_per_second": worlds / ms * 1e3,
             "physics": self._settings,
+            "settings": self._chosen,
             "mode": self.options.mode,
             **more,
         }
@@ -186,11 +196,15 @@ class Task:
         return row
 
     def trainer(self, seed: int) -> PPOTrainer:
-        """A PPO trainer with the settings of the task."""
-        mode = self.options.mode if self.device.type == "cuda" else "auto"
-        place = {"device": str(self.device), "mode": mode, "logger": "none"}
-        config = PPOConfig(env=self.name, num_envs=self.options.worlds, total_steps=10**12, seed=seed, **place)
+        """A PPO trainer with the settings of the task, and those that were given."""
+        config = self._config(PPOConfig, seed, num_envs=self.options.worlds, total_steps=10**12)
         return PPOTrainer(config, env=self.make(seed))
+
+    def _config(self, kind: Any, seed: int, **settings: Any) -> Any:
+        """Settings of a trainer: the task's, then ``settings``, then those that were given."""
+        mode = self.options.mode if self.device.type == "cuda" else "auto"
+        place = {"env": self.name, "seed": seed, "device": str(self.device), "mode": mode, "logger": "none"}
+        return kind.from_dict({**place, **settings, **self._chosen})
 
     def rsl_rl(self) -> dict[str, Any] | None:
         """PPO of rsl-rl-lib on the same worlds; None where it is not installed."""
@@ -203,19 +217,17 @@ class Task:
         seconds, steps = measure(env, self.options.repeats, self.device)
         return self.row("rsl-rl", seconds / steps * 1e3, start_s=start.seconds)
 
-    def learn(self, algorithm: str, seed: int) -> dict[str, Any]:
-        """Train with the task's settings after compilation, and judge the policy in MuJoCo's C code.
+    def learn(self, algorithm: str, seed: int, sheet: Sheet) -> dict[str, Any]:
+        """Train with the task's settings after compilation, keep the policy, and judge it in MuJoCo's C code.
 
         The curve has a point for each ``log_interval`` iterations: seconds, steps, and the mean return of the last 100
-        episodes on Warp, exploration included.
+        episodes on Warp, exploration included. The row is written before the policy is judged, and once more after.
         """
         entry = entry_of(algorithm)
         with Started(self.device) as start:
-            mode = self.options.mode if self.device.type == "cuda" else "auto"
-            place = {"device": str(self.device), "mode": mode, "logger": "none", "eval_episodes": 100}
             chosen = self.options.learn_worlds
             worlds = {} if chosen is None else {"num_envs": chosen}
-            config = entry.load("config")(env=self.name, seed=seed, **place, **worlds)
+            config = self._config(entry.load("config"), seed, eval_episodes=100, **worlds)
             env = self._kind(config.num_envs, device=self.device, seed=seed, **self._settings)
             trainer = entry.load("trainer")(config, env=env)
             warm = getattr(config, "fill_iterations", 0) + 4
@@ -232,12 +244,20 @@ class Task:
                 curve.append([watch.host_seconds, count * config.batch_size, mean])
         row = {"task": self.name, "variant": "learn", "algorithm": algorithm, "worlds": config.num_envs, "seed": seed}
         row |= {"curve": curve, "seconds": watch.host_seconds, "steps": count * config.batch_size}
-        row |= {"start_s": start.seconds}
+        row |= {"start_s": start.seconds, "physics": self._settings, "settings": self._chosen}
+        trainer.iterations_done = warm + count  # what is kept says how many steps it has learnt from
+        row["policy"] = str(self._keep(trainer, f"{algorithm}-{self.name}-{seed}.pt"))
+        sheet.add(row)
         if (episodes := episodes_in_c(trainer)) is not None:
             row |= {"mean_return": episodes.mean_return, "deviation": episodes.return_deviation}
-            row |= {"episodes": len(episodes.returns)}
+            row |= {"episodes": len(episodes.returns), "returns": episodes.returns}
+            sheet.show(row)
         trainer.close()
         return row
+
+    def _keep(self, trainer: Any, name: str) -> Path:
+        """Write a checkpoint of the trainer, without what it has replayed."""
+        return save_checkpoint(trainer.train_state.snapshot(skip=("replay",)), Path(self.options.policies) / name)
 
 
 class Recorded(nn.Module):
@@ -317,7 +337,7 @@ def measure_task(task: Task, sheet: Sheet) -> None:
 
 
 def check(options: BenchRobots) -> None:
-    """Refuse tasks, variants and algorithms that there are none of.
+    """Refuse tasks, variants and algorithms that there are none of, and settings that are options.
 
     Raises:
         ValueError: naming them.
@@ -328,6 +348,11 @@ def check(options: BenchRobots) -> None:
             raise ValueError(
                 f"{name}: expected some of {', '.join(names)}, received {', '.join(unknown)}. Remedy: these names."
             )
+    if taken := [name for name in OF_OPTIONS if name in env_arguments(options.settings)]:
+        raise ValueError(
+            f"settings: expected others than {', '.join(OF_OPTIONS)}, received {', '.join(taken)}. Remedy: --tasks, "
+            "--first-seed, --worlds, --learn-worlds, --device and --mode."
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -348,7 +373,7 @@ def main(argv: list[str] | None = None) -> int:
         measure_task(task, sheet)
         seeds = range(options.first_seed, options.first_seed + options.seeds) if options.learn else ()
         for algorithm, seed in product(options.algorithms, seeds):
-            sheet.add(task.learn(algorithm, seed))
+            task.learn(algorithm, seed, sheet)
     print(f"written to {sheet.path}")
     return 0
 

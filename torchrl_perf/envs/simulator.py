@@ -5,8 +5,9 @@ Dimension key: ``N`` worlds, ``O`` observed numbers, ``D`` action.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -38,14 +39,15 @@ class SimulatorEnv(EnvBase):
     **Final observations.** Where ``extras`` has ``final_observation`` (or ``final_obs``), whose rows that ended hold
     the last observation of their episode, that is what is under "next". Of a simulator without, it is the observation
     before the last step: a time limit then bootstraps from the value of that one, as rsl_rl does.
-    :attr:`has_final_observations` says which, after the first step.
+    :attr:`has_final_observations` says which, after steps in which episodes have ended.
 
     **Waiting.** A simulator may step outside of torch, where no graph repeats it, so a collector steps it eagerly, and
     a trainer captures all but the collection. With ``in_graphs=True`` it is taken to be functions of tensors, as those
     of the package are. ``torchrl-perf syncs SCRIPT`` names what waits for the host.
 
-    A reset of all rows is the simulator's; a masked one changes nothing, since rows that ended have been reset. The
-    state of a simulator is not saved: a run that goes on begins new episodes.
+    A reset of all rows is the simulator's; a masked one changes nothing, since rows that ended have been reset, and of
+    others it is refused, unless ``in_graphs``. The state of a simulator is not saved: a run that goes on begins new
+    episodes. A seed goes to its method ``seed``, else to ``reset(seed=)``, else to torch's generators.
 
     Keys: ``"observation"`` ``[N, O]`` and other groups, ``"action"`` float32 ``[N, D]``, ``"reward"`` ``[N, 1]``,
     ``"is_init"`` and the done flags bool ``[N, 1]``.
@@ -54,13 +56,14 @@ class SimulatorEnv(EnvBase):
         simulator: see above.
         action_size: D; by default the last dim of its ``single_action_space`` or ``action_space``, or ``num_actions``.
         action_bound: greatest absolute value of an action, for algorithms that need bounds; None for those of the
-            action space, where it has any.
+            action space, where it has any. Actions beyond move to the nearest bound.
         in_graphs: whether its step is a function of tensors that a CUDA graph may hold.
 
     Raises:
-        TypeError: for an object without ``num_envs``, ``step`` and ``reset``, and steps and observations of another
-            form.
-        ValueError: where the number of actions is not known.
+        TypeError: for an object without ``num_envs``, ``step`` and ``reset``, actions that are no box of numbers, and
+            steps and observations of another form.
+        ValueError: where the number of actions is not known; for parts of a step that are no rows of the worlds, or on
+            another device; and for a reset of rows that the simulator has not ended.
 
     Examples:
         >>> env = SimulatorEnv(gymnasium.make("Isaac-Ant-v0", cfg=cfg).unwrapped)
@@ -95,6 +98,7 @@ class SimulatorEnv(EnvBase):
         self._keys = tuple(first)
         self._make_specs(first, action_size, action_bound)
         self._fresh = True  # the reset above has not been used
+        self.register_buffer("_begun", self._all(), persistent=False)  # rows that the simulator has just reset
 
     # -- specs -----------------------------------------------------------------------------------------------------
 
@@ -112,8 +116,7 @@ class SimulatorEnv(EnvBase):
     def _grouped(self, returned: Any) -> dict[str, Tensor]:
         """Observations by key, of what ``reset`` returned or of a step's first part."""
         found = returned[0] if isinstance(returned, tuple) else returned
-        if isinstance(found, Tensor):
-            return {"observation": found}
+        found = {POLICY: found} if isinstance(found, Tensor) else found
         if not isinstance(found, Mapping | TensorDictBase) or POLICY not in found.keys():
             raise TypeError(
                 f"observations: expected a tensor or a dict with {POLICY!r}, received {type(found).__name__}. Remedy: "
@@ -125,7 +128,24 @@ class SimulatorEnv(EnvBase):
                 f"observations: expected a tensor [N, ...] in each group, received none in {wrong}. Remedy: "
                 "concatenate_terms=True there."
             )
+        for key, value in groups.items():
+            self._check(f"observations of {key!r}", value, least=2)
         return groups
+
+    def _check(self, name: str, value: Any, *, least: int = 1) -> Tensor:
+        """Return what is a tensor of rows of the worlds, where the env is."""
+        rows = isinstance(value, Tensor) and value.ndim >= least and value.shape[0] == self.num_envs
+        if rows and value.device.type == cast("torch.device", self.device).type:
+            return value
+        found = f"{list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else type(value).__name__
+        form = "[N, ...]" if least > 1 else "[N]"
+        raise ValueError(
+            f"{name}: expected a tensor {form} with N = {self.num_envs} on {self.device}, received {found}. Remedy: "
+            "one row for each world, on the device that the simulator names."
+        )
+
+    def _all(self) -> Tensor:
+        return torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -136,11 +156,22 @@ class SimulatorEnv(EnvBase):
         """Step the simulator; the entries under "next", and which rows ended, bool ``[N, 1]``."""
         shape = self.action_spec.shape
         action = read_action("SimulatorEnv", tensordict, "action", shape, discrete=False, dtype=torch.float32)
-        observed, reward, terminated, truncated, extras = _five(self.simulator.step(action))
+        if isinstance(self.action_spec, Bounded):
+            action = action.clamp(self.action_spec.space.low, self.action_spec.space.high)
+        observed, *parts, extras = _five(self.simulator.step(action))
+        names = ("reward", "terminated", "time_out")
+        reward, terminated, truncated = (self._check(*each) for each in zip(names, parts, strict=True))
+        terminated, truncated = terminated.bool(), truncated.bool()
+        if reward.numel() != self.num_envs:
+            raise ValueError(
+                f"reward: expected one number for each of {self.num_envs} worlds, received {list(reward.shape)}. "
+                "Remedy: their sum over terms."
+            )
         roots, before = self._grouped(observed), self._roots()
         done = (terminated | truncated).view(-1, 1)
         given = next((extras[name] for name in FINAL if extras.get(name) is not None), None)
-        self.has_final_observations = given is not None
+        # a simulator may leave them out of steps in which nothing ended
+        self.has_final_observations = bool(self.has_final_observations) or given is not None
         last = before if given is None else {**before, **self._grouped(given)}
         following = {key: torch.where(_like(done, new), last[key], new) for key, new in roots.items()}
         for key, value in roots.items():
@@ -154,6 +185,7 @@ class SimulatorEnv(EnvBase):
             "truncated": truncated.view(-1, 1).clone(),
         }
         self._fresh = False
+        self._begun.copy_(done)
         return entries, done
 
     def _root(self, started: Tensor) -> dict[str, Tensor]:
@@ -162,9 +194,7 @@ class SimulatorEnv(EnvBase):
         return {**{key: value.clone() for key, value in self._roots().items()}, "is_init": started.clone(), **flags}
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        entries, done = self._advance(tensordict)
-        self._started = done
-        return TensorDict(entries, self.batch_size, device=self.device)
+        return TensorDict(self._advance(tensordict)[0], self.batch_size, device=self.device)
 
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         entries, done = self._advance(tensordict)
@@ -177,26 +207,44 @@ class SimulatorEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None:
             if not self._fresh:
-                for key, value in self._grouped(self.simulator.reset()).items():
-                    getattr(self, f"root_{key}").copy_(value)
-            mask = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
+                self._take(self.simulator.reset())
+            mask = self._all()
+        elif not self.in_graphs and bool((mask.view(-1, 1) & ~self._begun).any()):
+            raise ValueError(
+                "_reset: expected rows that the simulator has ended itself, received others, which it would go on "
+                "with. Remedy: a time limit of the simulator in place of a transform's, or a reset of all rows."
+            )
         return TensorDict(self._root(mask.view(-1, 1)), self.batch_size, device=self.device)
 
+    def _take(self, returned: Any) -> None:
+        """Begin with what a reset of all rows returned."""
+        for key, value in self._grouped(returned).items():
+            getattr(self, f"root_{key}").copy_(value)
+        self._begun.fill_(True)
+
     def _set_seed(self, seed: int | None) -> None:
-        if seed is not None and callable(set_seed := getattr(self.simulator, "seed", None)):
+        if seed is None:
+            return
+        if callable(set_seed := getattr(self.simulator, "seed", None)):
             set_seed(seed)
+            self._fresh = False
+        elif "seed" in inspect.signature(self.simulator.reset).parameters:
+            self._take(self.simulator.reset(seed=seed))
+            self._fresh = True
+        else:
+            torch.manual_seed(seed)  # which it may draw from
             self._fresh = False
 
 
-def _five(returned: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+def _five(returned: Any) -> tuple[Any, ...]:
     """A step of four or five parts as observations, reward, terminated, truncated and extras."""
     if isinstance(returned, tuple) and len(returned) == 5:
-        observed, reward, terminated, truncated, extras = returned
-        return observed, reward, terminated.bool(), truncated.bool(), extras
+        return returned
     if isinstance(returned, tuple) and len(returned) == 4:
         observed, reward, done, extras = returned
-        truncated = extras["time_outs"].bool() if "time_outs" in extras else torch.zeros_like(done, dtype=torch.bool)
-        return observed, reward, done.bool() & ~truncated, truncated, extras
+        done = torch.as_tensor(done).bool()
+        truncated = done & torch.as_tensor(extras["time_outs"]).bool() if "time_outs" in extras else done & False
+        return observed, reward, done & ~truncated, truncated, extras
     parts = f"{len(returned)} parts" if isinstance(returned, tuple) else type(returned).__name__
     raise TypeError(
         f"step: expected observations, reward, terminated, time_out and extras, received {parts}. Remedy: a simulator "
@@ -216,7 +264,13 @@ def _limit_of(simulator: Any) -> int | None:
 def _action_spec(
     simulator: Any, num_envs: int, device: torch.device | None, size: int | None, bound: float | None
 ) -> Bounded | Unbounded:
-    space = getattr(simulator, "single_action_space", None) or getattr(simulator, "action_space", None)
+    space = getattr(simulator, "single_action_space", None)
+    space = getattr(simulator, "action_space", None) if space is None else space
+    if any(hasattr(space, name) for name in ("n", "nvec", "spaces")):
+        raise TypeError(
+            f"action_space: expected a box of floats, received {space}. Remedy: a wrapper of the simulator that takes "
+            "floats [N, D], with such a space."
+        )
     if size is None:
         size = space.shape[-1] if getattr(space, "shape", None) else getattr(simulator, "num_actions", None)
     if size is None:

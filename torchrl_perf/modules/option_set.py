@@ -39,6 +39,8 @@ class OptionSet:
         action_range: for each option the part of the action's bounds that it uses, where -1 is the lower bound and 1
             the upper one: ``(low, high)``, or a scale s for ``(-s, s)``; None: all of it for all of them. Read by
             :class:`~torchrl_perf.modules.OptionActor`.
+        continues: whether the running option is among those to choose from where it ends by chance, even if it may not
+            begin there; not where its end is certain. The paper assumes that an option may begin wherever it may go on.
 
     Raises:
         ValueError: for fewer than two names or equal ones, another number of entries, and entries out of range.
@@ -50,6 +52,7 @@ class OptionSet:
     min_duration: int | Sequence[int] = 1
     fallback: str | None = None
     action_range: Sequence[float | tuple[float, float]] | None = None
+    continues: bool = False
 
     def __post_init__(self) -> None:
         """Checks what can be checked without a step."""

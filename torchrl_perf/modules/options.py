@@ -150,10 +150,15 @@ class OptionController(TensorDictModuleBase):
         self.temperature.copy_(at)
 
     def available(self, tensordict: TensorDictBase) -> Tensor:
-        """Bool ``[*, O]``: the options to choose among; only the fallback where the rule allows none."""
+        """Bool ``[*, O]``: the options to choose among; only the fallback where the rule allows none.
+
+        Where options continue, see :class:`OptionSet`, the running one is among them unless its end is certain here.
+        """
         if self.initiation is None:
             return torch.ones_like(self.fallback).expand(*tensordict.shape, -1)
         allowed = self.initiation(tensordict)
+        if self.options.continues:
+            allowed = allowed | self._running(tensordict, self.termination_prob(tensordict) < 1)
         return allowed | (self.fallback & ~allowed.any(-1, keepdim=True))
 
     def candidates(self, tensordict: TensorDictBase, available: Tensor) -> Tensor:
@@ -161,10 +166,16 @@ class OptionController(TensorDictModuleBase):
 
         With ``interrupts`` their logits are compared; without, it is ``available``.
         """
-        if not self.interrupts:
-            return available
-        running = torch.arange(self.num_options, device=available.device) == tensordict.get(OPTION_KEY).unsqueeze(-1)
-        return available | (running & (tensordict.get(AGE_KEY) > 0).unsqueeze(-1))
+        return available | self._running(tensordict, True) if self.interrupts else available
+
+    def _running(self, tensordict: TensorDictBase, where: Tensor | bool) -> Tensor:
+        """Bool ``[*, O]``: the option that runs, in the rows ``[*]`` where one does."""
+        option, runs = tensordict.get(OPTION_KEY), (tensordict.get(AGE_KEY) > 0) & where
+        first = tensordict.get("is_init", None)
+        if first is not None:
+            runs = runs & ~first.view(runs.shape)
+        every = torch.arange(self.num_options, device=option.device)
+        return (every == option.unsqueeze(-1)) & runs.unsqueeze(-1)
 
     def interrupted(self, tensordict: TensorDictBase, available: Tensor, logits: Tensor) -> Tensor:
         """Bool ``[*]``: where another option than the running one has the greatest logit ``[*, O]``."""

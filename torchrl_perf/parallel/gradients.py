@@ -40,7 +40,7 @@ class SharedGradients:
     alone::
 
         ranks = join()                                      # under torchrun; alone otherwise
-        shared = SharedGradients(loss_module.parameters())
+        shared = SharedGradients(loss_module)               # its target networks become the first rank's as well
         optimizer = GuardedAdam(loss_module.parameters(), lr=3e-4, max_grad_norm=0.5)
         for batch in collector:                             # envs with a seed of this rank
             loss = loss_module(batch)["loss"]
@@ -57,32 +57,39 @@ class SharedGradients:
     before its capture has found.
 
     Args:
-        params: in the same order on all ranks, on one device.
+        params: in the same order on all ranks, on one device; or a module for all of its parameters. TorchRL's losses
+            keep target networks in buffers, which only a module has.
         ranks: the processes; by default those that :func:`join` has found.
-        broadcast: whether parameters become those of the first rank, at once.
+        broadcast: whether parameters, and buffers of a module, become those of the first rank, at once. What a loop
+            changes later without gradients, as a normalisation its statistics, each rank changes by its own rows.
         compile: wraps a function that is worth compiling; by default none is.
 
     Attributes:
         ends: where each gradient ends in :attr:`Reduced.flat`, int64 ``[P]``.
 
     Raises:
-        ValueError: for no parameter, or parameters on several devices.
+        ValueError: for no parameter, parameters on several devices, and complex ones.
     """
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | nn.Module,
         *,
         ranks: Ranks | None = None,
         broadcast: bool = True,
         compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
-        self.params = list(params)
+        self.params = list(params.parameters() if isinstance(params, nn.Module) else params)
         devices = {param.device for param in self.params}
         if len(devices) != 1:
             raise ValueError(
                 f"params: expected parameters on one device, received {len(self.params)} on {sorted(map(str, devices))}"
                 ". Remedy: a module that was moved as a whole."
+            )
+        if others := sorted({str(param.dtype) for param in self.params if not param.is_floating_point()}):
+            raise ValueError(
+                f"params: expected real floating-point parameters, received {', '.join(others)}. Remedy: real and "
+                "imaginary parts as parameters of their own."
             )
         self.ranks = joined(devices.pop()) if ranks is None else ranks
         wide = max((widest_dtype(param.dtype) for param in self.params), key=lambda dtype: dtype.itemsize)
@@ -98,7 +105,7 @@ class SharedGradients:
         ends = [start + param.numel() for start, param in zip(self._places(self.params), self.params, strict=False)]
         self.ends = torch.tensor(ends, device=self.params[0].device)
         if broadcast:
-            self.ranks.broadcast_(self.params)
+            self.ranks.broadcast_([params] if isinstance(params, nn.Module) else self.params)
 
     @torch.no_grad()
     def mean_(self, *values: Tensor, weight: Tensor | None = None) -> list[Tensor]:
@@ -110,6 +117,9 @@ class SharedGradients:
 
         Returns:
             The means of the values, new tensors; the values themselves of a process alone.
+
+        Raises:
+            ValueError: for values that are no floating-point numbers, whose means would not be whole.
         """
         if not self.ranks.several:
             return list(values)
@@ -218,6 +228,10 @@ class SharedGradients:
         """The flat buffer, at the first call: all ranks make it together."""
         parts = [*self.params, *values]
         shapes = [part.shape for part in parts]
+        if others := sorted({str(value.dtype) for value in values if not value.is_floating_point()}):
+            raise ValueError(
+                f"values: expected floating-point numbers to average, received {', '.join(others)}. Remedy: .float()."
+            )
         if shapes == self._shapes:
             return
         self._shapes, self._starts = shapes, self._places(parts)

@@ -1,20 +1,24 @@
 """How a process that ``torchrun`` started finds the others, and how it leaves them."""
 
 import atexit
+import gc
 import os
 import platform
 import socket
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 
 from torchrl_perf import __version__
 from torchrl_perf.parallel.meeting import agent_store, meet, words_of_all
-from torchrl_perf.parallel.ranks import HANG_SECONDS, Ranks, RankStoppedError
+from torchrl_perf.parallel.ranks import HANG_SECONDS, Ranks, RankStoppedError, let_go
 from torchrl_perf.runtime.capture import release_recorded
 from torchrl_perf.runtime.deadline import Deadline
 
@@ -32,6 +36,8 @@ __all__ = [
 
 LEAVE_SECONDS = 30.0
 """Longest wait for the GPU and the other ranks when this one leaves."""
+IDLE_SECONDS = 0.2
+"""For which a rank that leaves stands still where its group lives on, so that threads drop what they worked on."""
 
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink's multicast off where they are not set: sums are too small to gain by it, and a process
@@ -39,6 +45,8 @@ that is killed while it holds such memory can leave a host's GPUs unusable."""
 
 _JOINED: list[Ranks] = []
 """What :func:`join` gave, once it was called: a process has one default group."""
+_LEFT: list[ref[Any]] = []
+"""Groups that have ended, as weak references."""
 _DEADLINES: list[Deadline] = []
 """The one for leaving, from the first group on."""
 
@@ -86,11 +94,11 @@ def join(
         place = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         return Ranks.alone(place)
     place = _own_device() if on_cuda else torch.device("cpu")
-    if not dist.is_initialized():
-        _start(place, seconds)
     if not _DEADLINES:
         _DEADLINES.append(Deadline())
         atexit.register(_leave_at_the_end)
+    if not dist.is_initialized():
+        _start(place, seconds)
     _JOINED.append(Ranks(place, dist.group.WORLD, one_shot=one_shot, by_host=by_host, seconds=seconds))
     return _JOINED[0]
 
@@ -123,16 +131,34 @@ def leave(*, seconds: float = LEAVE_SECONDS) -> None:
     reset by whoever made it. A process that has joined also leaves when it ends without a call of this, by an exception
     or Ctrl-C as well.
 
+    The threads of gloo end with the last reference to the group, so every :class:`Ranks` gives up its own. One that
+    lived on could come to drop a tensor while the interpreter ends, which aborts the process (pytorch/pytorch#190489).
+
     Args:
         seconds: longest time; a process that still waits says so and is killed.
     """
     _JOINED.clear()
-    if not dist.is_initialized():
-        return
+    there = dist.is_initialized()
     with ending(seconds):
-        with suppress(RuntimeError):  # on a device that has failed there is nothing left to release
-            release_recorded()
-        dist.destroy_process_group()
+        if there:
+            with suppress(RuntimeError):  # on a device that has failed there is nothing left to release
+                release_recorded()
+        _LEFT.extend(let_go())
+        if there:
+            dist.destroy_process_group()
+        if any(group() is not None for group in _LEFT):
+            gc.collect()
+        if any(group() is not None for group in _LEFT):  # an exception has it, or a module of the caller's
+            time.sleep(IDLE_SECONDS)
+
+
+def _leave_at_the_end() -> None:
+    """Leaves where nobody has: torch, which takes the group down with the process, would wait for its graphs."""
+    # the exception that ends the process keeps what its functions had, groups too
+    for name in ("last_exc", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    leave()
 
 
 def ending(seconds: float = LEAVE_SECONDS) -> AbstractContextManager[None]:
@@ -148,12 +174,6 @@ def ending(seconds: float = LEAVE_SECONDS) -> AbstractContextManager[None]:
         f"ranks: expected {place_of()} to leave within {seconds:g} s, received no answer from its device. Remedy: all "
         "ranks leave at the same point of the loop; reset() every torch.cuda.CUDAGraph of your own before leave().",
     )
-
-
-def _leave_at_the_end() -> None:
-    """Leaves where nobody has: torch, which takes the group down with the process, would wait for its graphs."""
-    if _JOINED:
-        leave()
 
 
 def place_of(rank: int | None = None) -> str:

@@ -42,7 +42,8 @@ class TwoLevels:
 
     Attributes:
         inner: the group of this rank's host.
-        size: of it.
+        outer: that of the ranks of other hosts which sum the same piece.
+        size: of the inner one.
     """
 
     def __init__(self, rank: int, hosts: Sequence[str], device: torch.device, seconds: float) -> None:
@@ -55,8 +56,8 @@ class TwoLevels:
         # every rank makes all groups, in the same order
         inner = [dist.new_group(ranks, **usual) for ranks in members.values()]
         outer = [dist.new_group(list(ranks), **usual) for ranks in zip(*members.values(), strict=True)]
-        self.inner, self._outer = inner[list(members).index(hosts[rank])], outer[self.place]
-        for group in (self.inner, self._outer):
+        self.inner, self.outer = inner[list(members).index(hosts[rank])], outer[self.place]
+        for group in (self.inner, self.outer):
             dist.all_reduce(torch.zeros(1, device=device), group=group)  # used once before anything is captured
 
     def sum(self, values: Tensor, of_host: Tensor | None = None) -> Tensor:
@@ -74,6 +75,6 @@ class TwoLevels:
         padded = numbers.new_zeros(self.size * length)
         padded[: numbers.numel()].copy_(numbers)
         piece = padded.view(self.size, length)[self.place].clone()
-        dist.all_reduce(piece, group=self._outer)
+        dist.all_reduce(piece, group=self.outer)
         dist.all_gather_into_tensor(padded, piece, group=self.inner)
         return padded[: numbers.numel()].view(values.shape)

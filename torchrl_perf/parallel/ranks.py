@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
+from weakref import WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,12 @@ from torchrl_perf.parallel.levels import TwoLevels, problem_of_hosts
 from torchrl_perf.parallel.one_shot import OneShot
 from torchrl_perf.parallel.place import own_place
 
-__all__ = ["RankStoppedError", "Ranks"]
+__all__ = ["RankStoppedError", "Ranks", "let_go"]
 
 T = TypeVar("T")
+
+_OF_GROUPS: "WeakSet[Ranks]" = WeakSet()
+"""Those that hold a process group, wherever they are kept."""
 
 HANG_SECONDS = 600.0
 """Longest wait of a rank for the others within a collective: evaluations and compilations take place between two."""
@@ -81,6 +85,8 @@ class Ranks:
         self.own: list[Tensor] | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        if group is not None:
+            _OF_GROUPS.add(self)
         self.sums: Counter[tuple[int | tuple[int, ...], torch.dtype]] = Counter()
         self._one_shot: OneShot | None = None
         self._levels: TwoLevels | None = None
@@ -111,11 +117,32 @@ class Ranks:
         """Whether this is the rank that writes logs and folders."""
         return self.rank == 0
 
+    @property
+    def group(self) -> Any:
+        """The process group; None of a process alone.
+
+        Raises:
+            RuntimeError: after :func:`torchrl_perf.parallel.leave`.
+        """
+        if self._group is None and self.several:
+            raise RuntimeError(
+                f"ranks: expected the group of {self.size} processes, received a call after leave(), which has ended "
+                "it. Remedy: leave() last, or the Ranks of another join()."
+            )
+        return self._group
+
+    def let_go(self) -> list[ref[Any]]:
+        """Gives up the groups, for :func:`let_go`; weak references to them."""
+        levels = () if self._levels is None else (self._levels.inner, self._levels.outer)
+        groups = [ref(group) for group in (self._group, *levels)]
+        self._group = self._levels = None
+        return groups
+
     def _hosts(self) -> list[str]:
         """The host of each rank; all ask together."""
         place = own_place()
         kernels: list[Any] = [None] * self.size
-        dist.all_gather_object(kernels, place.kernel or place.host, group=self._group)
+        dist.all_gather_object(kernels, place.kernel or place.host, group=self.group)
         return kernels
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -158,7 +185,7 @@ class Ranks:
             return self._levels.sum(values, of_host)
         if of_host is not None:
             return of_host
-        dist.all_reduce(values, group=self._group)
+        dist.all_reduce(values, group=self.group)
         return values
 
     def exchange(self, like: Sequence[Tensor]) -> Any:
@@ -173,7 +200,7 @@ class Ranks:
             return None
         if not self._one_shot.takes(sum(one.numel() for one in like), torch.float32):
             return None
-        return exchange_of(self._group, self.rank, self.size, like)
+        return exchange_of(self.group, self.rank, self.size, like)
 
     def summed_parts(self, tensors: Sequence[Tensor], exchange: Any, normed: int) -> tuple[Tensor, Tensor]:
         """The sums over ranks of several tensors, and the norms of the first ``normed`` of them.
@@ -238,7 +265,7 @@ class Ranks:
         for tensor in found.values():
             self.begun += 1
             whole = tensor.detach().contiguous()
-            dist.broadcast(whole, 0, group=self._group)
+            dist.broadcast(whole, 0, group=self.group)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.copy_(whole)
 
@@ -265,7 +292,7 @@ class Ranks:
             return [value]
         self.begun += 1
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def of_first(self, make: Callable[[], T]) -> T:
@@ -289,7 +316,7 @@ class Ranks:
                 error = caught
                 code = caught.code if isinstance(caught, SystemExit) else 1
                 told[1] = (repr(caught), code if isinstance(code, int) else int(bool(code)))
-        dist.broadcast_object_list(told, 0, group=self._group)
+        dist.broadcast_object_list(told, 0, group=self.group)
         if error is not None:
             raise error
         if told[1] is not None:
@@ -308,3 +335,14 @@ class Ranks:
 def share(total: int, ranks: int) -> int:
     """A rank's part of a number, rounded up."""
     return -(-total // ranks)
+
+
+def let_go() -> list[ref[Any]]:
+    """Takes the groups from all :class:`Ranks`, which trainers and optimisers may keep to the end of the process.
+
+    Returns:
+        The groups, as weak references: those that are alive have another owner.
+    """
+    groups = [group for ranks in list(_OF_GROUPS) for group in ranks.let_go()]
+    _OF_GROUPS.clear()
+    return groups

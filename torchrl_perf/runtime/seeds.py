@@ -1,14 +1,14 @@
 """Seeds of many streams from one seed, which no other seed gives, and blocks of code with their own random numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-__all__ = ["block_seed", "check_seed", "independent_seed", "seeded", "stream_seeds"]
+__all__ = ["block_seed", "check_seed", "independent_seed", "own_draws", "seeded", "stream_seeds"]
 
 WORD = 2**31
 """Bound of the numbers that envs written in C or on ``numpy.random.seed`` accept."""
@@ -104,6 +104,40 @@ def seeded(seed: int | None, device: torch.device | None = None) -> Iterator[Non
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def own_draws(function: Callable[..., Any], seed: int, device: torch.device | None = None) -> Callable[..., Any]:
+    """The function with random numbers of its own, which go on from call to call.
+
+    A policy that is judged so leaves an env the numbers that it would have drawn beside any other policy, so that all
+    of them meet the same prices or noise for the same seed.
+
+    Args:
+        function: draws from torch's default generators.
+        seed: of its numbers.
+        device: as for :func:`seeded`.
+    """
+    words = independent_seed(seed, 1) % 2**63
+    with seeded(words, device):
+        state = _drawn(device)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal state
+        with seeded(None, device):
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], cast("torch.device", device))
+            result = function(*arguments, **options)
+            state = _drawn(device)
+        return result
+
+    return call
+
+
+def _drawn(device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """States of the CPU's generator and of a GPU's."""
+    is_cuda = device is not None and device.type == "cuda"
+    return torch.get_rng_state(), torch.cuda.get_rng_state(cast("torch.device", device)) if is_cuda else None
 
 
 def _pair(a: int, b: int) -> int:

@@ -449,7 +449,9 @@ class RunConfig:
     def anneals_over_run(self) -> bool:
         """Whether anything depends on the length of the run: learning rate, entropy weight, exponent of the weights."""
         entropy = getattr(self, "entropy_coeff_final", None) is not None and getattr(self, "entropy_frames", 1) is None
-        return getattr(self, "anneal_learning_rate", False) or getattr(self, "beta_final", None) is not None or entropy
+        by_priority = getattr(self, "sampler", None) == "prioritized"
+        beta = by_priority and getattr(self, "beta_final", None) is not None
+        return getattr(self, "anneal_learning_rate", False) or beta or entropy
 
     @property
     def schedule_iterations(self) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "UnknownSettingError",
     "as_tuple",
+    "idle_problems",
     "is_count",
     "is_positive",
     "is_share",
@@ -93,6 +94,26 @@ class Checks:
         """Note a problem of a field that has none yet; the sentence begins with the field's name."""
         self._problems.setdefault(name, problem)
 
+    def usual(self, name: str) -> Any:
+        """What a field is with the config's task if it is left out."""
+        return self._defaults[name]
+
+    def idle(self, names: Iterable[str], switch: str, is_off: Callable[[Any], bool] = lambda value: not value) -> None:
+        """Refuse settings that nothing reads with some values of another one, see :func:`idle_problems`.
+
+        Args:
+            names: fields that are read beside other values of the switch alone.
+            switch: the field that decides.
+            is_off: whether nothing reads them with a value of it; by default False and None.
+        """
+        value = getattr(self._config, switch)
+        if self.sound(switch) and is_off(value):
+            names = [name for name in names if self.sound(name)]
+            for name, problem in idle_problems(
+                self._config, names, f"with {switch}={value!r}, where nothing reads it", f"another {switch}"
+            ).items():
+                self.add(name, problem)
+
     def problems(self) -> list[str]:
         """All problems, in the order of the fields."""
         for name in self._misfits:
@@ -109,6 +130,24 @@ class Checks:
         if default is dataclasses.MISSING or not (default is None or is_met(default)):
             return ""
         return f"{name}={default!r}, the default"
+
+
+def idle_problems(config: Any, names: Iterable[str], where: str, remedy: str) -> dict[str, str]:
+    """Settings that nothing reads and that differ from what they are if left out, as problems by field.
+
+    Args:
+        config: of the run.
+        names: settings that nothing reads.
+        where: the case in which nothing does.
+        remedy: what makes them count.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    of_task = _defaults_of(type(config), getattr(config, "env", None))
+    return {
+        name: f"{name}: expected {of_task[name]!r} {where}, received {value!r}. Remedy: {remedy}, or leave it out."
+        for name in names
+        if (value := getattr(config, name)) not in (usual[name], of_task[name])
+    }
 
 
 def is_count(value: int) -> bool:

@@ -41,6 +41,7 @@ class QuantileConfig(ValueConfig):
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
         checks.each(("kappa",), lambda value: value >= 0, "a number of at least 0")
+        checks.idle(("risk_eta",), "risk", lambda risk: risk == "none")
         if checks.sound("risk", "risk_eta"):
             try:
                 check_risk(self.distortion)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +17,7 @@ from torchrl_perf.modules.memory.encoder import NarrowEncoder
 from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.modules.memory.recurrent import LRU, DeviceGRU, DeviceLSTM, MinGRU
 from torchrl_perf.modules.mlp import hidden_layers
-from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.config_checks import Checks, idle_problems, is_count
 from torchrl_perf.trainers.normalization import normalized
 from torchrl_perf.trainers.spaces import Inputs, inputs_of, observation_inputs
 
@@ -32,7 +32,6 @@ __all__ = [
     "actor_inputs",
     "check_streams",
     "head_inputs",
-    "idle_problems",
     "make_trunk",
     "on_inputs",
     "refuse_idle",
@@ -116,22 +115,6 @@ def check_streams(config: Any) -> None:
         raise ValueError(problem.replace("memory='none'", "a memory"))
 
 
-def idle_problems(config: Any, names: Sequence[str]) -> dict[str, str]:
-    """Settings of a memory that differ from what they are if left out, as problems of a run without one, by field.
-
-    Args:
-        config: of the run.
-        names: settings that nothing reads.
-    """
-    usual, of_task = {field.name: field.default for field in fields(config)}, type(config).defaults(config.env)
-    remedy = "memory='gru', for example, or leave it out"
-    return {
-        name: f"{name}: expected {of_task[name]} without a memory that reads it, received {value}. Remedy: {remedy}."
-        for name in names
-        if (value := getattr(config, name)) not in (usual[name], of_task[name])
-    }
-
-
 def refuse_idle(config: Any, names: Sequence[str]) -> None:
     """Refuse settings of a memory that nothing reads.
 
@@ -142,7 +125,8 @@ def refuse_idle(config: Any, names: Sequence[str]) -> None:
     Raises:
         ValueError: for one that differs from what it is if left out.
     """
-    for problem in idle_problems(config, names).values():
+    where, remedy = "without a memory that reads it", "memory='gru', for example"
+    for problem in idle_problems(config, names, where, remedy).values():
         raise ValueError(problem)
 
 

@@ -54,6 +54,8 @@ class NetworkSettings:
     def _check(self, checks: Checks) -> None:
         super()._check(checks)  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
         _check_widths(checks, "hidden_sizes")
+        of_task = checks.usual("hidden_sizes")
+        checks.idle(("hidden_size",), "hidden_sizes", lambda widths: widths is not None and widths == of_task)
         checks.each(("conv_features",), is_count, "a positive integer")
 
 

@@ -74,6 +74,7 @@ class SACConfig(ActorCriticConfig):
         super()._check(checks)
         checks.each(("num_critics", "target_interval"), is_count, "a positive integer")
         checks.each(("temperature_learning_rate", "initial_temperature"), is_positive, "a positive number")
+        checks.idle(("temperature_learning_rate", "target_entropy"), "learn_temperature")
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

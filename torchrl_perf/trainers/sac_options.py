@@ -110,11 +110,7 @@ class SACOptionsConfig(SACConfig):
             checks.add("option_interrupt", f"option_interrupt: {problem} Remedy: option_learning='critic'.")
         checks.each(("option_clip",), lambda value: 0 < value < 1, "a number in (0, 1)")
         checks.each(("option_capacity",), is_count, "a positive integer")
-        if self.option_learning == "critic":
-            for name in _OF_RETURNS:
-                if getattr(self, name) != getattr(type(self).without_task(), name):
-                    problem = "expected its default with option_learning='critic', which keeps no choices, received "
-                    checks.add(name, f"{name}: {problem}{getattr(self, name)}. Remedy: leave it out.")
+        checks.idle(_OF_RETURNS, "option_learning", lambda learning: learning == "critic")
         sound = self.keeps_choices and checks.sound("num_envs", "num_steps", "option_capacity")
         if sound and self.option_capacity < self.batch_size:
             checks.add(

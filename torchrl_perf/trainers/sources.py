@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 
+from torchrl_perf.collectors.env_state import chain
+from torchrl_perf.collectors.stepping import resets_inside_step
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.device import resolve_device
 from torchrl_perf.trainers.env_arguments import env_arguments
+from torchrl_perf.transforms.action_bounds import ActionBounds, bounds_of
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -125,17 +128,27 @@ def source_of(made: Any, num_envs: int, device: torch.device, *, groups: int = 1
         processes: whether each of their envs steps in a process of its own.
     """
     if isinstance(made, EnvBase):
-        return Source(made, made)
+        return _of_tensors(made)
     if isinstance(made, list):
         return _of_vector_envs(made, device)
     if made.env is not None:
-        return Source(made.env, made.env, label=made.label)
+        return replace(_of_tensors(made.env), label=made.label)
     from torchrl_perf.collectors.vector_envs import vector_envs
 
     envs = vector_envs(made, num_envs, groups=groups, processes=processes)
     found = _of_vector_envs(envs, device)
     limit = found.max_episode_steps or made.max_episode_steps
     return replace(found, label=made.label, frames=made.frames, max_episode_steps=limit)
+
+
+def _of_tensors(env: EnvBase) -> Source:
+    """The source of a TorchRL env, which gets actions within its bounds as vector envs do.
+
+    Envs that reset inside their step see to that themselves, as those of this package do.
+    """
+    if not resets_inside_step(chain(env)[-1]) and bounds_of(env):
+        env = TransformedEnv(env, ActionBounds(env), auto_unwrap=False)
+    return Source(env, env)
 
 
 def given_source(env: Any, device: torch.device) -> Source:

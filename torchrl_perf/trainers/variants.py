@@ -8,7 +8,7 @@ from typing import Any
 from torchrl_perf.envs.registry import takes_render_mode
 from torchrl_perf.runtime.seeds import seeded
 from torchrl_perf.trainers.evaluation import Episodes, Evaluation
-from torchrl_perf.trainers.mujoco_c import task_in_c
+from torchrl_perf.trainers.mujoco_c import names_in_c, task_in_c
 from torchrl_perf.trainers.policies import LoadedPolicy, SavedRun
 from torchrl_perf.trainers.run.saved_specs import plain_specs
 from torchrl_perf.trainers.sources import Source, gymnasium_source, source_of
@@ -17,8 +17,6 @@ from torchrl_perf.trainers.tasks import fitting_rows
 __all__ = ["evaluate_run", "gymnasium_id", "source_for"]
 
 BOUNDS = ("low", "high")
-IN_C = {"max_episode_steps"}
-"""Arguments that a task on MuJoCo Warp and Gymnasium's env of it both have."""
 
 
 def source_for(
@@ -42,9 +40,10 @@ def source_for(
         ImportError: for an env whose package is absent.
     """
     changes = dict(changes or {})
-    if (name := task_in_c(run.robot)) and changes.keys() <= IN_C:
+    if (name := task_in_c(run.robot)) and changes.keys() <= names_in_c(run.robot):
+        arguments = {**run.arguments.get("settings", {}), **changes}
         pictures = {"render_mode": "rgb_array"} if drawn else {}
-        return gymnasium_source(name, rows, run.device, **changes, **pictures)
+        return gymnasium_source(name, rows, run.device, **arguments, **pictures)
     source = _given(run, rows, changes, drawn) if run.given else _named(run, rows, seed, changes, drawn)
     with source.closed_on_error():
         _check_specs(run, source)

@@ -139,7 +139,8 @@ def position_option_set(env: OptionMarket, rules: PositionRules | None = None) -
 
     ``open_long`` and ``open_short`` hold a position of one side and may go on with it; ``trend`` and ``scalp`` hold
     either side, while there is a trend, or while the price is far from its average; ``close`` and ``wait`` stay within
-    5 % of nothing. Positions are parts of the greatest one.
+    5 % of nothing. Positions are parts of the greatest one. An option that ends by the time it has run may be chosen
+    again where it may not begin: else a position within a swing would be closed for that alone, and paid for.
 
     Args:
         env: the market.
@@ -161,6 +162,7 @@ def position_option_set(env: OptionMarket, rules: PositionRules | None = None) -
         min_duration=SHORTEST,
         fallback="wait",
         action_range=RANGES,
+        continues=True,
     )
 
 

@@ -19,7 +19,13 @@ from torchrl_perf.envs.mujoco.models import PhysicsSettings, load_model, start_o
 from torchrl_perf.envs.mujoco.pictures import WorldPainter
 from torchrl_perf.envs.mujoco.randomization import Randomization
 from torchrl_perf.envs.mujoco.simulation import Simulation
-from torchrl_perf.envs.mujoco.task_checks import check_functions, check_rows, try_function
+from torchrl_perf.envs.mujoco.task_checks import (
+    check_functions,
+    check_rows,
+    check_unwritten,
+    try_function,
+    versions_of,
+)
 from torchrl_perf.envs.structured_env import EnvSpecs, StructuredEnv, Transition
 
 __all__ = ["MuJoCoEnv"]
@@ -88,9 +94,9 @@ class MuJoCoEnv(StructuredEnv):
         ImportError: without MuJoCo Warp.
         NotImplementedError: for a model that MuJoCo Warp cannot take.
         KeyError: for a function that reads a quantity that is not observed.
-        TypeError: for an unknown setting, and without a reward.
-        ValueError: for a model that cannot be read, unknown quantities, functions that return other than rows of the
-            worlds, worlds that do not fit.
+        TypeError: for an unknown setting, without a reward, and for a function in whose place a subclass has a method.
+        ValueError: for a model that cannot be read, unknown quantities, functions and methods that return other than
+            rows of the worlds or write into states, worlds that do not fit.
 
     Examples:
         >>> env = MuJoCoEnv("robot.xml", 4096, reward=lambda before, action, after: after["qvel"][:, 0])
@@ -137,7 +143,7 @@ class MuJoCoEnv(StructuredEnv):
         self.reset_noise = reset_noise
         self._painter: WorldPainter | None = None
         self._observe, self._reward, self._terminated = observe, reward, terminated
-        check_functions(observe=observe, reward=reward, terminated=terminated)
+        check_functions(type(self), MuJoCoEnv, observe=observe, reward=reward, terminated=terminated)
         noises = {"mass_noise": mass_noise, "friction_noise": friction_noise, "gain_noise": gain_noise}
         self.randomization = Randomization(self.model, **noises, device=where)
         self.simulation = Simulation(
@@ -256,8 +262,14 @@ class MuJoCoEnv(StructuredEnv):
         low = torch.where(limited, ranges[:, 0], -torch.inf).to(self.device)
         high = torch.where(limited, ranges[:, 1], torch.inf).to(self.device)
         state = self.simulation.at(*self.draw_pose())
-        self._try_functions(state)
-        size = check_rows("observe", self.features(state), self.num_envs).shape[-1]
+        still = torch.zeros(self.num_envs, self.model.nu, dtype=torch.float32, device=self.device)
+        for name, function, inputs in (
+            ("reward", self._reward, (state, still, state)),
+            ("terminated", self._terminated, (state,)),
+        ):
+            if function is not None:  # a task that cannot run is refused at once
+                try_function(name, function, state, *inputs)
+        size = try_function("observe", self.features, state, state).shape[-1]
         action = self.box(low, high, self.model.nu) if bool(limited.all()) else self.unbounded(self.model.nu)
         self._range = low, high
         return EnvSpecs(
@@ -265,14 +277,6 @@ class MuJoCoEnv(StructuredEnv):
             action={"action": action},
             reward={"reward": self.unbounded(1)},
         )
-
-    def _try_functions(self, state: State) -> None:
-        """Call the functions that were given, so that a task that cannot run is refused at once."""
-        still = torch.zeros(self.num_envs, self.model.nu, dtype=torch.float32, device=self.device)
-        given = (("observe", self._observe, (state,)), ("reward", self._reward, (state, still, state)))
-        for name, function, inputs in (*given, ("terminated", self._terminated, (state,))):
-            if function is not None:
-                try_function(name, function, state, *inputs)
 
     def draw_state(self) -> State:
         """Return fresh worlds, with fields of the model of their own."""
@@ -294,11 +298,17 @@ class MuJoCoEnv(StructuredEnv):
         self.overflows += short.sum(-1)
         self.broken_worlds += (~sound).sum()
         self.unsolved_steps += ((overflow & NOT_SOLVED) != 0).sum()
+        versions = versions_of(state, after)
         reward = torch.where(sound, check_rows("reward", self.reward(state, control, after), self.num_envs), 0.0)
+        check_unwritten("reward", versions, state, after)
         terminated = check_rows("terminated", self.is_terminated(after), self.num_envs) & sound
+        check_unwritten("terminated", versions, state, after)
         fields = {name: state[name] for name in self.randomization.names}
         return Transition({**after, **fields}, {"reward": reward.unsqueeze(-1)}, terminated, ~sound)
 
     def observe(self, state: State) -> dict[NestedKey, Tensor]:
         """Return the observation of ``state``."""
-        return {"observation": self.features(state)}
+        versions = versions_of(state)
+        seen = self.features(state)
+        check_unwritten("observe", versions, state)
+        return {"observation": seen}

@@ -5,13 +5,15 @@ Dimension key: ``N`` worlds, ``U`` actuators, ``O`` observed numbers.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchrl_perf.envs.mujoco.env import State
-from torchrl_perf.envs.mujoco.gymnasium_task import GymnasiumTask
+from torchrl_perf.envs.mujoco.gymnasium_task import POSITIONS, GymnasiumTask
 from torchrl_perf.envs.mujoco.models import PhysicsSettings
 
 __all__ = ["FEW_ITERATIONS", "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "Swimmer", "Walker2d"]
@@ -31,15 +33,22 @@ class HalfCheetah(GymnasiumTask):
 
     model_file = "half_cheetah.xml"
     gymnasium_id = "HalfCheetah-v5"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "frame_skip": 5,
+        "forward_reward_weight": 1.0,
+        "ctrl_cost_weight": 0.1,
+        "reset_noise_scale": 0.1,
+        POSITIONS: True,
+    }
     default_physics = FEW_ITERATIONS
 
     def features(self, state: State) -> Tensor:
         """Return positions without x, and velocities."""
-        return torch.cat([state["qpos"][:, 1:], state["qvel"]], -1)
+        return torch.cat([self.seen_positions(state, 1), state["qvel"]], -1)
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return the speed minus the cost of control."""
-        return self.forward_speed(before, after) - self.control_cost(action)
+        return self.forward_gain(before, after) - self.control_cost(action)
 
 
 class Swimmer(GymnasiumTask):
@@ -51,16 +60,15 @@ class Swimmer(GymnasiumTask):
 
     model_file = "swimmer.xml"
     gymnasium_id = "Swimmer-v5"
-    steps_of_physics = 4
-    control_weight = 1e-4
+    usual: ClassVar[Mapping[str, Any]] = {**HalfCheetah.usual, "frame_skip": 4, "ctrl_cost_weight": 1e-4}
 
     def features(self, state: State) -> Tensor:
         """Return positions without x and y, and velocities."""
-        return torch.cat([state["qpos"][:, 2:], state["qvel"]], -1)
+        return torch.cat([self.seen_positions(state, 2), state["qvel"]], -1)
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return the speed minus the cost of control."""
-        return self.forward_speed(before, after) - self.control_cost(action)
+        return self.forward_gain(before, after) - self.control_cost(action)
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return positions and velocities of uniform noise."""
@@ -78,36 +86,34 @@ class Hopper(GymnasiumTask):
 
     model_file = "hopper.xml"
     gymnasium_id = "Hopper-v5"
+    usual: ClassVar[Mapping[str, Any]] = {
+        **Swimmer.usual,
+        "ctrl_cost_weight": 1e-3,
+        "healthy_reward": 1.0,
+        "terminate_when_unhealthy": True,
+        "healthy_state_range": (-100.0, 100.0),
+        "healthy_z_range": (0.7, math.inf),
+        "healthy_angle_range": (-0.2, 0.2),
+        "reset_noise_scale": 5e-3,
+    }
     default_physics = FEW_ITERATIONS
-    steps_of_physics = 4
-    noise = 5e-3
-    control_weight = 1e-3
-    heights: ClassVar[tuple[float, float]] = (0.7, float("inf"))
-    """Of the torso in metres, both exclusive, while it is healthy."""
-    most_lean: ClassVar[float] = 0.2
-    """Of the torso in radians, exclusive."""
-    most_state: ClassVar[float] = 100.0
-    """Of each number of the state beyond x and z, exclusive."""
 
     def features(self, state: State) -> Tensor:
         """Return positions without x, and clipped velocities."""
-        return torch.cat([state["qpos"][:, 1:], state["qvel"].clamp(-10, 10)], -1)
+        return torch.cat([self.seen_positions(state, 1), state["qvel"].clamp(-10, 10)], -1)
 
     def is_healthy(self, state: State) -> Tensor:
         """Return in which worlds the robot has not fallen, bool ``[N]``."""
-        height, lean = state["qpos"][:, 1], state["qpos"][:, 2]
-        low, high = self.heights
+        upright = self.within(state["qpos"][:, 1], "healthy_z_range")
+        upright = upright & self.within(state["qpos"][:, 2], "healthy_angle_range")
+        if "healthy_state_range" not in self.usual:
+            return upright
         rest = torch.cat([state["qpos"][:, 2:], state["qvel"]], -1)
-        upright = (low < height) & (height < high) & (lean.abs() < self.most_lean)
-        return upright & (rest.abs() < self.most_state).all(-1)
+        return upright & self.within(rest, "healthy_state_range").all(-1)
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return 1 while healthy plus the speed minus the cost of control."""
-        return self.forward_speed(before, after) + self.is_healthy(after) - self.control_cost(action)
-
-    def is_terminated(self, state: State) -> Tensor:
-        """Return in which worlds the robot has fallen."""
-        return ~self.is_healthy(state)
+        return self.forward_gain(before, after) + self.healthy_gain(after) - self.control_cost(action)
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return positions and velocities of uniform noise."""
@@ -123,9 +129,11 @@ class Walker2d(Hopper):
 
     model_file = "walker2d_v5.xml"
     gymnasium_id = "Walker2d-v5"
-    heights = (0.8, 2.0)
-    most_lean = 1.0
-    most_state = float("inf")
+    usual: ClassVar[Mapping[str, Any]] = {
+        **{name: value for name, value in Hopper.usual.items() if name != "healthy_state_range"},
+        "healthy_z_range": (0.8, 2.0),
+        "healthy_angle_range": (-1.0, 1.0),
+    }
 
 
 class Ant(GymnasiumTask):
@@ -138,38 +146,52 @@ class Ant(GymnasiumTask):
 
     model_file = "ant.xml"
     gymnasium_id = "Ant-v5"
+    usual: ClassVar[Mapping[str, Any]] = {
+        **HalfCheetah.usual,
+        "ctrl_cost_weight": 0.5,
+        "contact_cost_weight": 5e-4,
+        "healthy_reward": 1.0,
+        "main_body": 1,
+        "terminate_when_unhealthy": True,
+        "healthy_z_range": (0.2, 1.0),
+        "contact_force_range": (-1.0, 1.0),
+        "include_cfrc_ext_in_observation": True,
+    }
     default_physics = FEW_ITERATIONS
     observed_quantities = ("xpos", "cfrc_ext")
-    control_weight = 0.5
-    contact_weight: ClassVar[float] = 5e-4
 
     def _forces(self, state: State) -> Tensor:
-        return state["cfrc_ext"].clamp(-1, 1).flatten(1)
+        return state["cfrc_ext"].clamp(*self.chosen["contact_force_range"]).flatten(1)
 
     def features(self, state: State) -> Tensor:
         """Return positions without x and y, velocities, and forces on all bodies but the world."""
-        return torch.cat([state["qpos"][:, 2:], state["qvel"], self._forces(state)[:, 6:]], -1)
+        forces = [self._forces(state)[:, 6:]] if self.chosen["include_cfrc_ext_in_observation"] else []
+        return torch.cat([self.seen_positions(state, 2), state["qvel"], *forces], -1)
 
     def is_healthy(self, state: State) -> Tensor:
         """Return in which worlds the torso is between 0.2 and 1 m, bool ``[N]``."""
-        height = state["qpos"][:, 2]
-        return (height >= 0.2) & (height <= 1.0)
+        height, (low, high) = state["qpos"][:, 2], self.chosen["healthy_z_range"]
+        return (height >= low) & (height <= high)
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return 1 while healthy plus the speed minus the costs of control and contacts."""
-        speed = (after["xpos"][:, 1, 0] - before["xpos"][:, 1, 0]) / self.dt
-        contact_cost = self.contact_weight * self._forces(after).square().sum(-1)
-        return speed + self.is_healthy(after) - self.control_cost(action) - contact_cost
-
-    def is_terminated(self, state: State) -> Tensor:
-        """Return in which worlds the torso is too low or too high."""
-        return ~self.is_healthy(state)
+        body = int(self.model.body(self.chosen["main_body"]).id)
+        speed = (after["xpos"][:, body, 0] - before["xpos"][:, body, 0]) / self.dt
+        contact_cost = self.chosen["contact_cost_weight"] * self._forces(after).square().sum(-1)
+        gains = self.chosen["forward_reward_weight"] * speed + self.healthy_gain(after)
+        return gains - self.control_cost(action) - contact_cost
 
 
 class _HumanoidBase(GymnasiumTask):
     """The observation of Gymnasium's two humanoids."""
 
-    noise = 1e-2
+    usual: ClassVar[Mapping[str, Any]] = {
+        "frame_skip": 5,
+        "ctrl_cost_weight": 0.1,
+        "reset_noise_scale": 1e-2,
+        POSITIONS: True,
+        **{f"include_{name}_in_observation": True for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")},
+    }
     observed_quantities = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
     def __init__(self, num_envs: int, **settings: Any) -> None:
@@ -179,14 +201,17 @@ class _HumanoidBase(GymnasiumTask):
 
     def features(self, state: State) -> Tensor:
         """Return positions, velocities, inertias, velocities of bodies, joint torques and external forces."""
-        parts = [state["qpos"][:, 2:], state["qvel"]]
-        parts += [state[name][:, 1:].flatten(1) for name in ("cinert", "cvel")]
-        parts += [state["qfrc_actuator"][:, 6:], state["cfrc_ext"][:, 1:].flatten(1)]
+        parts = [self.seen_positions(state, 2), state["qvel"]]
+        for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext"):
+            if self.chosen[f"include_{name}_in_observation"]:
+                first = 6 if name == "qfrc_actuator" else 1  # the root's joint, and the world
+                parts.append(state[name][:, first:].flatten(1))
         return torch.cat(parts, -1)
 
-    def impact_cost(self, state: State, weight: float) -> Tensor:
-        """Return ``weight`` times the squared external forces, at most 10, ``[N]``."""
-        return (weight * state["cfrc_ext"].square().flatten(1).sum(-1)).clamp(max=10.0)
+    def impact_cost(self, state: State, kind: str) -> Tensor:
+        """Return the weighted squared external forces, within the range of their cost, ``[N]``."""
+        forces = state["cfrc_ext"].square().flatten(1).sum(-1)
+        return (self.chosen[f"{kind}_cost_weight"] * forces).clamp(*self.chosen[f"{kind}_cost_range"])
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return positions and velocities of uniform noise."""
@@ -205,28 +230,29 @@ class Humanoid(_HumanoidBase):
 
     model_file = "humanoid.xml"
     gymnasium_id = "Humanoid-v5"
+    usual: ClassVar[Mapping[str, Any]] = {
+        **_HumanoidBase.usual,
+        "forward_reward_weight": 1.25,
+        "contact_cost_weight": 5e-7,
+        "contact_cost_range": (-math.inf, 10.0),
+        "healthy_reward": 5.0,
+        "terminate_when_unhealthy": True,
+        "healthy_z_range": (1.0, 2.0),
+    }
     default_physics = FEW_ITERATIONS
-    forward_weight: ClassVar[float] = 1.25
-    healthy_reward: ClassVar[float] = 5.0
-    contact_weight: ClassVar[float] = 5e-7
 
     def _centre(self, state: State) -> Tensor:
         return (state["xipos"][:, :, 0] * self.mass_shares).sum(-1)
 
     def is_healthy(self, state: State) -> Tensor:
         """Return in which worlds the torso is between 1 and 2 m, bool ``[N]``."""
-        height = state["qpos"][:, 2]
-        return (height > 1.0) & (height < 2.0)
+        return self.within(state["qpos"][:, 2], "healthy_z_range")
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return 5 while healthy plus the weighted speed minus the costs of control and impacts."""
         speed = (self._centre(after) - self._centre(before)) / self.dt
-        gains = self.forward_weight * speed + self.healthy_reward * self.is_healthy(after)
-        return gains - self.control_cost(action) - self.impact_cost(after, self.contact_weight)
-
-    def is_terminated(self, state: State) -> Tensor:
-        """Return in which worlds the robot has fallen."""
-        return ~self.is_healthy(state)
+        gains = self.chosen["forward_reward_weight"] * speed + self.healthy_gain(after)
+        return gains - self.control_cost(action) - self.impact_cost(after, "contact")
 
 
 class HumanoidStandup(_HumanoidBase):
@@ -239,9 +265,13 @@ class HumanoidStandup(_HumanoidBase):
 
     model_file = "humanoidstandup.xml"
     gymnasium_id = "HumanoidStandup-v5"
-    impact_weight: ClassVar[float] = 0.5e-6
+    usual: ClassVar[Mapping[str, Any]] = {
+        **_HumanoidBase.usual,  # uph_cost_weight is none: Gymnasium takes it and leaves it unread
+        "impact_cost_weight": 0.5e-6,
+        "impact_cost_range": (-math.inf, 10.0),
+    }
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return the height over the time step plus 1 minus the costs of control and impacts."""
         height = after["qpos"][:, 2] / float(self.model.opt.timestep)
-        return height + 1 - self.control_cost(action) - self.impact_cost(after, self.impact_weight)
+        return height + 1 - self.control_cost(action) - self.impact_cost(after, "impact")

@@ -6,7 +6,8 @@ Dimension key: ``N`` worlds, ``U`` actuators.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ class Reacher(_Bodies):
 
     model_file = "reacher.xml"
     gymnasium_id = "Reacher-v5"
-    steps_of_physics = 2
+    usual: ClassVar[Mapping[str, Any]] = {"frame_skip": 2, "reward_dist_weight": 1, "reward_control_weight": 1}
     episode_steps = 50
-    control_weight = 1.0
+    noise = 0.1
     observed_quantities = ("xpos",)
 
     def _way(self, state: State) -> Tensor:
@@ -55,7 +56,8 @@ class Reacher(_Bodies):
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return minus the distance minus the cost of control."""
-        return -self._way(after).norm(dim=-1) - self.control_cost(action)
+        far = self.chosen["reward_dist_weight"] * self._way(after).norm(dim=-1)
+        return -far - self.chosen["reward_control_weight"] * action.square().sum(-1)
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return joints near zero and a target that is uniform in a disc of 0.2 m."""
@@ -76,9 +78,14 @@ class Pusher(_Bodies):
 
     model_file = "pusher_v5.xml"
     gymnasium_id = "Pusher-v5"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "frame_skip": 5,
+        "reward_near_weight": 0.5,
+        "reward_dist_weight": 1,
+        "reward_control_weight": 0.1,
+    }
     episode_steps = 100
     observed_quantities = ("xpos",)
-    near_weight: ClassVar[float] = 0.5
 
     def features(self, state: State) -> Tensor:
         """Return positions and velocities of the joints, and three places."""
@@ -88,9 +95,9 @@ class Pusher(_Bodies):
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return minus both distances minus the cost of control."""
         thing = self.body(after, "object")
-        near = (thing - self.body(after, "tips_arm")).norm(dim=-1)
-        far = (thing - self.body(after, "goal")).norm(dim=-1)
-        return -far - self.near_weight * near - self.control_cost(action)
+        near = self.chosen["reward_near_weight"] * (thing - self.body(after, "tips_arm")).norm(dim=-1)
+        far = self.chosen["reward_dist_weight"] * (thing - self.body(after, "goal")).norm(dim=-1)
+        return -far - near - self.chosen["reward_control_weight"] * action.square().sum(-1)
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return the arm at rest, and a cylinder in a box of 0.3 x 0.4 m that is not within 0.17 m of the goal."""
@@ -98,7 +105,7 @@ class Pusher(_Bodies):
         first = ((x.square() + y.square()).sqrt() > OBJECT_DISTANCE).byte().argmax(-1, keepdim=True)
         place = torch.cat([x.gather(-1, first), y.gather(-1, first)], -1)
         velocity = self.uniform(-0.005, 0.005, self.model.nv - 4)
-        return torch.cat([self.around(0.0)[:, :-4], _padded(place, 2)], -1), _padded(velocity, 4)
+        return torch.cat([self.around(self.reset_noise)[:, :-4], _padded(place, 2)], -1), _padded(velocity, 4)
 
 
 class InvertedPendulum(GymnasiumTask):
@@ -110,16 +117,15 @@ class InvertedPendulum(GymnasiumTask):
 
     model_file = "inverted_pendulum.xml"
     gymnasium_id = "InvertedPendulum-v5"
-    steps_of_physics = 2
-    noise = 0.01
+    usual: ClassVar[Mapping[str, Any]] = {"frame_skip": 2, "reset_noise_scale": 0.01}
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return 1 while the pole stands."""
-        return (~self.is_terminated(after)).to(torch.float32)
+        return self.is_healthy(after).to(torch.float32)
 
-    def is_terminated(self, state: State) -> Tensor:
-        """Return in which worlds the pole leans more than 0.2 rad."""
-        return state["qpos"][:, 1].abs() > 0.2
+    def is_healthy(self, state: State) -> Tensor:
+        """Return in which worlds the pole leans at most 0.2 rad."""
+        return state["qpos"][:, 1].abs() <= 0.2
 
     def draw_pose(self) -> tuple[Tensor, Tensor]:
         """Return positions and velocities of uniform noise."""
@@ -136,8 +142,8 @@ class InvertedDoublePendulum(GymnasiumTask):
 
     model_file = "inverted_double_pendulum.xml"
     gymnasium_id = "InvertedDoublePendulum-v5"
+    usual: ClassVar[Mapping[str, Any]] = {"frame_skip": 5, "healthy_reward": 10.0, "reset_noise_scale": 0.1}
     observed_quantities = ("site_xpos", "qfrc_constraint")
-    healthy_reward: ClassVar[float] = 10.0
 
     def features(self, state: State) -> Tensor:
         """Return the cart, the poles' angles, velocities and the constraint force on the cart."""
@@ -151,11 +157,11 @@ class InvertedDoublePendulum(GymnasiumTask):
         first, second = after["qvel"][:, 1], after["qvel"][:, 2]
         place = 0.01 * x.square() + (height - 2).square()
         speed = 1e-3 * first.square() + 5e-3 * second.square()
-        return self.healthy_reward * ~self.is_terminated(after) - place - speed
+        return self.healthy_gain(after) - place - speed
 
-    def is_terminated(self, state: State) -> Tensor:
-        """Return in which worlds the tip is not above 1 m."""
-        return state["site_xpos"][:, 0, 2] <= 1
+    def is_healthy(self, state: State) -> Tensor:
+        """Return in which worlds the tip is above 1 m."""
+        return state["site_xpos"][:, 0, 2] > 1
 
 
 def _padded(values: Tensor, count: int) -> Tensor:

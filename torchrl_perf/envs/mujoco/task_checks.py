@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_functions", "check_rows", "try_function"]
+__all__ = ["check_functions", "check_rows", "check_unwritten", "try_function", "versions_of"]
+
+METHODS = {"observe": "features", "reward": "reward", "terminated": "is_terminated"}
+"""Of an env, which stand in for functions that were not given."""
 
 FORMS = {"observe": "float32 [N, O]", "reward": "float32 [N]", "terminated": "bool [N]"}
 REMEDIES = {
@@ -21,8 +24,13 @@ REMEDIES = {
 }
 
 
-def check_functions(**functions: Any) -> None:
-    """Refuse functions of a task that are none.
+def check_functions(kind: type, base: type, **functions: Any) -> None:
+    """Refuse functions of a task that are none, and those that would not be called.
+
+    Args:
+        kind: class of the env.
+        base: the class whose methods call the functions.
+        **functions: by name; None where none was given.
 
     Raises:
         TypeError: naming the argument.
@@ -31,6 +39,12 @@ def check_functions(**functions: Any) -> None:
         if function is not None and not callable(function):
             raise TypeError(
                 f"{name}: expected a function of states, received {type(function).__name__}. Remedy: {name}=lambda ..."
+            )
+        method = METHODS[name]
+        if function is not None and getattr(kind, method) is not getattr(base, method):
+            raise TypeError(
+                f"{name}: expected none for {kind.__name__}, whose own method {method} is what counts, received a "
+                f"function. Remedy: a subclass of {kind.__name__} with another {method}."
             )
 
 
@@ -54,8 +68,8 @@ def check_rows(name: str, value: Any, num_worlds: int) -> Tensor:
     )
 
 
-def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Tensor], *inputs: Any) -> None:
-    """Call a function of a task once, before the first step does.
+def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Tensor], *inputs: Any) -> Tensor:
+    """Call a function of a task once, before the first step does, and return what it returned.
 
     Args:
         name: as :func:`check_rows` has it.
@@ -67,7 +81,7 @@ def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Te
         KeyError: for a quantity that a state does not have.
         ValueError: as :func:`check_rows`, and for a function that writes into a state, which physics would go on from.
     """
-    versions = {key: value._version for key, value in state.items()}
+    versions = versions_of(state)
     try:
         value = function(*inputs)
     except KeyError as error:
@@ -75,7 +89,31 @@ def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Te
             f"{name}: expected quantities among {', '.join(state)}, received {error}. Remedy: observed=({error},)."
         ) from error
     check_rows(name, value, state["qpos"].shape[0])
-    if changed := [key for key, value in state.items() if value._version != versions[key]]:
+    check_unwritten(name, versions, state)
+    return value
+
+
+def versions_of(*states: Mapping[str, Tensor]) -> list[int]:
+    """How often each tensor of states has been written to; nothing while a compiler looks on, which cannot say."""
+    if torch.compiler.is_compiling():
+        return []
+    return [0 if value.is_inference() else value._version for state in states for value in state.values()]
+
+
+def check_unwritten(name: str, versions: list[int], *states: Mapping[str, Tensor]) -> None:
+    """Refuse a function, or a method in its place, that has written into states, from which physics would go on.
+
+    Args:
+        name: of the function.
+        versions: :func:`versions_of` the states before.
+        *states: those that it read.
+
+    Raises:
+        ValueError: naming what was written to.
+    """
+    if (after := versions_of(*states)) != versions:
+        keys = [key for state in states for key in state]
+        changed = dict.fromkeys(key for key, old, new in zip(keys, versions, after, strict=True) if old != new)
         raise ValueError(
             f"{name}: expected a function that leaves states as they are, received one that writes into "
             f"{', '.join(changed)}. Remedy: new tensors: x + 1 in place of x.add_(1) and x += 1."

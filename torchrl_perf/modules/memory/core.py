@@ -5,7 +5,7 @@ import abc
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MemoryCore"]
+__all__ = ["MemoryCore", "check_bias"]
 
 States = tuple[Tensor, ...]
 
@@ -33,7 +33,7 @@ class MemoryCore(nn.Module, abc.ABC):
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}: expected a whole number of at least 1, received {size!r}. Remedy: {name}=1.")
-        if not 0 <= dropout < 1:
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
             raise ValueError(f"dropout: expected a chance in [0, 1), received {dropout!r}. Remedy: dropout=0.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.dropout, self.state_sizes = dropout, state_sizes
@@ -88,6 +88,12 @@ class MemoryCore(nn.Module, abc.ABC):
     def extra_repr(self) -> str:
         """Sizes, as torch's recurrent modules print them."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+
+
+def check_bias(bias: bool) -> None:
+    """Refuse what is no truth value: ``bias="no"`` would be one."""
+    if not isinstance(bias, bool):
+        raise ValueError(f"bias: expected True or False, received {bias!r}. Remedy: bias=True.")
 
 
 def _by_layer(found: list[States], dim: int) -> States:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchrl_perf.functional.memory.gru import gru_cell, gru_sequence
 from torchrl_perf.functional.memory.lstm import lstm_cell, lstm_sequence
-from torchrl_perf.modules.memory.core import MemoryCore, States
+from torchrl_perf.modules.memory.core import MemoryCore, States, check_bias
 from torchrl_perf.runtime.upstream.tensors import is_transformed
 
 __all__ = ["GRUCore", "GatedCore", "LSTMCore"]
@@ -39,6 +39,7 @@ class GatedCore(MemoryCore):
         self, input_size: int, hidden_size: int, num_layers: int, bias: bool, dropout: float, **place: Any
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,) * self.num_states)
+        check_bias(bias)
         self.bias = bias
         bound, rows = hidden_size**-0.5, self.num_gates * hidden_size
         for layer in range(num_layers):

@@ -14,7 +14,7 @@ from torchrl_perf.functional.memory.linear import (
     min_gru_step,
 )
 from torchrl_perf.functional.memory.min_gru_layer import min_gru_layer
-from torchrl_perf.modules.memory.core import MemoryCore, States
+from torchrl_perf.modules.memory.core import MemoryCore, States, check_bias
 from torchrl_perf.runtime.upstream.modules import is_changed
 
 __all__ = ["LRUCore", "MinGRUCore"]
@@ -54,6 +54,7 @@ class MinGRUCore(MemoryCore):
         self, input_size: int, hidden_size: int, num_layers: int, bias: bool, dropout: float, **place: Any
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, dropout, (hidden_size,))
+        check_bias(bias)
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
         self.inputs = nn.ModuleList(nn.Linear(size, 2 * hidden_size, bias, **place) for size in sizes)
         for layer in self.inputs:

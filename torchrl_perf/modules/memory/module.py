@@ -74,6 +74,11 @@ class MemoryModule(TensorDictModuleBase):
                 f"an output and as many states, received {list(in_keys)} and {list(out_keys)}. Remedy: in_key and "
                 "out_key alone, which leave the names of the states to the module."
             )
+        if default_recurrent_mode not in (None, False, True):
+            raise ValueError(
+                f"default_recurrent_mode: expected True, False or None, received {default_recurrent_mode!r}. Remedy: "
+                "None, by which the name of a batch's last dimension decides."
+            )
         self.in_keys, self.out_keys = read, written
         self.default_recurrent_mode = default_recurrent_mode
 
@@ -148,6 +153,18 @@ class MemoryModule(TensorDictModuleBase):
         if x is None:
             found = sorted(map(str, tensordict.keys(True, True)))
             raise KeyError(f"expected {self.in_keys[0]!r}, received {found}. Remedy: set in_key.")
+        core, batch = self.core, tensordict.batch_size
+        # of more dimensions a step would mix its rows, where their numbers happen to be equal
+        if x.shape != (*batch, core.input_size):
+            raise ValueError(
+                f"{self.in_keys[0]!r}: expected [{_listed(batch)}{core.input_size}], received {list(x.shape)}. Remedy: "
+                f"an input_size of what comes in, and a network below that makes one vector of it."
+            )
+        if x.dtype != core.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(
+                f"{self.in_keys[0]!r}: expected {core.dtype}, that of the parameters, received {x.dtype}. Remedy: "
+                f"{type(self).__name__}(..., dtype={x.dtype}), or an input of their dtype."
+            )
         return x
 
     def _flags(self, tensordict: TensorDictBase) -> Tensor:
@@ -158,6 +175,12 @@ class MemoryModule(TensorDictModuleBase):
                 f"{sorted(map(str, tensordict.keys(True, True)))}. Remedy: an env that writes it, or TorchRL's "
                 "InitTracker; without it a state would pass from episode to episode."
             )
+        batch = tensordict.batch_size
+        if flags.dtype is not torch.bool or flags.shape not in (batch, (*batch, 1)):
+            raise ValueError(
+                f"{self.in_keys[-1]!r}: expected bool [{_listed(batch)}1], received {flags.dtype} {list(flags.shape)}. "
+                "Remedy: one flag a step, True where an episode begins."
+            )
         return flags
 
     def _rows(self, tensordict: TensorDictBase, index: int, rows: int, *, sequence: bool) -> Tensor:
@@ -167,15 +190,21 @@ class MemoryModule(TensorDictModuleBase):
         state = tensordict.get(key, None)
         if state is None:
             return torch.zeros(rows, *shape, dtype=core.dtype, device=next(core.parameters()).device)
-        if tuple(state.shape[-2:]) != shape:
+        if state.shape != (*tensordict.batch_size, *shape):
             raise ValueError(
                 f"{key!r}: expected a state [*, {shape[0]}, {shape[1]}] of {shape[0]} layers, received "
                 f"{list(state.shape)}. Remedy: the module that it was made with, or an env with this module's "
                 "make_tensordict_primer()."
             )
         if sequence:
-            state = state.select(tensordict.ndim - 1, 0)
+            steps = tensordict.ndim - 1
+            # of no steps, there is no state to start from, and nothing that reads it
+            state = state.select(steps, 0) if state.shape[steps] else state.new_zeros(rows, *shape)
         return state.reshape(rows, *shape).to(core.dtype)
+
+
+def _listed(batch: torch.Size) -> str:
+    return "".join(f"{size}, " for size in batch)
 
 
 # raised within a graph, it would only send the compiler back to eager mode

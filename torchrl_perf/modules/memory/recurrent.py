@@ -16,13 +16,14 @@ from torchrl_perf.modules.memory.module import MemoryModule
 __all__ = ["LRU", "DeviceGRU", "DeviceLSTM", "MinGRU"]
 
 Keys = Sequence[NestedKey]
-_BACKENDS = {
-    "python_based",
-    "recurrent_backend",
-    "recurrent_compute_dtype",
-    "recurrent_recompute",
-    "recurrent_matmul_precision",
+_BACKENDS: dict[str, tuple[Any, ...]] = {
+    "python_based": (False, True),
+    "recurrent_backend": ("auto", "pad", "scan", "triton"),
+    "recurrent_compute_dtype": (torch.float32,),
+    "recurrent_recompute": ("none", "full"),
+    "recurrent_matmul_precision": ("auto", "fast", "high-prec", "ieee", "tf32", "tf32x3"),
 }
+"""TorchRL's choices among its programs, which have equal results. Products of 16 bits are none of them."""
 
 
 def _names(
@@ -45,6 +46,9 @@ def _gated(kind: type[GatedCore], given: nn.RNNBase | None, options: dict[str, A
     unknown = sorted(backends.keys() - _BACKENDS)
     if unknown:
         raise TypeError(f"expected arguments of TorchRL's module, received {unknown}. Remedy: leave them out.")
+    for name, value in backends.items():
+        if value not in _BACKENDS[name]:
+            raise ValueError(f"{name}: expected one of {_BACKENDS[name]}, received {value!r}. Remedy: leave it out.")
     batch_first, bidirectional = options.pop("batch_first"), options.pop("bidirectional")
     if not batch_first or bidirectional or options.pop("proj_size", 0):
         raise ValueError(
@@ -58,10 +62,26 @@ def _gated(kind: type[GatedCore], given: nn.RNNBase | None, options: dict[str, A
                 f"expected sizes or a {kind.kind.__name__}, received both. Remedy: leave out input_size and "
                 "hidden_size."
             )
-        return kind.of(given)
+        core = kind.of(given)
+        _check_given(core, options)
+        return core
     if None in sizes:
         raise ValueError(f"expected input_size and hidden_size, received {sizes}. Remedy: give both.")
     return kind(**options)
+
+
+def _check_given(core: GatedCore, options: dict[str, Any]) -> None:
+    """Refuse arguments that a given module contradicts, which would be passed over."""
+    weight = next(core.parameters())
+    usual = {"num_layers": 1, "bias": True, "dropout": 0.0, "device": None, "dtype": None}
+    has = {"device": weight.device, "dtype": weight.dtype}
+    for name, value in usual.items():
+        own, wanted = has[name] if name in has else getattr(core, name), options[name]
+        if wanted != value and (torch.device(wanted) if name == "device" else wanted) != own:
+            raise ValueError(
+                f"{name}: expected that of the given module, {own}, received {wanted}. Remedy: leave it out, or sizes "
+                "in place of the module."
+            )
 
 
 class DeviceGRU(MemoryModule):

@@ -19,7 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_perf.envs.market import OptionMarket, PriceSeries
 from torchrl_perf.envs.market.market import LEAST_GROWTH
 from torchrl_perf.envs.market.recorded import RecordedMarket
-from torchrl_perf.runtime.seeds import seeded
+from torchrl_perf.runtime.seeds import own_draws, seeded
 from torchrl_perf.systems.options_market.config import OptionsMarketConfig
 from torchrl_perf.systems.options_market.networks import make_options_market_env, market_of, recorded_prices
 from torchrl_perf.systems.options_market.optimum import InformedTrader, best_trading
@@ -116,6 +116,9 @@ def evaluate(
 ) -> tuple[TradingFigures, EquityRecording]:
     """Let a policy trade the first episode of each row of an env, without exploration, on separate random numbers.
 
+    What the policy draws, such as the ends of options, is drawn apart from the market: for the same seed all policies
+    meet the same prices.
+
     Args:
         policy: reads the observation and writes the action and "active_option", such as a trainer's.
         env: of :func:`make_options_market_env`, one of its own.
@@ -130,7 +133,7 @@ def evaluate(
     """
     market = market_of(env)
     with seeded(seed, market.device), set_exploration_type(ExplorationType.DETERMINISTIC):
-        recording = record_equity(env, policy, max_steps=max_steps)
+        recording = record_equity(env, own_draws(policy, seed, market.device), max_steps=max_steps)
     controller = getattr(policy, "controller", None)
     names = [] if controller is None else list(controller.options.names)
     return figures_of(recording, names), recording

@@ -64,12 +64,7 @@ class OffPolicyConfig(NormalizationSettings, RunConfig):
         checks.each(("learning_starts",), lambda value: value >= 0, "0 or a positive integer")
         checks.each(("alpha",), lambda value: value >= 0, "a number of at least 0")
         checks.each(("beta", "beta_final"), is_share, "a number in [0, 1]")
-        if checks.sound("beta_final", "sampler") and self.beta_final is not None and self.sampler != "prioritized":
-            checks.add(
-                "beta_final",
-                f"beta_final: expected None unless sampler is 'prioritized', received {self.beta_final!r}. Remedy: "
-                "sampler='prioritized', or leave it out.",
-            )
+        checks.idle(("alpha", "beta", "beta_final"), "sampler", lambda sampler: sampler != "prioritized")
         if (
             checks.sound("reward_clip", "n_step", "normalize_rewards")
             and self.reward_clip is not None

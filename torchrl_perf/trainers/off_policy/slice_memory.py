@@ -14,7 +14,7 @@ from torchrl.modules import set_recurrent_mode
 
 from torchrl_perf.modules.memory.module import INIT_KEY, MemoryModule
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.memory import FEATURES, INPUT, MEMORY_SETTINGS, MemorySettings, idle_problems, remembers
+from torchrl_perf.trainers.memory import FEATURES, INPUT, MEMORY_SETTINGS, MemorySettings, remembers
 
 __all__ = [
     "CRITIC_FEATURES",
@@ -46,12 +46,10 @@ class SliceMemorySettings(MemorySettings):
         super()._check(checks)
         checks.each(("slice_length",), is_count, "a positive integer")
         checks.each(("burn_in",), lambda value: value >= 0, "0 or a positive integer")
-        idle = SLICE_MEMORY_SETTINGS[1:]
         if checks.sound("memory") and self.memory != "none":
             self._check_slices(checks, cast("Any", self))
-        elif checks.sound("memory", "env", *idle):
-            for name, problem in idle_problems(self, idle).items():
-                checks.add(name, problem)
+        else:
+            checks.idle(SLICE_MEMORY_SETTINGS[1:], "memory", lambda memory: memory == "none")
 
     def _check_slices(self, checks: Checks, config: Any) -> None:
         length, memory = self.slice_length, f"memory={self.memory!r}"

@@ -447,7 +447,7 @@ class OffPolicyTrainer(Checkpointed):
 
     def _make_buffer(self) -> DeviceReplayBuffer:
         config = self.config
-        self._anneals_beta = config.beta_final is not None
+        self._anneals_beta = config.sampler == "prioritized" and config.beta_final is not None
         options: dict[str, Any] = {}
         if config.sampler == "prioritized":
             options |= {"alpha": config.alpha, "beta": config.beta}

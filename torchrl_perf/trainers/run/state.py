@@ -144,9 +144,9 @@ class TrainState:
         """
         return self._gather(Tensor.clone, skip)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, *, skip: Collection[str] = ()) -> dict[str, Any]:
         """The same on the host with the settings, to be written while training goes on; waits for the copies only."""
-        return {**self._gather(_to_host, ()), "settings": dict(self.settings)}
+        return {**self._gather(_to_host, skip), "settings": dict(self.settings)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, skip: Collection[str] = ()) -> None:
         """Restores :meth:`state_dict` in place, so that captured graphs stay valid; what is refused changes nothing.

@@ -1,11 +1,14 @@
 """Recurrent policies in every collector: states from step to step, new with each episode, equal to the whole again."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from host_oracle import MODES, PackedCollector, collector, vector
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
-from torchrl.modules import GRUModule, LSTMModule
+from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
 from torchrl_perf.collectors import DeviceCollector, HostCollector, device_collector, stepping
 from torchrl_perf.envs import CartPole
@@ -92,6 +95,30 @@ def test_torchrls_modules_in_the_host_collector(kind):
     ours = (DeviceGRU if kind is GRUModule else DeviceLSTM)(4, H, in_key="observation", out_key="features")
     ours.load_rnn(memory)
     check(data, ours)
+
+
+@pytest.mark.parametrize("kind", [DeviceGRU, LRU, GRUModule])
+@pytest.mark.parametrize("of_module", [False, True], ids=["around", "of_the_module"])
+def test_a_policy_acts_on_steps_whatever_mode_is_set(kind, of_module):
+    """In recurrent mode the envs would be the steps of one sequence: each would get the state of the one before it."""
+    policy, memory = policy_of(partial(kind, default_recurrent_mode=True) if of_module else kind)
+    options = {"frames_per_batch": N * T}
+    on_device = DeviceCollector(
+        CartPole(N, device="cpu", seed=0), policy, auto_register_policy_transforms=True, mode="eager", **options
+    )
+    on_host = HostCollector(vector("CartPole-v1", N, "SameStep"), policy, seed=0, **options)
+    for collecting in (on_device, on_host):
+        with nullcontext() if of_module else set_recurrent_mode(True):
+            data = collecting.collect()
+        for row in range(N):  # alone in a batch of one row, an env has no neighbour
+            states = {key: data[key][row : row + 1, 0] for key in memory.in_keys[1:-1]}
+            for t in range(T):
+                step = data[row : row + 1, t].select("observation", "is_init").update(states)
+                with set_recurrent_mode(False):
+                    memory(step)
+                torch.testing.assert_close(step["features"], data["features"][row : row + 1, t])
+                states = {key: step["next", key] for key in states}
+    on_host.shutdown()
 
 
 def test_random_steps_leave_no_state():

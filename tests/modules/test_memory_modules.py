@@ -11,12 +11,14 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.envs import TensorDictPrimer, TransformedEnv, check_env_specs
-from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
+from torchrl.modules import GRUModule, LSTMModule, QValueModule, ValueOperator, set_recurrent_mode
 from torchrl.modules.utils import get_primers_from_module
+from torchrl.objectives import DQNLoss
 
 from torchrl_perf.envs import CartPole
 from torchrl_perf.modules import LRU, DeviceGRU, DeviceLSTM, MinGRU
 from torchrl_perf.modules.memory.linear import LRUCore, MinGRUCore
+from torchrl_perf.objectives import DeviceDQNLoss, DeviceTD3Loss
 from torchrl_perf.runtime import no_host_sync
 
 IN, H = 3, 5
@@ -334,6 +336,32 @@ class TestTorchRL:
             KINDS[kind](IN, H, backend="scan", **KEYS)
 
 
+@pytest.mark.filterwarnings("ignore:No target network updater")
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_torchrls_dqn_loss_takes_a_memory(kind):
+    """Its delayed parameters are buffers. Of last steps, whose next values do not count, it is that of TorchRL's."""
+
+    def loss_of(module):
+        torch.manual_seed(0)
+        head = TensorDictModule(nn.Linear(H, 2), ["y"], ["action_value"])
+        values = TensorDictSequential(module, head, QValueModule(action_space="categorical"))
+        loss = DQNLoss(values, action_space="categorical", delay_value=True)
+        loss.make_value_estimator(gamma=0.9)
+        return loss(td.clone())["loss"]
+
+    td = batch(3, 6, share=0, dtype=torch.float32, seed=4)
+    td["action"], flags = torch.ones(3, 6, dtype=torch.long), torch.zeros(3, 6, 1, dtype=torch.bool)
+    td["next"] = {"x": td["x"].flip(1), "is_init": flags, "done": ~flags, "terminated": ~flags, "reward": flags.float()}
+    module = make(kind, dtype=torch.float32)
+    found = loss_of(module)
+    found.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+    if kind in TORCHRL:
+        theirs = TORCHRL[kind](IN, H, **KEYS)
+        theirs.load_state_dict(module.state_dict())
+        torch.testing.assert_close(found, loss_of(theirs))
+
+
 class TestPrimers:
     @pytest.mark.parametrize("kind", list(KINDS))
     def test_specs_fill_themselves(self, kind):
@@ -444,6 +472,19 @@ class TestBadInput:
             make("gru").load_rnn(nn.GRU(IN, H + 1))
         with pytest.raises(ValueError, match=r"reads forwards .*received bidirectional=True.*Remedy"):
             make("gru").load_rnn(nn.GRU(IN, H, bidirectional=True))
+
+    @pytest.mark.parametrize("kind", [*KINDS.values(), *TORCHRL.values()])
+    def test_off_policy_losses_of_the_package(self, kind):
+        """They would read next rows as a sequence of its own, whose state passes over the ends of episodes."""
+        network = TensorDictSequential(kind(IN, H, **KEYS), TensorDictModule(nn.Linear(H, 2), ["y"], ["action_value"]))
+        critic = TensorDictSequential(kind(IN, H, **KEYS), ValueOperator(nn.Linear(H, 1), in_keys=["y", "action"]))
+        actor = TensorDictModule(nn.Linear(IN, 1), ["x"], ["action"])
+        for make_loss in (
+            lambda: DeviceDQNLoss(network, action_space="categorical"),
+            lambda: DeviceTD3Loss(actor, critic, bounds=(-1, 1)),
+        ):
+            with pytest.raises(ValueError, match=f"network without memory.*recurrent {kind.__name__} at.*Remedy"):
+                make_loss()
 
     def test_a_batch_without_dims_is_no_sequence(self):
         td = TensorDict({"x": torch.ones(IN, dtype=torch.float64), "is_init": torch.zeros(1, dtype=torch.bool)}, [])

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
+from torchrl.envs.utils import ExplorationType, exploration_type
 
 from torchrl_perf.collectors import arguments, validation
 from torchrl_perf.collectors.background import Background
@@ -396,9 +396,7 @@ class DeviceCollector(SharedPolicyCollector):
             self._fused_step(root, out, next_root, drawn)
 
     def _around_steps(self, kind: ExplorationType) -> AbstractContextManager[Any]:
-        contexts = ExitStack()
-        contexts.enter_context(torch.no_grad())
-        contexts.enter_context(set_exploration_type(kind))
+        contexts = validation.acting(kind)
         if self._draws:
             contexts.enter_context(plain_calls())  # a recording of the policy alone would keep the numbers of one step
         contexts.enter_context(self._constant_flags())

@@ -16,7 +16,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, TensorSpec
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType
 
 from torchrl_perf.collectors import validation
 from torchrl_perf.collectors.delivery import under_next
@@ -244,7 +244,7 @@ class HostCollector(BaseCollector):
         """
         validation.check_open(self.closed)
         try:
-            with torch.no_grad(), set_exploration_type(self.exploration_type):
+            with validation.acting(self.exploration_type):
                 self._collect()
         except BaseException:  # Ctrl-C too: worker processes must not outlive the collector
             self._close(broken=True)

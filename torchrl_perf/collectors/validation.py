@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.data import MultiOneHot, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import set_recurrent_mode
 
 from torchrl_perf.collectors.arguments import CastPolicy
 from torchrl_perf.collectors.env_state import chain, device_of, honours_reset_mask
@@ -19,6 +21,18 @@ from torchrl_perf.runtime.upstream.envs import has_dynamic_specs, inner_reset
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 MODES = ("auto", "eager", "compile", "graph")
+
+
+def acting(kind: ExplorationType) -> ExitStack:
+    """Contexts, entered, in which a policy acts on one step of each env, whatever is set around the collector.
+
+    A recurrent policy would else take the envs for the steps of one sequence within ``set_recurrent_mode(True)``, and
+    pass the state of each env on to the next.
+    """
+    contexts = ExitStack()
+    for each in (torch.no_grad(), set_exploration_type(kind), set_recurrent_mode(False)):
+        contexts.enter_context(each)
+    return contexts
 
 
 def check_env(env: EnvBase) -> None:
@@ -156,7 +170,7 @@ def probe_keys(policy: Policy, env: EnvBase) -> tuple[TensorDictBase, TensorDict
     inner = {key for each in chain(env)[1:] for key in each.action_keys} - actions
     inner -= set(env.observation_keys) if inner else set()
     root = with_open_masks(fake.exclude("next", *actions, *inner), env.done_keys)
-    with seeded(None, device_of(env)), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+    with seeded(None, device_of(env)), acting(ExplorationType.RANDOM):
         try:
             acted = policy(root.copy())
         except HostSyncError:
@@ -243,7 +257,7 @@ def waits_outside_graphs_alone(policy: Policy, env: EnvBase) -> bool:
     root, _ = probe_keys(policy, env)
     trial = capture(lambda: policy(root.copy()), warmup=1, device=device, audit=False)
     try:
-        with seeded(None, device), torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        with seeded(None, device), acting(ExplorationType.RANDOM):
             trial()
             trial()
     except CaptureError:

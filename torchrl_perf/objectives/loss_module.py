@@ -20,6 +20,7 @@ from torchrl_perf.functional.polyak import polyak_update_
 from torchrl_perf.functional.rows.missing import missing_rows
 from torchrl_perf.functional.rows.valid import REDUCTIONS, fitted_rows, kept, reduced, valid_mean
 from torchrl_perf.functional.wide import widened
+from torchrl_perf.modules.memory.module import refuse_memory_of
 from torchrl_perf.objectives.checks import checked_gamma, column, entry
 from torchrl_perf.objectives.twins import Twins, members_of
 from torchrl_perf.objectives.views import (
@@ -146,7 +147,12 @@ class OffPolicyLoss(LossModule):
             name: TorchRL's name of it.
             network: the network; its parameters are used, not copied.
             delay: whether targets are made by a copy.
+
+        Raises:
+            ValueError: for a recurrent network. Under "next" it would read a sequence without the first observation,
+                and carry its state over the ends of episodes.
         """
+        refuse_memory_of(name, network, "since it reads the rows under 'next' by themselves")
         setattr(self, name, network)
         if delay:
             setattr(self, f"target_{name}", copy.deepcopy(network).requires_grad_(False))

@@ -1,6 +1,7 @@
 """What every recurrent core has in common: layers, and dropout between them."""
 
 import abc
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +55,19 @@ class MemoryCore(nn.Module, abc.ABC):
         """
 
     @property
+    def weight(self) -> Tensor:
+        """A parameter, or what a functional call has put in the place of one: a buffer or a plain tensor."""
+        for part in self.modules():
+            held = itertools.chain(part.parameters(recurse=False), part.buffers(recurse=False), vars(part).values())
+            for value in held:
+                if isinstance(value, Tensor):
+                    return value
+        raise ValueError("expected a module with parameters, received none. Remedy: the layers it was made with.")
+
+    @property
     def dtype(self) -> torch.dtype:
         """That of the parameters, and of the states."""
-        return next(self.parameters()).dtype
+        return self.weight.dtype
 
     def step(self, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step: output ``[N, H]`` and states ``[N, L, S]``, of an input ``[N, I]`` and states ``[N, L, S]``."""

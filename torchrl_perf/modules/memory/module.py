@@ -13,7 +13,7 @@ from torchrl.modules import GRUModule, LSTMModule, recurrent_mode
 from torchrl_perf.modules.memory.core import MemoryCore
 from torchrl_perf.modules.policy_state import PolicyState
 
-__all__ = ["INIT_KEY", "MemoryModule", "memories_of"]
+__all__ = ["INIT_KEY", "MemoryModule", "memories_of", "refuse_memory_of"]
 
 INIT_KEY = "is_init"
 
@@ -189,7 +189,7 @@ class MemoryModule(TensorDictModuleBase):
         shape = (core.num_layers, core.state_sizes[index])
         state = tensordict.get(key, None)
         if state is None:
-            return torch.zeros(rows, *shape, dtype=core.dtype, device=next(core.parameters()).device)
+            return torch.zeros(rows, *shape, dtype=core.dtype, device=core.weight.device)
         if state.shape != (*tensordict.batch_size, *shape):
             raise ValueError(
                 f"{key!r}: expected a state [*, {shape[0]}, {shape[1]}] of {shape[0]} layers, received "
@@ -222,3 +222,23 @@ def memories_of(network: nn.Module) -> list[MemoryModule]:
     modules = list(network.modules())
     known = [module for module in modules if isinstance(module, MemoryModule)]
     return [] if any(isinstance(module, LSTMModule | GRUModule) for module in modules) else known
+
+
+def refuse_memory_of(name: str, network: nn.Module, why: str) -> None:
+    """Refuse a network with a recurrent module of the package or of TorchRL.
+
+    Args:
+        name: of the network, for the message.
+        network: the network.
+        why: what it is wanted for.
+
+    Raises:
+        ValueError: naming the module.
+    """
+    for path, module in network.named_modules():
+        if isinstance(module, MemoryModule | LSTMModule | GRUModule):
+            raise ValueError(
+                f"{name}: expected a network without memory, {why}, received the recurrent {type(module).__name__} at "
+                f"{path!r}. Remedy: networks of the memory's features, which it writes at the root by a sequence and "
+                "under 'next' by a step from the state after each; --memory of the trainers does it (docs/memory.md)."
+            )

@@ -484,6 +484,12 @@ def lost_while_made() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
 
 
+def stopped_while_made() -> None:
+    """The last rank is asked to stop before it has made its trainer."""
+    _kill_while_made(lambda: os.kill(os.getpid(), signal.SIGTERM), int(os.environ["WORLD_SIZE"]) - 1)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
+
+
 def lost_at_the_beginning() -> None:
     """The last rank is killed when all have met and do not watch each other yet."""
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:

@@ -200,7 +200,6 @@ CASES = {
     "hybrid.squashed_normal_entropy": lambda c: hybrid.squashed_normal_entropy(
         c(normal("a", N, D)), c(positive("b", N, D)), c(-positive("low", D)), c(positive("high", D))
     ),
-    "hybrid.kl_k3": lambda c: hybrid.kl_k3(c(normal("ratio", N) / 50)),
     "hybrid.present": lambda c: hybrid.present(c(normal("x", N)), MASK[:, 1]),
     "hybrid.sum_to": lambda c: hybrid.sum_to(c(normal("x", N, D)), 1),
     "hybrid.expected_soft_value": lambda c: hybrid.expected_soft_value(
@@ -293,11 +292,6 @@ CASES = {
     "sac.soft_target": lambda c: sac.soft_target(
         c(normal("r", N)), DONE[:, 0, 0], c(normal("v", N, 2)), c(normal("lp", N)), c(scalar(0.2)), c(scalar(0.97))
     ),
-    "sac.critic_loss": lambda c: sac.critic_loss(
-        c(normal("v", N, 2)), c(normal("t", N)), c(positive("w", N)), "smooth_l1"
-    ),
-    "sac.actor_loss": lambda c: sac.actor_loss(c(normal("lp", N)), c(normal("v", N, 2)), c(scalar(0.2))),
-    "sac.temperature_loss": lambda c: sac.temperature_loss(c(scalar(-1.6)), c(normal("lp", N)), -2.0),
     "scan.reverse_linear_recurrence": lambda c: scan.reverse_linear_recurrence(
         c(scalar(0.97)), c(positive("x", N, T, 1))
     ),
@@ -310,7 +304,6 @@ CASES = {
     ),
     "schedules.elapsed": lambda c: schedules.elapsed(torch.arange(300), c(scalar(256.0))),
     "schedules.linear": lambda c: schedules.linear(torch.arange(300), c(scalar(1.0)), c(scalar(0.1)), c(scalar(256.0))),
-    "schedules.cosine": lambda c: schedules.cosine(torch.arange(300), c(scalar(1.0)), 0.1, c(scalar(256.0))),
     "schedules.exponential": lambda c: schedules.exponential(torch.arange(300), c(scalar(1.0)), c(scalar(0.1)), 256),
     "selection.leftmost_k": lambda c: selection.leftmost_k(c(normal("key", N, D)), MASK, 2),
     "selection.rank_by_counting": lambda c: selection.rank_by_counting(c(normal("key", N, D)), MASK),

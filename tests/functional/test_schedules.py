@@ -1,15 +1,13 @@
 """Closed-form schedules: hand-computed values, ends, cost, tensors as parameters."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_perf.functional.schedules import adaptive, cosine, elapsed, exponential, linear
+from torchrl_perf.functional.schedules import adaptive, elapsed, exponential, linear
 
-SCHEDULES = [linear, cosine, exponential]
+SCHEDULES = [linear, exponential]
 
 
 def at(step):
@@ -21,9 +19,7 @@ def test_linear_epsilon_of_ten_frames():
     assert float(linear(at(100), 1.0, 0.1, 10)) == pytest.approx(0.1, rel=1e-7)
 
 
-def test_cosine_and_exponential_by_hand():
-    assert float(cosine(at(5), 1.0, 0.0, 10)) == pytest.approx(0.5)
-    assert float(cosine(at(2), 1.0, 0.2, 8)) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+def test_exponential_by_hand():
     assert float(exponential(at(5), 1.0, 0.01, 10)) == pytest.approx(0.1)
 
 
@@ -52,7 +48,6 @@ def test_against_the_formula_in_double_precision(schedule, steps, data):
     share = min(step / steps, 1.0)
     expected = {
         "linear": start + (end - start) * share,
-        "cosine": end + (start - end) * (1 + math.cos(math.pi * share)) / 2,
         "exponential": start * (end / start) ** share,
     }[schedule.__name__]
     assert float(schedule(at(step), start, end, steps)) == pytest.approx(expected, rel=2e-5)

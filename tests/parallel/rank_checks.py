@@ -484,6 +484,15 @@ def lost_while_made() -> None:
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
 
 
+def lost_at_the_beginning() -> None:
+    """The last rank is killed when all have met and do not watch each other yet."""
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        vars(importlib.import_module("torchrl_perf.cli.ranks"))["compare"] = lambda *_: os.kill(
+            os.getpid(), signal.SIGKILL
+        )
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
+
+
 def nan_run() -> None:
     """A number of the last rank's batch becomes NaN after the batch was looked at."""
 

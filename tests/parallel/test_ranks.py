@@ -1,6 +1,7 @@
 """Two and three processes with gloo: equal to the last bit, and to one process with all rows but for rounding."""
 
 import math
+import signal
 
 import pytest
 import rank_checks
@@ -168,17 +169,21 @@ def test_what_cannot_be_averaged_is_refused(monkeypatch):
 
 
 def test_shares_of_a_run(tmp_path):
-    assert run(tmp_path, 2, "uneven_envs", "bad_settings", "other_settings") == {
+    assert run(tmp_path, 2, "uneven_envs", "bad_settings", "other_settings", "lost_at_the_beginning") == {
         "uneven_envs": [0, 0],
         "bad_settings": [1, 1],
         "other_settings": [1, 1],
+        "lost_at_the_beginning": [1, -signal.SIGKILL],
     }
     problems = results(tmp_path, "uneven_envs", 2)
     assert "num_envs: expected a multiple of the 2 ranks, received 7. Remedy: num_envs=6" in problems[0]
-    for check, words in (("bad_settings", "gamma: expected a number in [0, 1]"), ("other_settings", "on rank 1")):
+    expected = {"bad_settings": "gamma: expected a number in [0, 1]", "other_settings": "on rank 1"}
+    expected["lost_at_the_beginning"] = "expected all 2 to begin the run, received at rank 0"
+    for check, words in expected.items():
         told = [said(tmp_path, check, rank) for rank in range(2)]
         assert sum(text.count("torchrl-perf: ") for text in told) == 1, told
         assert words in "".join(told)
+        assert "Traceback" not in "".join(told)
 
 
 @pytest.mark.slow

@@ -43,10 +43,10 @@ def test_the_range_of_the_value():
 
 def test_what_torchrls_loss_lacks_is_refused():
     with pytest.raises(
-        ValueError, match=r"kl_estimate: expected 'samples' with loss='torchrl', .*Remedy: loss='device'"
+        ValueError, match=r"kl_estimate: expected 'samples' with loss='torchrl', .*Remedy: another loss"
     ):
         PPOConfig(loss="torchrl", kl_estimate="closed_form")
-    with pytest.raises(ValueError, match=r"entropy_floor: expected None with loss='torchrl', received 1\.0"):
+    with pytest.raises(ValueError, match=r"entropy_floor: expected None with loss='torchrl', .*received 1\.0"):
         PPOConfig(loss="torchrl", entropy_floor=1.0)
     with pytest.raises(ValueError, match="entropy_frames: expected None or a positive integer, received 0"):
         PPOConfig(entropy_frames=0)

@@ -13,6 +13,7 @@ from torchrl_perf.parallel import Ranks, join
 from torchrl_perf.parallel.join import RankError, compare, world_size
 from torchrl_perf.parallel.launch import launch_ranks
 from torchrl_perf.parallel.ranks import HANG_SECONDS
+from torchrl_perf.parallel.watch import beginning
 from torchrl_perf.runtime.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
@@ -87,11 +88,12 @@ def joined_ranks(argv: Sequence[str]) -> Ranks:
     device = _given(argv, ("device",), str)["device"] or "auto"
     gpus = _given(argv)["gpus"]
     place = "cpu" if device.startswith("cpu") and gpus is None else "auto" if device == "auto" else "cuda"
-    ranks = join(place, seconds=_patience(argv), by_host=_by_host(argv))
-    if not ranks.first:
-        logging.getLogger("torchrl_perf").setLevel(logging.CRITICAL)
-        warnings.simplefilter("ignore")
-    compare(ranks, argv)
+    with beginning():
+        ranks = join(place, seconds=_patience(argv), by_host=_by_host(argv))
+        if not ranks.first:
+            logging.getLogger("torchrl_perf").setLevel(logging.CRITICAL)
+            warnings.simplefilter("ignore")
+        compare(ranks, argv)
     return ranks
 
 

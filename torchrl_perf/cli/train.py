@@ -26,7 +26,7 @@ from torchrl_perf.cli.resume import (
 )
 from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
-from torchrl_perf.parallel.join import ending
+from torchrl_perf.parallel.join import RankError, ending
 from torchrl_perf.parallel.launch import note_that_it_was_told
 from torchrl_perf.parallel.ranks import HANG_SECONDS
 from torchrl_perf.parallel.watch import RankWatch, first_to_tell, watched
@@ -126,6 +126,8 @@ def _train_on(ranks: Ranks, name: str, argv: list[str]) -> int:
     try:
         with watched(ranks, lambda: 0) as watch:
             return _watched_run(ranks, watch, name, argv)
+    except RankError as error:
+        return _failed(error)
     except RankLostError as error:
         say(f"torchrl-perf: {error}")
         note_that_it_was_told()

@@ -1,8 +1,12 @@
 """Collection in a separate thread, into a replay buffer."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from torchrl_perf.collectors.host_thread import end_with_process
 
 
 class Background:
@@ -17,6 +21,7 @@ class Background:
         self._stopped = threading.Event()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._at_end: weakref.finalize[..., Any] | None = None
         self._error: BaseException | None = None
 
     @property
@@ -32,6 +37,9 @@ class Background:
         self._error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        if self._at_end is not None:
+            self._at_end.detach()
+        self._at_end = end_with_process(self, self._thread, self._stopped.set)
 
     def _run(self) -> None:
         try:

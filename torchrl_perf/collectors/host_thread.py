@@ -2,12 +2,17 @@
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-__all__ = ["CallThread"]
+__all__ = ["CallThread", "end_with_process"]
+
+END_SECONDS = 5.0
+"""For which a process that ends waits for what a thread is doing."""
 
 
 class CallThread:
@@ -23,6 +28,7 @@ class CallThread:
         self.is_busy = False
         self._thread = threading.Thread(target=self._run, name="torchrl_perf-envs", daemon=True)
         self._thread.start()
+        end_with_process(self, self._thread, partial(self._calls.put, None))
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -63,3 +69,25 @@ class CallThread:
     def stop(self) -> None:
         """Ends the thread after the call that it may be in."""
         self._calls.put(None)
+
+
+def end_with_process(
+    owner: object, thread: threading.Thread, ask: Callable[[], object]
+) -> "weakref.finalize[..., Any]":
+    """Ends a thread that nobody has stopped: within an operation of torch it would abort a process that ends.
+
+    Args:
+        owner: what the thread works for, which lives as long as it does.
+        thread: a daemon, already started.
+        ask: asks the thread to end.
+
+    Returns:
+        What does so at the end of the process, unless it is detached.
+    """
+    return weakref.finalize(owner, _end, thread, ask)
+
+
+def _end(thread: threading.Thread, ask: Callable[[], object]) -> None:
+    if thread is not threading.current_thread():  # the thread itself drops the owner where it has ended in order
+        ask()
+        thread.join(END_SECONDS)

@@ -4,8 +4,6 @@ A schedule computed from a counter cannot drift, resumes from the counter, and a
 by one. ``start``, ``end`` and ``steps`` may be tensors: a captured graph sees later changes of them.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -44,22 +42,6 @@ def linear(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
         float32, shaped as ``step``.
     """
     share = elapsed(step, steps)
-    return _wide(start) * (1.0 - share) + _wide(end) * share
-
-
-def cosine(step: Tensor, start: Number, end: Number, steps: Number) -> Tensor:
-    """``end + (start - end) * (1 + cos(pi * min(step / steps, 1))) / 2``: half a cosine wave (arXiv:1608.03983).
-
-    Args:
-        step: steps taken so far, any shape.
-        start: value at step 0.
-        end: value from step ``steps`` on.
-        steps: length of the schedule.
-
-    Returns:
-        float32, shaped as ``step``.
-    """
-    share = (1.0 - torch.cos(math.pi * elapsed(step, steps))) / 2.0
     return _wide(start) * (1.0 - share) + _wide(end) * share
 
 

@@ -144,7 +144,7 @@ def idle_problems(config: Any, names: Iterable[str], where: str, remedy: str) ->
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     of_task = _defaults_of(type(config), getattr(config, "env", None))
     return {
-        name: f"{name}: expected {of_task[name]} {where}, received {value}. Remedy: {remedy}, or leave it out."
+        name: f"{name}: expected {of_task[name]!r} {where}, received {value!r}. Remedy: {remedy}, or leave it out."
         for name in names
         if (value := getattr(config, name)) not in (usual[name], of_task[name])
     }

@@ -126,7 +126,7 @@ class PPOConfig(StreamMemorySettings, NormalizationSettings, GaussianNetworkSett
         checks.idle(("entropy_floor_coeff",), "entropy_floor", lambda floor: floor is None)
         checks.idle(("min_learning_rate", "max_learning_rate"), "desired_kl")
         self._check_adaptive(checks)
-        self._check_loss(checks)
+        checks.idle(("kl_estimate", "entropy_floor"), "loss", lambda loss: loss == "torchrl")
         check_minibatches(self, checks)
 
     def _check_adaptive(self, checks: Checks) -> None:
@@ -140,16 +140,6 @@ class PPOConfig(StreamMemorySettings, NormalizationSettings, GaussianNetworkSett
                 f"learning_rate: expected one from min_learning_rate = {self.min_learning_rate} to max_learning_rate = "
                 f"{self.max_learning_rate} with desired_kl, received {self.learning_rate}. Remedy: other bounds.",
             )
-
-    def _check_loss(self, checks: Checks) -> None:
-        """What TorchRL's own loss does not have."""
-        if not checks.sound("loss") or self.loss == "device":
-            return
-        for name, usual in (("kl_estimate", "samples"), ("entropy_floor", None)):
-            if checks.sound(name) and (value := getattr(self, name)) != usual:
-                checks.add(
-                    name, f"{name}: expected {usual!r} with loss='torchrl', received {value!r}. Remedy: loss='device'."
-                )
 
     @property
     def updates_each_iteration(self) -> int:

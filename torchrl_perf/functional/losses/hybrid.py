@@ -111,22 +111,6 @@ def squashed_normal_entropy(loc: Tensor, scale: Tensor, low: Tensor | float, hig
     return normal_entropy(scale) + (squash_log_jacobian_mean(loc, scale) + log_half).sum(-1)
 
 
-@computed_wide
-def kl_k3(log_ratio: Tensor) -> Tensor:
-    """``(r - 1) - log r`` for ``r = exp(log_ratio)``: an unbiased estimate of ``KL(old || new)``, never negative.
-
-    Its mean over actions of the old policy is the divergence; ``-log r`` has the same mean and a larger variance, and
-    ``max(-log r, 0)`` is biased upwards (J. Schulman, "Approximating KL divergence", 2020).
-
-    Args:
-        log_ratio: ``[*]`` log-probability under the new policy, less that under the old.
-
-    Returns:
-        ``[*]``.
-    """
-    return log_ratio.expm1() - log_ratio
-
-
 def present(values: Tensor, valid: Tensor | None) -> Tensor:
     """The values of the rows that exist, 0 in place of the others.
 

@@ -163,23 +163,15 @@ class OptionsMarketConfig(SACOptionsConfig):
                 f"expected 'target' with options={self.options!r}, ranges of a position, received {self.semantics!r}."
             )
             checks.add("semantics", f"semantics: {problem} Remedy: semantics='target', or options='trading'.")
-        if checks.sound("options", "directed") and self.directed and self.options != "trading":
-            problem = f"expected False with options={self.options!r}, which have directions, received True."
-            checks.add("directed", f"directed: {problem} Remedy: options='trading'.")
+        checks.idle(("directed",), "options", lambda options: options != "trading")  # the others have directions
         if checks.sound("commission", "slippage", "max_weight") and self.cost * self.max_weight >= 1:
             problem = f"expected commission + slippage below 1 / max_weight, received {self.cost:.6g}."
             checks.add("commission", f"commission: {problem} Remedy: less of either.")
 
     def _check_network(self, checks: Checks) -> None:
         checks.each(OF_TRANSFORMER, is_count, "a positive integer")
-        if not checks.sound("network", "window", *OF_TRANSFORMER):
-            return
-        if self.network == "perceptron":
-            for name in OF_TRANSFORMER:
-                expected, received = getattr(OptionsMarketConfig, name), getattr(self, name)  # its default
-                if received != expected:
-                    problem = f"expected {expected} with network='perceptron', received {received}."
-                    checks.add(name, f"{name}: {problem} Remedy: leave it out, or network='transformer'.")
+        checks.idle(OF_TRANSFORMER, "network", lambda network: network == "perceptron")
+        if not checks.sound("network", "window", *OF_TRANSFORMER) or self.network == "perceptron":
             return
         if self.window < 2:
             problem = f"expected at least 2 bars with network='transformer', received {self.window}."

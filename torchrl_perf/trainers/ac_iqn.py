@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
@@ -15,6 +13,7 @@ from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS
 from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
     DeterministicConfig,
@@ -23,7 +22,6 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.spaces import inputs_of
 
 
@@ -136,7 +134,7 @@ class ACIQN(NoisyActor, ActorCritic):
         return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
 
 
-class ACIQNTrainer(OffPolicyTrainer):
+class ACIQNTrainer(AgentTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`ACIQN`.
 
     Args:
@@ -152,13 +150,4 @@ class ACIQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    def __init__(
-        self,
-        config: ACIQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, ACIQN(config, actor=actor, critic=critic), env=env, collector=collector)
+    algorithm_class = ACIQN

@@ -6,13 +6,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.chained_deterministic import chained_deterministic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -22,7 +21,6 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 
 
@@ -127,7 +125,7 @@ class DDPG(NoisyActor, ActorCritic):
         return torch.randn_like(sample.get(self.loss.action_key)) if self.loss.target_noise > 0 else None
 
 
-class DDPGTrainer(OffPolicyTrainer):
+class DDPGTrainer(AgentTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`DDPG`: DDPG or TD3, as the kind of config says.
 
     Args:
@@ -143,13 +141,4 @@ class DDPGTrainer(OffPolicyTrainer):
         ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    def __init__(
-        self,
-        config: DDPGConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, DDPG(config, actor=actor, critic=critic), env=env, collector=collector)
+    algorithm_class = DDPG

@@ -7,14 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.values.q_networks import DuelingMLP
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
@@ -117,7 +116,7 @@ class DQN(ValueAlgorithm):
         return QLoss(network, policy, self.config)
 
 
-class DQNTrainer(OffPolicyTrainer):
+class DQNTrainer(AgentTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`DQN`.
 
     Args:
@@ -131,15 +130,7 @@ class DQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for continuous actions, and for parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: DQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, DQN(config, policy=policy), env=env, collector=collector)
+    algorithm_class = DQN
 
 
 def make_q_policy(env: EnvBase, config: DQNConfig) -> EpsilonGreedy:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.risk import Risk, check_risk
@@ -13,7 +12,7 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.values.quantile import ImplicitQuantileMLP, QuantileMLP
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
@@ -165,7 +164,7 @@ class IQN(ValueAlgorithm):
         )
 
 
-class IQNTrainer(OffPolicyTrainer):
+class IQNTrainer(AgentTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`IQN`: IQN or QR-DQN, as the kind of config says.
 
     Args:
@@ -179,15 +178,7 @@ class IQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for continuous actions, and for parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: IQNConfig | QRDQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, IQN(config, policy=policy), env=env, collector=collector)
+    algorithm_class = IQN
 
 
 def make_quantile_policy(env: EnvBase, config: IQNConfig | QRDQNConfig) -> EpsilonGreedy:

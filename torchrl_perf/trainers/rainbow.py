@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.distributional import check_support
@@ -14,8 +13,8 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.values.categorical_q import CategoricalMLP
 from torchrl_perf.objectives.c51 import DeviceC51Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.algorithm import Setup
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 REWARD_BOUNDS: dict[str, tuple[float, float]] = {
@@ -157,7 +156,7 @@ class Rainbow(ValueAlgorithm):
         )
 
 
-class RainbowTrainer(OffPolicyTrainer):
+class RainbowTrainer(AgentTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`Rainbow`.
 
     Args:
@@ -172,15 +171,7 @@ class RainbowTrainer(OffPolicyTrainer):
             that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: RainbowConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, Rainbow(config, policy=policy), env=env, collector=collector)
+    algorithm_class = Rainbow
 
 
 def make_rainbow_policy(env: EnvBase, config: RainbowConfig) -> EpsilonGreedy:

@@ -7,7 +7,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks
@@ -16,8 +15,8 @@ from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
 from torchrl_perf.systems.fuel_breaks.ground import make_breaks
 from torchrl_perf.systems.fuel_breaks.networks import BREAK_KEYS, make_break_policy
 from torchrl_perf.trainers.dqn import QLoss
+from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
-from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 
 __all__ = ["FuelBreaksTask", "FuelBreaksTrainer", "make_fuel_breaks_env"]
@@ -114,7 +113,7 @@ class BreakDQN(ValueAlgorithm):
         return MaskedQLoss(QLoss(network, policy, self.config), cast("FuelBreaks", self.setup.env))
 
 
-class FuelBreaksTrainer(OffPolicyTrainer):
+class FuelBreaksTrainer(AgentTrainer):
     """DQN on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks`.
 
     A row of the replay buffer holds the breaks as bool ``[H, W]``, the remaining budget, the number of the landscape,
@@ -133,13 +132,5 @@ class FuelBreaksTrainer(OffPolicyTrainer):
         ValueError: for an env that is no :class:`FuelBreaks` in sequential mode, and parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: FuelBreaksConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = BreakDQN(config, policy=policy)
-        super().__init__(config, algorithm, env=env, collector=collector, task=FuelBreaksTask())
+    algorithm_class = BreakDQN
+    task_class = FuelBreaksTask

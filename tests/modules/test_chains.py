@@ -7,11 +7,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torchrl.modules import MLP
 
 from torchrl_perf.functional.chain import chain
 from torchrl_perf.modules import EmpiricalNormalization
 from torchrl_perf.modules import chains as module
-from torchrl_perf.modules.chains import Chain, Found, chain_of, find, fuse_sequential, lacks_kernel
+from torchrl_perf.modules.chains import Chain, Found, chain_of, class_name, find, fuse_sequential, lacks_kernel
 from torchrl_perf.modules.mixed import MixedSequential
 
 
@@ -210,14 +211,103 @@ def test_a_network_whose_forward_was_replaced_keeps_it():
     assert torch.equal(net(torch.ones(2, 4)), torch.zeros(2, 4))
 
 
-def test_what_is_no_perceptron_is_left_alone():
-    class Own(nn.Sequential):
-        pass
+class Summed(nn.Sequential):
+    """A user's class, whose ``forward`` takes several inputs."""
 
-    for network in (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), Own(*layers("linear", nn.Tanh(), "linear"))):
+    def forward(self, *inputs):
+        return super().forward(sum(inputs)).sum(-1)
+
+
+class Saved(nn.Sequential):
+    """One that is saved in its own way."""
+
+    def __reduce__(self):
+        return Saved, ()
+
+
+def test_a_class_of_the_user_keeps_its_forward(stand_in):
+    x = torch.randn(5, 4)
+    for net, inputs in (
+        (Summed(*layers("linear", nn.Tanh(), "linear")), (x, x)),
+        (MLP(8, 3, num_cells=[6, 7], activation_class=nn.ELU), (x, x)),
+        (MLP(4, (2, 3), num_cells=[6], activation_class=nn.SiLU), (x,)),
+    ):
+        kind, names, expected = type(net), list(net.state_dict()), net(*inputs)
+        assert not lacks_kernel(net)
+        assert fuse_sequential(net, "tf32") and fuse_sequential(net, "tf32")
+        assert isinstance(net, kind) and class_name(net) == kind.__name__ and list(net.state_dict()) == names
+        stream = io.BytesIO()
+        torch.save(net, stream)
+        stream.seek(0)
+        copies = copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stream, weights_only=False)
+        assert torch.equal(net(*inputs), expected)
+        assert not stand_in
+        for each in (net, *copies):
+            assert type(each) is type(net) and each.chain_precision == "tf32"
+            found = each(*(one.as_subclass(OnCuda) for one in inputs)).as_subclass(torch.Tensor)
+            torch.testing.assert_close(found, expected)
+        assert len(stand_in) == 4
+        assert not set(map(id, net.parameters())) & {id(p) for each in copies for p in each.parameters()}
+        stand_in.clear()
+
+
+def nested():
+    blocks = [nn.Sequential(*layers("linear", nn.ELU())) for _ in range(2)]
+    return nn.Sequential(nn.Flatten(), nn.Sequential(*blocks), nn.Linear(4, 4))
+
+
+def test_sequentials_in_one_another_are_one_chain(stand_in):
+    net, x = nested(), torch.randn(5, 4)
+    expected = net(x)
+    assert not lacks_kernel(net) and fuse_sequential(net, "tf32")
+    assert find(net, opens=True).chain == Chain(1, 6, "elu", 0.0)
+    torch.testing.assert_close(net(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), expected)
+    assert stand_in == ["tf32"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net[1].append(nn.Linear(4, 4)),
+        lambda net: net[1][0].register_forward_hook(lambda *_: None),
+        lambda net: setattr(net[1][1], "forward", torch.tanh),
+        lambda net: net[1].__setitem__(0, nn.Linear(4, 4)),
+        lambda net: net[1][0][1].__dict__.update(alpha=0.5),
+    ],
+    ids=["layer added", "hook", "own forward", "block replaced", "constant"],
+)
+def test_a_change_inside_is_seen(stand_in, change):
+    net, x = nested(), torch.randn(5, 4)
+    assert fuse_sequential(net, "tf32")
+    net(x.as_subclass(OnCuda))
+    change(net)
+    expected = net(x)
+    torch.testing.assert_close(net(x.as_subclass(OnCuda)).as_subclass(torch.Tensor), expected)
+    assert stand_in == ["tf32"]
+
+
+def test_blocks_that_are_chains_themselves_stay_so():
+    net = nn.Sequential(*(nn.Sequential(*layers("linear", kind(), "linear")) for kind in (nn.ELU, nn.Tanh)))
+    assert not fuse_sequential(net, "tf32") and not lacks_kernel(net)
+    assert all(fuse_sequential(block, "tf32") for block in net)
+
+
+def test_what_is_no_perceptron_is_left_alone():
+    for network in (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), Saved(*layers("linear", nn.Tanh(), "linear"))):
         forward = network.forward
         assert not fuse_sequential(network, "tf32")
         assert network.forward == forward
+
+
+class OwnModule(nn.Module):
+    """A user's class that calls its layers itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
 
 
 @pytest.mark.parametrize(
@@ -228,6 +318,10 @@ def test_what_is_no_perceptron_is_left_alone():
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double(), True),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid()), False),
         (nn.Sequential(nn.Conv1d(3, 3, 1), nn.Linear(3, 3)), False),
+        (nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()), nn.Linear(3, 3)), True),
+        (Saved(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), True),
+        (OwnModule(), True),
+        (nn.TransformerEncoderLayer(4, 2, 8), False),
         (nn.Linear(3, 3), False),
     ],
 )

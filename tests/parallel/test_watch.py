@@ -154,6 +154,43 @@ def test_without_the_store_the_one_that_is_gone_or_silent_is_named(quick, other)
     assert watching._of_store() == (0, "ended"), "whose host holds the store"
 
 
+@pytest.mark.parametrize("agent", [False, True], ids=["first rank", "torchrun"])
+def test_a_store_that_hangs_holds_nobody_up(quick, other, monkeypatch, agent):
+    class Second(Two):
+        rank = 1
+
+        def values(self, value):
+            return [self.other, value]
+
+    class Hanging:
+        def set(self, key, value):
+            pass
+
+        def multi_get(self, keys):
+            hangs.wait()
+            raise RuntimeError("store: connection closed")
+
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
+    hangs, store = threading.Event(), dist.HashStore()
+    dist.PrefixStore("run", store).set("0", "1 lives 3 7")
+    watching = watch.RankWatch(Second(place(other)), lambda: 4, store)
+    watching._store = Hanging()
+    with pytest.raises(RankLostError) as error:
+        watching.explain(RuntimeError("gloo: connection closed"), 400)
+    hangs.set()
+    watching.close()
+    if agent:
+        assert "expected the store of torchrun to answer within 0.3 s, received nothing in iteration 5" in str(
+            error.value
+        )
+        assert other.poll() is None, "nobody knows that it is the one"
+    else:
+        assert f"rank 0 of 2 was lost in iteration 5 (env step 400): its process {other.pid} on host" in str(
+            error.value
+        )
+        assert other.wait(5) == KILLED
+
+
 def test_a_process_that_is_gone_is_named_at_once(quick, other):
     of = Two(place(other))
     other.kill()

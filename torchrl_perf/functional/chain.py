@@ -90,7 +90,8 @@ def fused_chain(
         activation: one of :data:`ACTIVATIONS`.
         eps: as in :func:`chain`.
         precision: of the matrix products: ``"tf32"``, ``"bf16"`` or ``"fp16"`` (operands rounded, hidden units kept in
-            16 bits, sums in float32), or ``"ieee"`` (float32, many times slower).
+            16 bits, sums in float32), or ``"ieee"`` (float32, many times slower). In ``"fp16"`` gradients below 6e-5
+            lose bits, as those of a mean over many rows do: scale the loss, as the trainers do.
 
     Large batches of two hidden layers up to 256 wide run as :func:`~torchrl_perf.functional.resident.resident_chain`.
 

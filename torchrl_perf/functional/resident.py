@@ -55,7 +55,7 @@ def resident_chain(x: Tensor, params: list[Tensor], activation: str, precision: 
         x: ``[B, IN]`` float32 on CUDA, any strides.
         params: weight and bias of each layer, contiguous float32.
         activation: one of ``TAKEN[precision]``.
-        precision: ``"tf32"``, ``"bf16"`` or ``"fp16"``.
+        precision: ``"tf32"``, ``"bf16"``, or ``"fp16"``, for whose gradients the loss is to be scaled.
     """
     keep = torch.is_grad_enabled() and any(p.requires_grad for p in params)
     return torch.ops.torchrl_perf.resident_forward(x, params, activation, precision, keep)[0]

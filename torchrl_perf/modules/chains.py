@@ -1,5 +1,6 @@
 """Perceptrons inside of any ``nn.Sequential``, found by their layers and run as one kernel."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -108,23 +109,29 @@ class Found:
 
     Args:
         network: whose layers are looked at.
+        opens: whether those of an ``nn.Sequential`` in it stand in its place, where all linear ones are one chain then.
 
     Attributes:
         layers: of the network.
         chain: of them, or None.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self.layers = [layer for layer in child_dict(network).values() if layer is not None]
+    def __init__(self, network: nn.Module, opens: bool = False) -> None:
+        self.layers, self._inner = _children(network), cast("list[nn.Module]", [])
         self.chain = chain_of(self.layers)
-        self._hooks = hook_dicts(*self.layers)
+        if opens:
+            layers, inner = _opened(self.layers)
+            chain = chain_of(layers) if inner else None
+            if chain is not None and not any(map(_has_linear, layers[: chain.start] + layers[chain.stop :])):
+                self.layers, self._inner, self.chain = layers, inner, chain
+        self._children = [_children(each) for each in (network, *self._inner)]
+        watched = [*self.layers, *self._inner]
+        self._hooks = hook_dicts(*watched)
         self._hooked = [bool(hooks) for hooks in self._hooks]
-        self._own_forward = ["forward" in layer.__dict__ for layer in self.layers]
-        self._kinds = [type(layer) for layer in self.layers]
+        self._own_forward = ["forward" in layer.__dict__ for layer in watched]
+        self._kinds = [type(layer) for layer in watched]
         named = [
-            (layer, _CONSTANTS[kind])
-            for layer, kind in zip(self.layers, self._kinds, strict=True)
-            if kind in _CONSTANTS
+            (layer, _CONSTANTS[kind]) for layer, kind in zip(watched, self._kinds, strict=True) if kind in _CONSTANTS
         ]
         self._constants = [(layer, name, getattr(layer, name)) for layer, name in named]
         chain = self.layers[self.chain.start : self.chain.stop] if self.chain is not None else []
@@ -134,11 +141,15 @@ class Found:
 
     def holds(self, network: nn.Module) -> bool:
         """Whether the network's layers, their hooks, constants and parameters are still those."""
-        if list(child_dict(network).values()) != self.layers or [type(layer) for layer in self.layers] != self._kinds:
+        holders = (network, *self._inner)
+        if any(list(child_dict(each).values()) != of for each, of in zip(holders, self._children, strict=True)):
+            return False
+        watched = [*self.layers, *self._inner]
+        if [type(layer) for layer in watched] != self._kinds:
             return False
         if [bool(hooks) for hooks in self._hooks] != self._hooked:
             return False
-        if ["forward" in layer.__dict__ for layer in self.layers] != self._own_forward:
+        if ["forward" in layer.__dict__ for layer in watched] != self._own_forward:
             return False
         if any(holder.get(name) is None for holder, name in self._slots):
             return False
@@ -153,13 +164,35 @@ class Found:
         return [cast("Tensor", holder[name]) for holder, name in self._slots]
 
 
-def find(network: nn.Module) -> Found:
-    """The chain of an ``nn.Sequential``, looked for anew only where its layers have changed."""
+def _children(network: nn.Module) -> list[nn.Module]:
+    return [layer for layer in child_dict(network).values() if layer is not None]
+
+
+def _opened(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Layers, with those of each ``nn.Sequential`` among them in its place, and what was opened so."""
+    found: list[nn.Module] = []
+    inner: list[nn.Module] = []
+    for layer in layers:
+        if type(layer) not in (nn.Sequential, ChainSequential) or is_changed(layer):
+            found.append(layer)
+            continue
+        more, deeper = _opened(_children(layer))
+        found += more
+        inner += [layer, *deeper]
+    return found, inner
+
+
+def _has_linear(layer: nn.Module) -> bool:
+    return any(isinstance(part, nn.Linear) for part in layer.modules())
+
+
+def find(network: nn.Module, opens: bool = False) -> Found:
+    """The chain of an ``nn.Sequential``, looked for anew only where its layers have changed; see :class:`Found`."""
     if torch.compiler.is_compiling():
-        return Found(network)
+        return Found(network, opens)
     found: Found | None = network.__dict__.get("found_chain")
     if found is None or not found.holds(network):
-        found = network.__dict__["found_chain"] = Found(network)
+        found = network.__dict__["found_chain"] = Found(network, opens)
     return found
 
 
@@ -181,16 +214,28 @@ def run_chain(found: Found, x: Tensor, precision: str) -> Tensor | None:
 
 
 def lacks_kernel(network: nn.Module) -> bool:
-    """Whether a network is an ``nn.Sequential`` of several linear layers no two of which a kernel takes together."""
+    """Whether a network has several linear layers of its own no two of which a kernel takes together.
+
+    Those of an ``nn.Sequential``, also where each is in another one inside of it, and of a module of a user's class,
+    whose ``forward`` calls them.
+    """
     if not isinstance(network, nn.Sequential):
-        return False
-    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+        if type(network).__module__.partition(".")[0] in _KNOWN:
+            return False
+        return sum(isinstance(layer, nn.Linear) for layer in _children(network)) > 1
+    linear = []
+    for layer in _children(network):
+        inside = [part for part in _opened([layer])[0] if isinstance(part, nn.Linear)]
+        linear += inside if len(inside) == 1 else []
     is_single = all(layer.weight.dtype == torch.float32 for layer in linear)
-    return len(linear) > 1 and (not is_single or chain_of(list(network)) is None)
+    return len(linear) > 1 and (not is_single or Found(network, opens=True).chain is None or not _is_fusible(network))
 
 
 class ChainSequential(nn.Sequential):
     """The class of an ``nn.Sequential`` that :func:`fuse_sequential` was given; copied, saved and cut, it stays one.
+
+    One of a class of its own, such as TorchRL's ``MLP``, becomes one of a class derived from both: its ``forward``
+    runs, and what that calls of ``nn.Sequential`` is this one's.
 
     Attributes:
         chain_precision: of the products; None runs layer by layer, as in a part that was cut out.
@@ -204,7 +249,7 @@ class ChainSequential(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """``[*, IN]`` -> the output of the last layer."""
         precision = self.chain_precision
-        found = find(self) if self.fuses and input.is_cuda and precision is not None else None
+        found = find(self, opens=True) if self.fuses and input.is_cuda and precision is not None else None
         if found is None or found.chain is None or precision is None:
             return super().forward(input)
         layers, chain = found.layers, found.chain
@@ -230,6 +275,37 @@ def class_name(module: nn.Module) -> str:
     return getattr(type(module), "name_in_checkpoints", type(module).__name__)
 
 
+_KNOWN = ("torch", "torchrl_perf", "tensordict", "torchrl")
+"""Packages whose modules are no user's."""
+
+
+def _is_fusible(network: nn.Sequential) -> bool:
+    """Whether the class of an ``nn.Sequential`` may be changed: it has no other form in files, nor a bound forward."""
+    kind: Any = type(network)
+    if isinstance(network, ChainSequential) or kind is nn.Sequential:
+        return "forward" not in network.__dict__
+    is_plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    own = kind.__module__.partition(".")[0] == "torchrl_perf" or type(kind) is not type
+    return is_plain and not own and "forward" not in network.__dict__ and not hasattr(kind, "chain_precision")
+
+
+@functools.cache
+def _fused_class(kind: type[nn.Sequential]) -> type[nn.Sequential]:
+    """One derived from a user's class and from :class:`ChainSequential`; it cannot be imported, but is made anew."""
+
+    def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
+        return _blank, (kind,), self.__dict__
+
+    names = {"name_in_checkpoints": kind.__name__, "__reduce_ex__": reduced, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, ChainSequential), names)
+
+
+def _blank(kind: type[nn.Sequential]) -> nn.Sequential:
+    """One of the class derived from this, without its state."""
+    fused: Any = _fused_class(kind)
+    return cast("nn.Sequential", fused.__new__(fused))
+
+
 def fuse_sequential(network: nn.Module, precision: str) -> bool:
     """Makes an ``nn.Sequential`` run its perceptron as one kernel, where it has one; layers and state stay.
 
@@ -241,15 +317,17 @@ def fuse_sequential(network: nn.Module, precision: str) -> bool:
         precision: of the products.
 
     Returns:
-        Whether it was changed: a class or a ``forward`` of its own, and layers that no kernel takes, are left alone.
+        Whether it was changed: a ``forward`` of one network's own, and layers that no kernel takes, are left alone.
     """
-    if type(network) is ChainSequential and network.chain_precision is not None:
+    if isinstance(network, ChainSequential) and network.chain_precision is not None:
         return True
-    if type(network) not in (nn.Sequential, ChainSequential) or "forward" in network.__dict__:
+    if not isinstance(network, nn.Sequential) or not _is_fusible(network):
         return False
-    if chain_of(list(network)) is None:
+    if Found(network, opens=True).chain is None:
         return False
     changed: Any = network
-    changed.__class__ = ChainSequential
+    if not isinstance(network, ChainSequential):
+        kind = type(network)
+        changed.__class__ = ChainSequential if kind is nn.Sequential else _fused_class(kind)
     changed.chain_precision = precision
     return True

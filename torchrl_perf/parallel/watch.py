@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -52,7 +53,12 @@ class Lost(NamedTuple):
     rank: int
     state: str
     """``"failed"`` where it has said itself what is wrong, ``"ended"``, ``"silent"``, ``"still"`` where the others wait
-    for it, or ``"stuck"`` where all are equally far, and the rank is only the first of them."""
+    for it; the rank is only the first of all where they are ``"stuck"``, being equally far, or ``"unanswered"`` by the
+    store."""
+
+
+NOBODY, STORE = Lost(-1, "lives"), Lost(-1, "ended")
+"""What a look has found where all live, and where the store is gone."""
 
 
 class RankWatch:
@@ -91,6 +97,7 @@ class RankWatch:
         self._lost: Lost | None = None
         self._silent_beats = SILENT_BEATS
         self._chosen: bool | None = None  # to say what has happened
+        self._answers: SimpleQueue[Lost | None] = SimpleQueue()
         self._beat()
         ranks.values(None)  # everyone has left a word
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -133,6 +140,8 @@ class RankWatch:
     def mark(self, state: str) -> None:
         """Leaves word of what this rank does from now on: ``"left"``, ``"failed"``, or ``"follows"`` another."""
         self._state = state
+        if self._store_is_gone:  # a call would wait for the one that waits
+            return
         with contextlib.suppress(RuntimeError):
             self._beat()
 
@@ -151,16 +160,37 @@ class RankWatch:
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _ask(self) -> None:
+        """Beats and looks, until this rank ends or one is lost: torch may wait without end for a store that hangs."""
+        found = NOBODY
         try:
-            while not self._end.wait(BEAT_SECONDS) and self._lost is None:
+            while found is NOBODY and not self._end.wait(BEAT_SECONDS):
                 self._beat()
-                self._lost = self._look()
+                found = self._look() or NOBODY
+                self._answers.put(found)
         except RuntimeError:  # the store is gone, and with it the process that holds it
-            self._store_is_gone = True
-            self._lost = self._lost or self._of_store()
-        if self._lost is None:
-            return
+            self._answers.put(STORE)
+        self._answers.put(None)
+
+    def _run(self) -> None:
+        threading.Thread(target=self._ask, name="rank-store", daemon=True).start()
+        unanswered = 0  # counted and not timed: a run that was stopped as a whole may go on
+        while self._lost is None:
+            try:
+                answer = self._answers.get(timeout=BEAT_SECONDS)
+            except Empty:
+                unanswered += 1
+                if unanswered < self._silent_beats:
+                    continue
+                answer = None if self._end.is_set() else STORE
+            if answer is None:
+                return
+            if answer is STORE:
+                self._store_is_gone = True
+                self._lost = self._of_store(hangs=unanswered >= self._silent_beats)
+            elif answer is not NOBODY:
+                self._lost = answer
+            unanswered = 0
         if self._lost.state == "stuck":
             self._tells()  # decided while all are there: they end at the same time, and the store with one of them
         self._found.set()
@@ -206,12 +236,14 @@ class RankWatch:
         # one that writes its last files while others have left in good order may take its time
         return Lost(0, "stuck") if len(reached) == self._ranks.size else None
 
-    def _of_store(self) -> Lost:
-        """Who is lost where the store is gone, which the host of the first rank holds."""
+    def _of_store(self, hangs: bool = False) -> Lost:
+        """Who is lost where the store is gone or hangs, which the host of the first rank holds."""
         others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
         gone = [rank for rank in others if self._is_gone(rank)]
         if not gone and self._ranks.rank and not self._is_near(0):
             gone = [0]
+        if hangs and not gone:
+            return Lost(0, "unanswered" if has_agent_store() or not self._ranks.rank else "silent")
         return Lost(gone[0] if gone else max(others, key=self._silent.__getitem__), "ended")
 
     def _is_near(self, rank: int) -> bool:
@@ -225,8 +257,9 @@ class RankWatch:
         """Kills a process that is there and hangs, after word was left why; one of another host does so itself."""
         if not self._is_near(lost.rank) or self._is_gone(lost.rank):
             return
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"{lost.rank}", f"0 {lost.state} 0 0")
+        if not self._store_is_gone:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{lost.rank}", f"0 {lost.state} 0 0")
         with contextlib.suppress(OSError):
             os.kill(self._places[lost.rank].pid, signal.SIGKILL)
 
@@ -248,6 +281,12 @@ class RankWatch:
                 f"on any of the {self._ranks.size} ranks in {at}: rank {self._ranks.rank} waits in {_main_thread()}. "
                 "All stop. Remedy: a larger --rank-timeout where an iteration or a compilation takes so long; else "
                 "the newest checkpoint, with --resume."
+            )
+        if lost.state == "unanswered":
+            seconds = self._silent_beats * BEAT_SECONDS
+            return (
+                f"ranks: expected the store of torchrun to answer within {seconds:g} s, received nothing in {at}. All "
+                "stop. Remedy: its process or host hangs; then the newest checkpoint, with --resume."
             )
         place = self._places[lost.rank]
         why = {

@@ -104,7 +104,7 @@ def fuse_when_compiled(kernels: CompileSwitch, parts: Iterable[Any], precision: 
             "activation between them. Remedy: none is needed; layers as torchrl_perf.modules.FusedMLP has them run as "
             "one kernel.",
             len(left),
-            [type(layer).__name__ for layer in left[0]],
+            [type(layer).__name__ for layer in left[0].children()],
         )
     networks: list[Any] = [
         part for part in modules if isinstance(part, MixedSequential) or fuse_sequential(part, precision)

@@ -13,7 +13,6 @@ from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.networks import CONVOLUTION_SETTINGS
 from torchrl_perf.trainers.normalization import make_normalization
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
     DeterministicConfig,
@@ -22,6 +21,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.slice_memory import SLICE_MEMORY_SETTINGS
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.spaces import inputs_of
 
 
@@ -134,7 +134,7 @@ class ACIQN(NoisyActor, ActorCritic):
         return DeterministicPasses(self.loss, self.critic_optimizer, self.actor_optimizer)
 
 
-class ACIQNTrainer(AgentTrainer):
+class ACIQNTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`ACIQN`.
 
     Args:

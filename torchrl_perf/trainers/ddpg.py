@@ -11,7 +11,6 @@ from torchrl.data import TensorSpec
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
 from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.chained_deterministic import chained_deterministic
 from torchrl_perf.trainers.off_policy.deterministic import (
     PENDULUM,
@@ -21,6 +20,7 @@ from torchrl_perf.trainers.off_policy.deterministic import (
     make_deterministic_actor,
 )
 from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 
 
@@ -125,7 +125,7 @@ class DDPG(NoisyActor, ActorCritic):
         return torch.randn_like(sample.get(self.loss.action_key)) if self.loss.target_noise > 0 else None
 
 
-class DDPGTrainer(AgentTrainer):
+class DDPGTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`DDPG`: DDPG or TD3, as the kind of config says.
 
     Args:

@@ -13,7 +13,7 @@ from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.mlp import FusedMLP
 from torchrl_perf.modules.values.q_networks import DuelingMLP
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
@@ -116,7 +116,7 @@ class DQN(ValueAlgorithm):
         return QLoss(network, policy, self.config)
 
 
-class DQNTrainer(AgentTrainer):
+class DQNTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`DQN`.
 
     Args:

@@ -12,7 +12,7 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.values.quantile import ImplicitQuantileMLP, QuantileMLP
 from torchrl_perf.objectives.quantile import QuantileDQNLoss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 
@@ -164,7 +164,7 @@ class IQN(ValueAlgorithm):
         )
 
 
-class IQNTrainer(AgentTrainer):
+class IQNTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`IQN`: IQN or QR-DQN, as the kind of config says.
 
     Args:

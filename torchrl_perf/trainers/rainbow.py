@@ -13,8 +13,8 @@ from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.modules.values.categorical_q import CategoricalMLP
 from torchrl_perf.objectives.c51 import DeviceC51Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.algorithm import Setup
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm, ValueConfig, epsilon_greedy
 
 REWARD_BOUNDS: dict[str, tuple[float, float]] = {
@@ -156,7 +156,7 @@ class Rainbow(ValueAlgorithm):
         )
 
 
-class RainbowTrainer(AgentTrainer):
+class RainbowTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`Rainbow`.
 
     Args:

@@ -26,10 +26,10 @@ from torchrl_perf.trainers.off_policy.actor_critic import (
     Passes,
     actor_layers,
 )
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.algorithm import Setup
 from torchrl_perf.trainers.off_policy.chained_sac import chained_sac
 from torchrl_perf.trainers.off_policy.ensemble_critic import make_ensemble_critic
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.twin_critics import critics_wanted
 from torchrl_perf.trainers.optim.optimization import GuardedAdam
 
@@ -249,7 +249,7 @@ class SAC(ActorCritic):
         keep_temperature(self.loss, self.config)
 
 
-class SACTrainer(AgentTrainer):
+class SACTrainer(OffPolicyTrainer):
     """The loop of :class:`OffPolicyTrainer` on :class:`SAC`.
 
     Args:

@@ -15,8 +15,8 @@ from torchrl_perf.systems.fuel_breaks.config import FuelBreaksConfig
 from torchrl_perf.systems.fuel_breaks.ground import make_breaks
 from torchrl_perf.systems.fuel_breaks.networks import BREAK_KEYS, make_break_policy
 from torchrl_perf.trainers.dqn import QLoss
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 
 __all__ = ["FuelBreaksTask", "FuelBreaksTrainer", "make_fuel_breaks_env"]
@@ -113,7 +113,7 @@ class BreakDQN(ValueAlgorithm):
         return MaskedQLoss(QLoss(network, policy, self.config), cast("FuelBreaks", self.setup.env))
 
 
-class FuelBreaksTrainer(AgentTrainer):
+class FuelBreaksTrainer(OffPolicyTrainer):
     """DQN on :class:`~torchrl_perf.envs.fuel_breaks.FuelBreaks`.
 
     A row of the replay buffer holds the breaks as bool ``[H, W]``, the remaining budget, the number of the landscape,

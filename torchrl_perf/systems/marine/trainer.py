@@ -19,8 +19,8 @@ from torchrl_perf.trainers.ac_iqn import ACIQN
 from torchrl_perf.trainers.ddpg import DDPG
 from torchrl_perf.trainers.dqn import DQN
 from torchrl_perf.trainers.iqn import IQN
-from torchrl_perf.trainers.off_policy.agents import AgentTrainer
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.rainbow import Rainbow
 from torchrl_perf.trainers.sac import SAC
 
@@ -111,52 +111,52 @@ def _networks(squash: Squash) -> dict[str, Callable[..., nn.Module]]:
     return {"make_actor": make_actor, "make_critic": make_critic}
 
 
-class ValueAgent(AgentTrainer):
-    """A trainer that gives an algorithm of action values the vessels' networks and world."""
+class ValueAgent:
+    """The part of a trainer that gives an algorithm of action values the vessels' networks and world."""
 
     task_class = MarineTask
     made_by: ClassVar[Mapping[str, Callable[..., nn.Module]]] = {"make_policy": make_marine_policy}
 
 
-class ActorCriticAgent(AgentTrainer):
+class ActorCriticAgent:
     """The same for an algorithm of actor and critic, each on an encoder of its own."""
 
     task_class = MarineTask
     made_by = _networks("tanh")
 
 
-class MarineDQNTrainer(ValueAgent):
+class MarineDQNTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`DQN` on vessels that share its policy; the arguments are those of :class:`DQNTrainer`."""
 
     algorithm_class = DQN
 
 
-class MarineIQNTrainer(ValueAgent):
+class MarineIQNTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`IQN` on vessels that share its policy; the arguments are those of :class:`IQNTrainer`."""
 
     algorithm_class = IQN
 
 
-class MarineRainbowTrainer(ValueAgent):
+class MarineRainbowTrainer(ValueAgent, OffPolicyTrainer):
     """:class:`Rainbow` on vessels that share its policy; the arguments are those of :class:`RainbowTrainer`."""
 
     algorithm_class = Rainbow
 
 
-class MarineDDPGTrainer(ActorCriticAgent):
+class MarineDDPGTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`DDPG` on vessels that share its policy; the arguments are those of :class:`DDPGTrainer`."""
 
     algorithm_class = DDPG
 
 
-class MarineACIQNTrainer(ActorCriticAgent):
+class MarineACIQNTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`ACIQN` on vessels that share its policy; the arguments are those of :class:`ACIQNTrainer`."""
 
     algorithm_class = ACIQN
     made_by = _networks("atan")
 
 
-class MarineSACTrainer(ActorCriticAgent):
+class MarineSACTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`SAC` on vessels that share its policy; the arguments are those of :class:`SACTrainer`."""
 
     algorithm_class = SAC

@@ -70,10 +70,10 @@ class HostReads:
         self._report: HostSyncReport | None = None
         trainer.register_op("pre_steps_log", self.begin_or_end)
 
-    @property
-    def per_batch(self) -> float:
-        """Reads of a batch."""
-        return self._report.total / (self.last - self.first + 1) if self._report is not None else float("nan")
+    def __str__(self) -> str:
+        if self._report is None or self.batch <= self.last:
+            return f"no host reads counted before batch {self.last + 1}"
+        return f"{self._report.total / (self.last - self.first + 1):.1f} host reads a batch"
 
     def begin_or_end(self, batch: TensorDictBase) -> None:
         """After a batch has been collected, before it is learnt from."""
@@ -196,10 +196,7 @@ def main(config: Config) -> float:
     reads = HostReads(trainer, *((6, 7) if config.algorithm == "ppo" else (24, 27)))
     trainer.train()
     mean_return = parts.log.row.get("episode/mean_return", float("nan"))
-    print(
-        f"{config.algorithm}: {reads.per_batch:.1f} host reads a batch, mean return of the last 20 episodes "
-        f"{mean_return:.1f}"
-    )
+    print(f"{config.algorithm}: {reads}, mean return of the last 20 episodes {mean_return:.1f}")
     return mean_return
 
 

@@ -93,9 +93,20 @@ def test_unknown_names_are_refused(option, capsys):
     assert "Remedy: these names." in capsys.readouterr().err
 
 
-def test_settings_that_are_options_are_refused(capsys):
-    assert robots.main(["--settings", "seed=3", "gamma=0.9", "--device", "cpu"]) == 1
-    assert "received seed. Remedy: --tasks, --first-seed" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("seed=3 gamma=0.9", "received seed. Remedy: --tasks, --first-seed"),
+        ("gama=0.9", "the nearest is gamma"),
+        ("gamma=2.0", "gamma: expected"),
+        ("gamma=0.9 --device gpu", "device: expected 'auto', 'cpu'"),
+        ("learning_starts=9", "learning_starts"),  # of SAC, not of PPO
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused_before_anything_is(settings, words, capsys):
+    options = "--device cpu --learn 9 --algorithms sac ppo --variants --settings " + settings
+    assert robots.main(options.split()) == 1
+    assert words in capsys.readouterr().err
 
 
 def test_physics_is_compared_step_by_step_and_by_returns():

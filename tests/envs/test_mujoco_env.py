@@ -343,6 +343,22 @@ def test_methods_of_a_task_that_return_other_than_rows_are_refused_at_the_first_
         env.rollout(1)
 
 
+@pytest.mark.parametrize(
+    ("pose", "words"),
+    [
+        (lambda env: (env.initial_qpos, env.initial_qvel), r"positions float32 \[2, 6\], received torch.float32 \[6\]"),
+        (lambda env: (env.around(0.1), env.normal(0.1).double()), r"velocities .* received torch.float64 \[2, 6\]"),
+        (lambda env: (env.around(0.1).numpy(), env.normal(0.1)), r"positions .* received ndarray"),
+    ],
+)
+def test_first_poses_of_another_form_are_refused(pose, words):
+    class Posed(Hopper):
+        draw_pose = pose
+
+    with pytest.raises(ValueError, match=words):
+        Posed(2, device="cpu")
+
+
 @pytest.mark.parametrize("method", ["features", "reward", "is_terminated"])
 def test_methods_of_a_task_that_write_into_states_are_refused_at_the_first_step(method):
     def writes(self, *states):

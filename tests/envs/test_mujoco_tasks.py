@@ -175,7 +175,7 @@ def test_steps_are_gymnasiums_from_the_same_state(name):
     assert env.faults() == {}
 
 
-@pytest.mark.parametrize("name", ["HalfCheetah", "Hopper", "Swimmer", "Humanoid", "Reacher", "Pusher"])
+@pytest.mark.parametrize("name", ROBOTS)
 def test_initial_states_have_gymnasiums_distribution(name):
     env = make(name, 128)
     torch.manual_seed(1)

@@ -217,6 +217,9 @@ class Summed(nn.Sequential):
     def forward(self, *inputs):
         return super().forward(sum(inputs)).sum(-1)
 
+    def __getstate__(self):
+        return {**self.__dict__, "was_copied": True}
+
 
 class Saved(nn.Sequential):
     """One that is saved in its own way."""
@@ -244,6 +247,7 @@ def test_a_class_of_the_user_keeps_its_forward(stand_in):
         assert not stand_in
         for each in (net, *copies):
             assert type(each) is type(net) and each.chain_precision == "tf32"
+            assert hasattr(each, "was_copied") is (each is not net and kind is Summed)
             found = each(*(one.as_subclass(OnCuda) for one in inputs)).as_subclass(torch.Tensor)
             torch.testing.assert_close(found, expected)
         assert len(stand_in) == 4

@@ -55,3 +55,13 @@ def test_the_temperature_changes_no_comparison():
     for temperature in (0.1, 10.0):
         controller = interrupting((1.0, 1.2), controller={"temperature": temperature})
         assert chosen(controller, rows(1, option=0, age=2)) == ([1], [True])
+
+
+def test_exploration_is_not_interrupted_but_learnt_from_as_if_it_were():
+    controller = interrupting((1.0, 3.0, 2.0))
+    assert controller.choose(rows(64, option=0, age=4), explore=True).option.tolist() == [0] * 64
+    td = rows(64, option=0, age=3).set("next", rows(64, option=0, age=4))
+    drawn = controller.following_option(td)
+    assert set(drawn.tolist()) == {0, 1, 2}  # of the choice after the interruption
+    with_best = interrupting((9.0, 3.0, 2.0))
+    assert with_best.following_option(td).tolist() == [0] * 64

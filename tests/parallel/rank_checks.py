@@ -182,7 +182,10 @@ def equal_systems() -> dict[str, str]:
         known = {field.name for field in fields(kind)}
         small = {key: value for key, value in SYSTEM.items() if key in known}
         # Options learn from the critics in some presets and from kept choices in others: ranks run both ways.
-        ways = ({"option_learning": "returns", "option_capacity": 96}, {"option_learning": "critic"})
+        ways = (
+            {"option_learning": "returns", "option_capacity": 96, "option_interrupt": False},
+            {"option_learning": "critic"},
+        )
         for way in ways if "option_learning" in known else ({},):
             found[" ".join([name, *map(str, way.values())])] = fingerprint_after(trainer_of(kind(**small, **way)), 4)
     leave()
@@ -481,6 +484,12 @@ def stuck_run() -> None:
 def lost_while_made() -> None:
     """The last rank is killed before it has made its trainer."""
     _kill_while_made(lambda: os.kill(os.getpid(), signal.SIGKILL), int(os.environ["WORLD_SIZE"]) - 1)
+    raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
+
+
+def stopped_while_made() -> None:
+    """The last rank is asked to stop before it has made its trainer."""
+    _kill_while_made(lambda: os.kill(os.getpid(), signal.SIGTERM), int(os.environ["WORLD_SIZE"]) - 1)
     raise SystemExit(cli.main([*RUN, "--total-steps", "960", "--seed", "5"]))
 
 

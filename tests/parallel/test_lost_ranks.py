@@ -8,8 +8,10 @@ import torch
 from rank_processes import run, said
 
 from torchrl_perf.parallel.watch import EXPLAIN_SECONDS
-from torchrl_perf.trainers import load_policy
-from torchrl_perf.trainers.run.rank_folder import RESCUED, newest_common
+from torchrl_perf.trainers import PPOConfig, load_policy
+from torchrl_perf.trainers.run.checkpoint import common_names, ranks_of_run
+from torchrl_perf.trainers.run.files import find_resumable, make_run_dir
+from torchrl_perf.trainers.run.rank_folder import RESCUED, RankFolder, newest_common
 
 KILLED = 137 - 128  # the signal
 
@@ -63,3 +65,20 @@ def test_the_first_rank_may_be_the_one(tmp_path):
     told = "".join(said(tmp_path, "killed_first", rank) for rank in range(3))
     assert told.count("torchrl-perf: ") == 1
     assert "rank 0 of 3 was lost in iteration 7" in told
+
+
+def test_a_run_of_two_ranks_is_one_before_both_have_written(tmp_path):
+    config = PPOConfig(run_dir=str(tmp_path))
+    path = make_run_dir(config)
+    RankFolder(path, config, 1)
+    first, second = path / "checkpoints", path / "checkpoints" / "rank1"
+    (first / "000000005.pt").touch()
+    assert ranks_of_run(path) == 2
+    assert newest_common(path, 2) is None
+    found, left_out = find_resumable(config, {})
+    assert found is None, "half of the replay is not the replay"
+    assert "no checkpoint that all of its 2 ranks have written" in left_out[0]
+    (second / "000000005.pt").touch()
+    (first / "000000010.pt").touch()
+    assert find_resumable(config, {}) == (path, [])
+    assert common_names(path, 2) == {"000000005.pt"}

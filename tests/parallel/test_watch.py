@@ -211,13 +211,15 @@ def test_a_rank_that_has_failed_itself_is_left_to_say_so(quick, other):
 
 @pytest.mark.slow
 def test_ranks_that_hang_or_are_lost_early_are_named_by_one(tmp_path):
-    checks = "stopped_run", "hanging_run", "lost_while_made", "nan_run", "stuck_run"
+    checks = "stopped_run", "hanging_run", "lost_while_made", "stopped_while_made", "nan_run", "stuck_run"
     found = run(tmp_path, 2, *checks, timeout=600)
-    assert found == {**{check: [1, KILLED] for check in checks}, "nan_run": [1, 1], "stuck_run": [KILLED, KILLED]}
+    ends = {check: [1, KILLED] for check in checks} | {"nan_run": [1, 1], "stuck_run": [KILLED, KILLED]}
+    assert found == ends | {"stopped_while_made": [1, 143]}
     words = {
         "stopped_run": "was lost in iteration 7 (env step 576): .* has given no sign of life for 5 s",
         "hanging_run": "was lost in iteration 7 (env step 576): .* has come no further for 6 s, while the others wait",
         "lost_while_made": "was lost in iteration 1: .* has ended or cannot be reached",
+        "stopped_while_made": "torchrl-perf: stopped by signal 15 before the first iteration; nothing was saved",
         "stuck_run": "to end within 6 s, received none on any of the 2 ranks in iteration 7: rank . waits in "
         ".*rank_checks.py:",
         "nan_run": "On rank 1 (host .*, process .*): Expected finite numbers, .* of iteration 7 (env step 672)",

@@ -44,6 +44,8 @@ VARIANTS = {
 }
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 
+RETURNS = ("--option-learning=returns", "--no-option-interrupt")
+
 
 @variants
 def test_both_halves_of_the_loop_wait_for_nothing_and_all_networks_learn(options):
@@ -141,7 +143,7 @@ class TestUsage:
         arguments = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items() if key != "logger"]
         found = main(
             [
-                *("train", "options-market", *arguments, "--option-learning=returns", "--log-interval=1"),
+                *("train", "options-market", *arguments, *RETURNS, "--log-interval=1"),
                 *("--no-progress", f"--run-dir={tmp_path}"),
             ]
         )
@@ -279,7 +281,7 @@ class TestRefusals:
 def test_a_run_from_the_command_line_resumes(tmp_path, capsys):
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items() if key != "total_steps"]
     arguments += ["--log-interval=1", "--no-progress", f"--run-dir={tmp_path}", "--options=exposure"]
-    arguments.append("--option-learning=returns")  # the preset learns from the critics, and keeps no choices
+    arguments += RETURNS  # the preset learns from the critics, and keeps no choices
     assert main(["train", "options-market", *arguments, "--semantics=target", "--total-steps=80"]) == 0
     (run_dir,) = tmp_path.iterdir()
     assert json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["options"] == "exposure"

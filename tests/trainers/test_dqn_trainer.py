@@ -14,6 +14,7 @@ from torchrl_perf.envs import CartPole, Pendulum
 from torchrl_perf.modules import DuelingMLP, EpsilonGreedy, FusedMLP
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, TrainingDivergedError, train
+from torchrl_perf.trainers.dqn import DQN
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 TINY = DQNConfig.without_task(
@@ -272,3 +273,9 @@ class TestDivergence:
         assert all(param.isfinite().all() for param in trainer.q_network.parameters())
         assert int(trainer.updates) == 2
         assert CheckpointFolder(tmp_path / "checkpoints").files()[0].name == "000000003.pt"
+
+
+def test_networks_are_not_taken_twice():
+    config = make().config
+    with pytest.raises(TypeError, match="policy: expected none beside an algorithm"):
+        DQNTrainer(config, DQN(config), policy=nn.Identity())

@@ -116,6 +116,16 @@ def test_only_gymnasiums_tasks_have_a_twin_in_c():
     assert task_in_c(None) == ""
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_model_without_actuators_has_nothing_to_learn(algorithm):
+    body = "<mujoco><worldbody><body><joint/><geom size='.1'/></body></worldbody></mujoco>"
+    env = MuJoCoEnv(body, 2, reward=lambda before, action, after: after["qvel"][:, 0], device="cpu")
+    entry = entry_of(algorithm)
+    config = entry.load("config").without_task(env="own", num_envs=2, total_steps=80_000, device="cpu")
+    with pytest.raises(ValueError, match=r"action_spec: expected a vector \[D\] .* received the shape \(0,\)"):
+        entry.load("trainer")(config, env=env)
+
+
 def test_a_model_of_ones_own_draws_itself():
     env = InvertedPendulum(2, device="cpu", seed=0)
     first = env.render(height=48, width=64)

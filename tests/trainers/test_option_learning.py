@@ -55,6 +55,37 @@ def test_the_choice_goes_where_the_value_is():
     assert (found.exp() - expected.exp()).abs().max() < 0.05
 
 
+def test_an_option_thought_little_of_is_found_again():
+    """With the factor pi(o) in the gradient it is not: exp(-100) and less."""
+    trainer = run(make(option_entropy_coeff=0.02), 2)
+    passes, algorithm = trainer.algorithm.passes, trainer.algorithm
+    sample = trainer.buffer.sample(16)
+    optimizer = torch.optim.Adam(algorithm.option_params, lr=0.02)
+    rows = passes.rows(sample)
+    available = passes.controller.available(rows)
+    rising = torch.linspace(-1.0, 1.0, algorithm.options.num_options).expand(16, -1)
+    for values, steps in ((rising, 150), (-rising, 60)):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (loss,), _ = passes._critic_part((sample, values))
+            loss.backward()
+            optimizer.step()
+        found = passes.controller.log_probs(rows, available).argmax(-1)
+        assert torch.equal(found, values.masked_fill(~available, -torch.inf).argmax(-1))
+
+
+def test_without_entropy_it_is_the_best_option():
+    trainer = run(make(option_entropy_coeff=0.0), 2)
+    sample = trainer.buffer.sample(16)
+    values = torch.randn(16, trainer.algorithm.options.num_options)
+    (loss,), _ = trainer.algorithm.passes._critic_part((sample, values))
+    controller, rows = trainer.algorithm.controller, trainer.algorithm.passes.rows(sample)
+    available = controller.available(rows)
+    best = values.masked_fill(~available, -torch.inf).argmax(-1, keepdim=True)
+    expected = -controller.log_probs(rows, available).gather(-1, best).mean()
+    torch.testing.assert_close(loss, expected)
+
+
 @pytest.mark.parametrize("how", [{}, {"option_learning": "returns", "option_capacity": 16}])
 def test_a_decay_finds_that_the_losses_depend_on_all_networks(how):
     """The passes of actor and critics lie within those of the options."""
@@ -78,12 +109,29 @@ def test_steps_become_those_of_options_that_fit():
     trainer = run(make({"options": options}, option_relabel=1.0), 4)
     algorithm, sample = trainer.algorithm, trainer.buffer.sample(64)
     low, high = algorithm._ranges
-    option = algorithm.relabelled(sample)
+    option, of_actor = algorithm.relabelled(sample)
     action = sample.get("action")
     changed = option != sample.get("active_option")
     assert changed.any() and not changed.all()
     assert ((action >= low[option]) & (action <= high[option])).all(-1)[changed].all()
     assert algorithm.controller.available(sample).gather(-1, option.unsqueeze(-1)).squeeze(-1)[changed].all()
+    # the actor learns below all that may begin, whatever was done
+    assert (of_actor.bincount(minlength=3) > 64 / 6).all()
+    algorithm.controller.write_following(sample).set("actor_option", of_actor)
+    learnt = sample.clone().set("active_option", of_actor)
+    noise = torch.randn(128, *action.shape[1:])
+    found = [algorithm.passes.context(td, noise).action for td in (sample, learnt.exclude("actor_option"))]
+    assert torch.equal(*found)
+    assert ((found[0] >= low[of_actor]) & (found[0] <= high[of_actor])).all()
+
+
+def test_nothing_is_relabelled_without_a_share():
+    trainer = run(make(option_relabel=0.0), 4)
+    sample = trainer.buffer.sample(16)
+    before = sample.get("active_option").clone()
+    trainer.algorithm.update(sample, 0)
+    assert torch.equal(sample.get("active_option"), before)
+    assert sample.get("actor_option", None) is None
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from torchrl_perf.runtime import Stopwatch, capture, synchronize, time_cuda
 from torchrl_perf.runtime.files import save_checkpoint
 from torchrl_perf.trainers import PPOConfig, PPOTrainer
 from torchrl_perf.trainers.captures import collector_mode
+from torchrl_perf.trainers.device import resolve_device
 from torchrl_perf.trainers.env_arguments import env_arguments
 from torchrl_perf.trainers.mujoco_c import episodes_in_c
 
@@ -206,6 +207,23 @@ class Task:
         place = {"env": self.name, "seed": seed, "device": str(self.device), "mode": mode, "logger": "none"}
         return kind.from_dict({**place, **settings, **self._chosen})
 
+    def check(self) -> None:
+        """Refuse settings that cannot be run, before anything is.
+
+        Raises:
+            ConfigError: a ValueError, with all problems.
+        """
+        if {"followed", "ppo"} & set(self.options.variants):
+            self._config(PPOConfig, 0, num_envs=self.options.worlds, total_steps=10**12)
+        for algorithm in self.options.algorithms if self.options.learn else ():
+            self._learning(algorithm, 0)
+
+    def _learning(self, algorithm: str, seed: int) -> Any:
+        """Settings of a training."""
+        chosen = self.options.learn_worlds
+        worlds = {} if chosen is None else {"num_envs": chosen}
+        return self._config(entry_of(algorithm).load("config"), seed, eval_episodes=100, **worlds)
+
     def rsl_rl(self) -> dict[str, Any] | None:
         """PPO of rsl-rl-lib on the same worlds; None where it is not installed."""
         if importlib.util.find_spec("rsl_rl") is None:
@@ -225,9 +243,7 @@ class Task:
         """
         entry = entry_of(algorithm)
         with Started(self.device) as start:
-            chosen = self.options.learn_worlds
-            worlds = {} if chosen is None else {"num_envs": chosen}
-            config = self._config(entry.load("config"), seed, eval_episodes=100, **worlds)
+            config = self._learning(algorithm, seed)
             env = self._kind(config.num_envs, device=self.device, seed=seed, **self._settings)
             trainer = entry.load("trainer")(config, env=env)
             warm = getattr(config, "fill_iterations", 0) + 4
@@ -362,14 +378,15 @@ def main(argv: list[str] | None = None) -> int:
     options = tyro.cli(BenchRobots, args=argv, prog="torchrl-perf bench robots")
     try:
         check(options)
+        device = resolve_device(options.device)
+        tasks = [Task(name, options, device) for name in options.tasks]
+        for task in tasks:
+            task.check()
     except ValueError as error:
         print(f"torchrl-perf bench robots: {error}", file=sys.stderr)
         return 1
-    cuda = torch.cuda.is_available() if options.device == "auto" else options.device != "cpu"
-    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     sheet = Sheet(COLUMNS, "robots", options.out)
-    for name in options.tasks:
-        task = Task(name, options, device)
+    for task in tasks:
         measure_task(task, sheet)
         seeds = range(options.first_seed, options.first_seed + options.seeds) if options.learn else ()
         for algorithm, seed in product(options.algorithms, seeds):

@@ -148,8 +148,12 @@ def _watched_run(ranks: Ranks, watch: RankWatch | None, name: str, argv: list[st
     except (ValueError, OSError, ImportError) as error:
         return _failed(error, watch)
     if watch is not None and stop.requested:
-        watch.fail()
         trainer.close()
+        told = f"stopped by signal {stop.signum} before the first iteration; nothing was saved"
+        watch.explain(KeyboardInterrupt(told), None, stopped=True)  # raises where another rank is why
+        if first_to_tell():
+            say(f"torchrl-perf: {told}")
+            note_that_it_was_told()
         return stop.exit_code
     try:
         result = train(trainer, start.run_dir, progress=progress)

@@ -294,7 +294,7 @@ def _fused_class(kind: type[nn.Sequential]) -> type[nn.Sequential]:
     """One derived from a user's class and from :class:`ChainSequential`; it cannot be imported, but is made anew."""
 
     def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
-        return _blank, (kind,), self.__dict__
+        return _blank, (kind,), *object.__reduce_ex__(self, max(2, protocol))[2:]
 
     names = {"name_in_checkpoints": kind.__name__, "__reduce_ex__": reduced, "__module__": kind.__module__}
     return type(kind.__name__, (kind, ChainSequential), names)

@@ -52,7 +52,9 @@ class OptionController(TensorDictModuleBase):
 
     With ``interrupts`` an option also ends, from its minimum duration on, where the selector likes another one better
     that may begin there. Where logits rise with the values of the options, a policy of options that are interrupted for
-    a better one is at least as good as the one that lets them end (Sutton, Precup and Singh, 1999, theorem 2).
+    a better one is at least as good as the one that lets them end (Sutton, Precup and Singh, 1999, theorem 2). Where
+    options are drawn none is interrupted: exploration that lasts is what they are for. :meth:`write_following` gives
+    what is learnt of it the option that would run with interruptions.
 
     **State.** The running option is kept in the environment's TensorDict, like the hidden state of a recurrent network:
     "option" and "option_age" are read at the root and written under "next". Give the env the
@@ -209,12 +211,13 @@ class OptionController(TensorDictModuleBase):
             return None
         return of_rows(tensordict.get(self.valid_key), tensordict.get(AGE_KEY).shape)
 
-    def choose(self, tensordict: TensorDictBase, *, explore: bool) -> OptionChoice:
+    def choose(self, tensordict: TensorDictBase, *, explore: bool, interrupts: bool | None = None) -> OptionChoice:
         """The option of this step, given the one that runs; writes nothing.
 
         Args:
             tensordict: ``[*]``, with the state of the options.
             explore: draw the next options, or take the most probable ones.
+            interrupts: whether options that are interrupted end; by default where it does not explore.
         """
         option, age = tensordict.get(OPTION_KEY), tensordict.get(AGE_KEY)
         chance = 0.5
@@ -226,7 +229,7 @@ class OptionController(TensorDictModuleBase):
         if first is not None:
             start = start | first.view(start.shape)
         available, logits = self.available(tensordict), self.logits(tensordict)
-        if self.interrupts:
+        if self.interrupts and (not explore if interrupts is None else interrupts):
             start = start | self.interrupted(tensordict, available, logits)
         log_probs = masked_log_softmax(logits, available)
         following = gumbel_argmax(log_probs) if explore else log_probs.argmax(-1)
@@ -266,7 +269,7 @@ class OptionController(TensorDictModuleBase):
     def following_option(self, tensordict: TensorDictBase) -> Tensor:
         """The option that :meth:`write_following` writes, int64 ``[*]``, without writing it."""
         following = cast("TensorDictBase", tensordict.get("next"))
-        return self.choose(following.exclude("is_init"), explore=True).option
+        return self.choose(following.exclude("is_init"), explore=True, interrupts=True).option
 
     # -- construction -------------------------------------------------------------------------------------------------
 

@@ -110,12 +110,13 @@ class RankWatch:
         """Whether this rank has not left word that it ends."""
         return self._state == "lives"
 
-    def explain(self, error: BaseException, step: int | None) -> None:
+    def explain(self, error: BaseException, step: int | None, *, stopped: bool = False) -> None:
         """After an exception of this rank: raises where another rank is why, and else leaves word that it is this one.
 
         Args:
             error: of the loop.
             step: env steps of the whole run so far, or None where that is not known.
+            stopped: whether a signal asks this rank to stop, as torchrun does where another has ended.
 
         Raises:
             RankLostError: on the rank that tells it.
@@ -125,7 +126,8 @@ class RankWatch:
         collective = isinstance(error, RuntimeError) and of_collective(error)
         if collective:
             self._silent_beats = min(HURRIED_BEATS, SILENT_BEATS)
-        if not collective or not self._found.wait(EXPLAIN_SECONDS) or self._lost is None:
+        seconds = EXPLAIN_SECONDS if collective else 4 * BEAT_SECONDS if stopped else 0.0
+        if not seconds or not self._found.wait(seconds) or self._lost is None:
             self.mark("failed")
             return
         lost = self._lost

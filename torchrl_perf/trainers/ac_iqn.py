@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.modules.mlp import hidden_layers
 from torchrl_perf.modules.values.quantile import ImplicitQuantileCritic
@@ -152,13 +150,4 @@ class ACIQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    def __init__(
-        self,
-        config: ACIQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, ACIQN(config, actor=actor, critic=critic), env=env, collector=collector)
+    algorithm_class = ACIQN

@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.objectives.td3 import DeviceTD3Loss
 from torchrl_perf.trainers.config_checks import Checks, is_count
@@ -143,13 +141,4 @@ class DDPGTrainer(OffPolicyTrainer):
         ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    def __init__(
-        self,
-        config: DDPGConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, DDPG(config, actor=actor, critic=critic), env=env, collector=collector)
+    algorithm_class = DDPG

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.dqn import action_value, q_loss, q_targets
@@ -131,15 +130,7 @@ class DQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for continuous actions, and for parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: DQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, DQN(config, policy=policy), env=env, collector=collector)
+    algorithm_class = DQN
 
 
 def make_q_policy(env: EnvBase, config: DQNConfig) -> EpsilonGreedy:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.risk import Risk, check_risk
@@ -179,15 +178,7 @@ class IQNTrainer(OffPolicyTrainer):
         ValueError: at construction, for continuous actions, and for parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: IQNConfig | QRDQNConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, IQN(config, policy=policy), env=env, collector=collector)
+    algorithm_class = IQN
 
 
 def make_quantile_policy(env: EnvBase, config: IQNConfig | QRDQNConfig) -> EpsilonGreedy:

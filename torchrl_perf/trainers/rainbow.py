@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.losses.distributional import check_support
@@ -172,15 +171,7 @@ class RainbowTrainer(OffPolicyTrainer):
             that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: RainbowConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        super().__init__(config, Rainbow(config, policy=policy), env=env, collector=collector)
+    algorithm_class = Rainbow
 
 
 def make_rainbow_policy(env: EnvBase, config: RainbowConfig) -> EpsilonGreedy:

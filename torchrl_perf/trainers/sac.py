@@ -9,9 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import Bounded, TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_perf.functional.pullback import Differentiable, Pull
 from torchrl_perf.modules import DeviceActor
@@ -269,16 +267,7 @@ class SACTrainer(OffPolicyTrainer):
         ValueError: at construction, for actions that are not continuous and bounded, or parts that do not fit.
     """
 
-    def __init__(
-        self,
-        config: SACConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        super().__init__(config, SAC(config, actor=actor, critic=critic), env=env, collector=collector)
+    algorithm_class = SAC
 
 
 def make_sac_loss(actor: nn.Module, critic: nn.Module, config: SACConfig, setup: Setup) -> DeviceSACLoss:

@@ -13,7 +13,13 @@ from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_perf import envs
-from torchrl_perf.functional.masked import gumbel_argmax, masked_entropy, masked_expectation
+from torchrl_perf.functional.masked import (
+    gumbel_argmax,
+    masked_entropy,
+    masked_expectation,
+    masked_kl,
+    masked_log_softmax,
+)
 from torchrl_perf.functional.pullback import Differentiable
 from torchrl_perf.metrics import DeviceMetrics, OptionUsage
 from torchrl_perf.modules import EnsembleQ, MixedSequential
@@ -55,6 +61,9 @@ from torchrl_perf.transforms import OptionSegments, OptionState
 
 _OF_RETURNS = ("option_clip", "option_capacity")
 _MEANS_OF_CHOICE = ("option_entropy", "option_value", "option_kl")
+LEAST_ENTROPY_COEFF = 1e-6
+"""In place of a weight of 0, with which the choice is the best option."""
+OF_ACTOR = "actor_option"  # of a sample, the options that the actor learns below, where they are others
 CHOICES = "choices"  # below it an update's sample holds the choices of options to learn from
 
 
@@ -84,10 +93,10 @@ class SACOptionsConfig(SACConfig):
     or, at every state of a sample, what the critics say of all options that may begin there."""
     option_relabel: float = 0.0
     """Share of a sample's rows that are learnt from as steps of another option, drawn among those that may begin in
-    their state and whose range holds their action."""
+    their state and, for the critics, whose range holds their action."""
     option_interrupt: bool = False
     """option_learning="critic": whether an option ends, from its minimum duration on, where the choice likes another
-    one better that may begin there."""
+    one better that may begin there; not while it explores, but in what is learnt."""
     option_learning_rate: float = 3e-3
     """Adam's step size for the policy over options and its values."""
     option_temperature: float = 1.0
@@ -107,7 +116,7 @@ class SACOptionsConfig(SACConfig):
         checks.each(("option_relabel",), is_share, "a number in [0, 1]")
         if self.option_interrupt is True and self.option_learning == "returns":
             problem = "expected False with option_learning='returns', whose choice knows no values, received True."
-            checks.add("option_interrupt", f"option_interrupt: {problem} Remedy: option_learning='critic'.")
+            checks.add("option_interrupt", f"option_interrupt: {problem} Remedy: False, or option_learning='critic'.")
         checks.each(("option_clip",), lambda value: 0 < value < 1, "a number in (0, 1)")
         checks.each(("option_capacity",), is_count, "a positive integer")
         checks.idle(_OF_RETURNS, "option_learning", lambda learning: learning == "critic")
@@ -194,9 +203,11 @@ class OptionPasses(Passes):
     The choice of an option is learnt as an action that lasts, from its discounted reward, duration and true end
     (:class:`OptionLoss`); a sample has choices below ``"choices"``. Or it is learnt from the critics, which know the
     value of each option, since their targets are those of intra-option learning (Sutton, Precup and Singh, 1999): then
-    the loss at a state is that of soft actor-critic for a choice, ``sum_o pi(o) (c log pi(o) - U(s, o))`` over the
-    options that may begin there, where ``U`` is the value of the actor's fresh action below the option, its entropy
-    included (arXiv:1910.07207). Each sample then teaches the choice in all its states, without the noise of returns.
+    the choice is to be soft actor-critic's, ``p(o) = softmax(U(s, o) / c)`` over the options that may begin there,
+    where ``U`` is the value of the actor's fresh action below the option, its entropy included (arXiv:1910.07207), and
+    the loss is ``KL(p || pi)``. Each sample then teaches the choice in all its states, without the noise of returns.
+    The divergence the other way round, soft actor-critic's own loss, has the same optimum but the factor ``pi(o)`` in
+    its gradient: an option that was once thought little of is not found again when its value has been learnt.
 
     Args:
         sac: the passes of actor and critics.
@@ -209,7 +220,7 @@ class OptionPasses(Passes):
         self._optimizer, self.controller = algorithm.actor_optimizer, algorithm.controller
         self._read = {*algorithm.loss.actor.in_keys, *algorithm.loss.critic.in_keys} - {ACTIVE_KEY, "action"}
         self._from_critic = algorithm.learns_from_critic
-        self._coeff = algorithm.config.option_entropy_coeff
+        self._coeff = max(algorithm.config.option_entropy_coeff, LEAST_ENTROPY_COEFF)
         part = self._critic_part if self._from_critic else self._option_part
         self._option_loss = Differentiable(self.loss, part, algorithm.option_params)
 
@@ -219,7 +230,7 @@ class OptionPasses(Passes):
 
     def context(self, sample: TensorDictBase, noise: Tensor | None, *, to_actor: bool = True) -> Draw:
         """Actions for states and next states."""
-        return self.sac.context(sample, noise, to_actor=to_actor)
+        return self.sac.context(_for_actor(sample), noise, to_actor=to_actor)
 
     def critic(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
         """The critics' errors, below the option of the next state."""
@@ -227,7 +238,7 @@ class OptionPasses(Passes):
 
     def actor(self, sample: TensorDictBase, context: Draw, weight: float | Tensor = 1.0) -> Pass:
         """The losses of actor, temperature and controller."""
-        below = self.sac.actor(sample, context, weight)
+        below = self.sac.actor(_for_actor(sample), context, weight)
         learnt = (sample, self.option_values(sample)) if self._from_critic else sample.get(CHOICES)
         (loss,), row, pull = self._option_loss.pullback(learnt)
         gradients, _ = pull([self._optimizer.cotangent(loss) * weight])
@@ -250,14 +261,27 @@ class OptionPasses(Passes):
     def _critic_part(self, context: tuple[TensorDictBase, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
         (sample, values), controller = context, self.controller
         rows = self.rows(sample)
-        log_probs = controller.log_probs(rows, controller.candidates(rows, controller.available(rows)))
-        entropy, value = masked_entropy(log_probs).mean(), masked_expectation(log_probs, values).mean()
-        return (-value - self._coeff * entropy,), (entropy.detach(), value.detach())
+        candidates = controller.candidates(rows, controller.available(rows))
+        log_probs = controller.log_probs(rows, candidates)
+        wanted = masked_log_softmax(values / self._coeff, candidates)
+        means = masked_entropy(log_probs), masked_expectation(log_probs, values)
+        return (masked_kl(wanted, log_probs).mean(),), tuple(row.detach().mean() for row in means)
 
     def _option_part(self, choices: TensorDictBase) -> tuple[tuple[Tensor, ...], ...]:
         losses = cast("OptionLoss", self.loss.option)(choices.copy())
         total = losses["loss_option_policy"] + losses["loss_option_value"] + losses["loss_option_entropy"]
         return (total,), tuple(losses[name] for name in ("option_entropy", "option_value", "option_kl"))
+
+
+def _any_of(allowed: Tensor) -> Tensor:
+    """An index for each row of ``[*, O]``, all that are allowed with equal chances."""
+    return gumbel_argmax(torch.where(allowed, 0.0, -torch.inf))
+
+
+def _for_actor(sample: TensorDictBase) -> TensorDictBase:
+    """A sample as the actor learns from it."""
+    option = sample.get(OF_ACTOR, None)
+    return sample if option is None else sample.copy().set(ACTIVE_KEY, option)
 
 
 class SACOptions(ActorCritic):
@@ -463,27 +487,32 @@ class SACOptions(ActorCritic):
     def update(self, sample: TensorDictBase, number: int) -> Update:
         """One step of critics, actor, temperature, controller and targets from ``sample [B]`` and as many choices."""
         if self.config.option_relabel:
-            option = self._relabelled(sample)
-            sample.set(ACTIVE_KEY, option).set(("next", OPTION_KEY), option)
+            option, of_actor = self._relabelled(sample)
+            sample.set(ACTIVE_KEY, option).set(("next", OPTION_KEY), option).set(OF_ACTOR, of_actor)
         sample.set(("next", ACTIVE_KEY), self._following_option(sample))
         if not self.learns_from_critic:
             sample.set(CHOICES, self.setup.repaired(self.choices.sample(len(sample))))
         return super().update(sample, number)
 
     @torch.no_grad()
-    def relabelled(self, sample: TensorDictBase) -> Tensor:
-        """Options int64 ``[B]`` to learn from a sample's steps as, see ``option_relabel``.
+    def relabelled(self, sample: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Options int64 ``[B]`` to learn from a sample's steps as, see ``option_relabel``: the critics and the actor.
 
         What an action brings is the same below every option that allows it, so that one step teaches the value of each
-        (Sutton, Precup and Singh, 1999); without that, options that are hardly ever chosen are hardly ever learnt.
+        (Sutton, Precup and Singh, 1999); without that, options that are hardly ever chosen are hardly ever learnt. The
+        actor learns from its own actions: it may be asked for one below any option that may begin.
         """
         option, action = sample.get(ACTIVE_KEY), sample.get("action").unsqueeze(-2)
         low, high = self._ranges
-        fits = ((action >= low) & (action <= high)).all(-1) & self.controller.available(sample)
-        # equal chances of those that fit
-        drawn = gumbel_argmax(torch.where(fits, 0.0, -torch.inf))
+        available = self.controller.available(sample)
+        fits = ((action >= low) & (action <= high)).all(-1) & available
         chance = torch.rand(option.shape, dtype=torch.float32, device=option.device)
-        return torch.where((chance < self.config.option_relabel) & fits.any(-1), drawn, option)
+        # equal chances of those that fit
+        found = [
+            torch.where((chance < self.config.option_relabel) & which.any(-1), _any_of(which), option)
+            for which in (fits, available)
+        ]
+        return found[0], found[1]
 
     def probe(self, rows: TensorDictBase) -> None:
         """The passes of an update on a sample ``rows [b]``, eagerly, to see how much memory they take."""

@@ -224,11 +224,11 @@ def _check_shape(spec: TensorSpec, specs: Any) -> None:
     """That an action is ``[*batch, D]``, as default networks give it, or ``[*batch, A, D]`` of agents that observe.
 
     Raises:
-        ValueError: for a single number, and for a matrix that is not one of agents.
+        ValueError: for a single number, for none, and for a matrix that is not one of agents.
     """
     own, agents = tuple(spec.shape[len(specs.batch_size) :]), spec.shape[:-1]
     observed = [leaf.shape[:-1] for leaf in specs.observation_spec.values(True, True)]
-    if not own or (len(own) > 1 and agents not in observed):
+    if not own or 0 in own or (len(own) > 1 and agents not in observed):
         raise ValueError(
             f"action_spec: expected a vector [D] for the default networks, received the shape {own} in "
             f"{_owner(specs)}. Remedy: an env that takes a vector, such as one behind gymnasium's TransformAction, or "

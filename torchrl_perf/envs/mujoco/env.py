@@ -21,6 +21,7 @@ from torchrl_perf.envs.mujoco.randomization import Randomization
 from torchrl_perf.envs.mujoco.simulation import Simulation
 from torchrl_perf.envs.mujoco.task_checks import (
     check_functions,
+    check_pose,
     check_rows,
     check_unwritten,
     try_function,
@@ -196,6 +197,13 @@ class MuJoCoEnv(StructuredEnv):
         """Return initial positions ``[N, Q]`` and velocities ``[N, V]`` of all worlds; new tensors."""
         return self.around(self.reset_noise), self.initial_qvel + self.normal(self.reset_noise)
 
+    def _pose(self) -> tuple[Tensor, Tensor]:
+        """What :meth:`draw_pose` returns, of the right form."""
+        qpos, qvel = self.draw_pose()
+        check_pose("positions", qpos, (self.num_envs, self.model.nq))
+        check_pose("velocities", qvel, (self.num_envs, self.model.nv))
+        return qpos, qvel
+
     def around(self, width: float) -> Tensor:
         """Return the positions of the start plus uniform noise of +-``width``, ``[N, Q]``."""
         return self.initial_qpos + self.uniform(-width, width, self.model.nq)
@@ -261,7 +269,7 @@ class MuJoCoEnv(StructuredEnv):
         ranges = torch.as_tensor(self.model.actuator_ctrlrange, dtype=torch.float32)
         low = torch.where(limited, ranges[:, 0], -torch.inf).to(self.device)
         high = torch.where(limited, ranges[:, 1], torch.inf).to(self.device)
-        state = self.simulation.at(*self.draw_pose())
+        state = self.simulation.at(*self._pose())
         still = torch.zeros(self.num_envs, self.model.nu, dtype=torch.float32, device=self.device)
         for name, function, inputs in (
             ("reward", self._reward, (state, still, state)),
@@ -280,7 +288,7 @@ class MuJoCoEnv(StructuredEnv):
 
     def draw_state(self) -> State:
         """Return fresh worlds, with fields of the model of their own."""
-        state = self.simulation.at(*self.draw_pose())
+        state = self.simulation.at(*self._pose())
         if "act" in state:
             state["act"] = self.initial_act.expand_as(state["act"]).clone()
         return {**state, **self.randomization.draw(self.num_envs)}

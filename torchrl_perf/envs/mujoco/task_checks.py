@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_functions", "check_rows", "check_unwritten", "try_function", "versions_of"]
+__all__ = ["check_functions", "check_pose", "check_rows", "check_unwritten", "try_function", "versions_of"]
 
 METHODS = {"observe": "features", "reward": "reward", "terminated": "is_terminated"}
 """Of an env, which stand in for functions that were not given."""
@@ -66,6 +66,20 @@ def check_rows(name: str, value: Any, num_worlds: int) -> Tensor:
     raise ValueError(
         f"{name}: expected {FORMS[name]} with N = {num_worlds}, received {found}. Remedy: {REMEDIES[name]}."
     )
+
+
+def check_pose(name: str, value: Any, shape: tuple[int, int]) -> None:
+    """Refuse first positions or velocities that are no rows of the worlds.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if not (isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == shape):
+        found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"draw_pose: expected {name} float32 {list(shape)}, received {found}. Remedy: self.around(0.1) and "
+            "self.normal(0.1) have this form."
+        )
 
 
 def try_function(name: str, function: Callable[..., Any], state: Mapping[str, Tensor], *inputs: Any) -> Tensor:

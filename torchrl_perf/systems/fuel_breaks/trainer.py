@@ -7,7 +7,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.fuel_breaks import FuelBreaks
@@ -133,13 +132,5 @@ class FuelBreaksTrainer(OffPolicyTrainer):
         ValueError: for an env that is no :class:`FuelBreaks` in sequential mode, and parts that do not fit each other.
     """
 
-    def __init__(
-        self,
-        config: FuelBreaksConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = BreakDQN(config, policy=policy)
-        super().__init__(config, algorithm, env=env, collector=collector, task=FuelBreaksTask())
+    algorithm_class = BreakDQN
+    task_class = FuelBreaksTask

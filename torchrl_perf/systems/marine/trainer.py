@@ -7,24 +7,20 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import nn
-from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_perf.envs.agent_streams import AgentStreams
 from torchrl_perf.envs.marine import Curriculum, MarineNavigation
 from torchrl_perf.modules.deterministic import Squash
-from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.systems.marine.config import MarineConfig
 from torchrl_perf.systems.marine.networks import make_marine_actor, make_marine_critic, make_marine_policy
 from torchrl_perf.trainers.ac_iqn import ACIQN
 from torchrl_perf.trainers.ddpg import DDPG
 from torchrl_perf.trainers.dqn import DQN
 from torchrl_perf.trainers.iqn import IQN
-from torchrl_perf.trainers.off_policy.actor_critic import ActorCritic
 from torchrl_perf.trainers.off_policy.task import NOT_STORED, Task, both
 from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
-from torchrl_perf.trainers.off_policy.value_based import ValueAlgorithm
 from torchrl_perf.trainers.rainbow import Rainbow
 from torchrl_perf.trainers.sac import SAC
 
@@ -103,46 +99,30 @@ class MarineTask(Task):
             add("navigation/stage", stage.float(), reduce="last")
 
 
+def _networks(squash: Squash) -> dict[str, Callable[..., nn.Module]]:
+    """Actor and critic on separate encoders, as an algorithm makes them."""
+
+    def make_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
+        return make_marine_actor(action, config, squash)
+
+    def make_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
+        return make_marine_critic(action, config)
+
+    return {"make_actor": make_actor, "make_critic": make_critic}
+
+
 class ValueAgent:
-    """The part of a trainer that gives an algorithm of action values the vessels' networks and world.
+    """The part of a trainer that gives an algorithm of action values the vessels' networks and world."""
 
-    Its arguments are those of :class:`~torchrl_perf.trainers.dqn.DQNTrainer`, and so are the errors.
-    """
-
-    algorithm_class: ClassVar[type[ValueAlgorithm]]
-
-    def __init__(
-        self,
-        config: MarineConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        policy: EpsilonGreedy | None = None,
-    ) -> None:
-        algorithm = self.algorithm_class(config, policy=policy, make_policy=make_marine_policy)
-        cast("Any", super()).__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    task_class = MarineTask
+    made_by: ClassVar[Mapping[str, Callable[..., nn.Module]]] = {"make_policy": make_marine_policy}
 
 
 class ActorCriticAgent:
-    """The same for an algorithm of actor and critic, each on an encoder of its own.
+    """The same for an algorithm of actor and critic, each on an encoder of its own."""
 
-    Its arguments are those of :class:`~torchrl_perf.trainers.sac.SACTrainer`, and so are the errors.
-    """
-
-    algorithm_class: ClassVar[type[ActorCritic]]
-    squash: ClassVar[Squash] = "tanh"
-
-    def __init__(
-        self,
-        config: MarineConfig,
-        *,
-        env: EnvBase | None = None,
-        collector: BaseCollector | None = None,
-        actor: nn.Module | None = None,
-        critic: nn.Module | None = None,
-    ) -> None:
-        algorithm = self.algorithm_class(config, actor=actor, critic=critic, **_networks(self.squash))
-        cast("Any", super()).__init__(config, algorithm, env=env, collector=collector, task=MarineTask())
+    task_class = MarineTask
+    made_by = _networks("tanh")
 
 
 class MarineDQNTrainer(ValueAgent, OffPolicyTrainer):
@@ -173,22 +153,10 @@ class MarineACIQNTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`ACIQN` on vessels that share its policy; the arguments are those of :class:`ACIQNTrainer`."""
 
     algorithm_class = ACIQN
-    squash = "atan"
+    made_by = _networks("atan")
 
 
 class MarineSACTrainer(ActorCriticAgent, OffPolicyTrainer):
     """:class:`SAC` on vessels that share its policy; the arguments are those of :class:`SACTrainer`."""
 
     algorithm_class = SAC
-
-
-def _networks(squash: Squash) -> dict[str, Callable[..., nn.Module]]:
-    """Actor and critic on separate encoders, as an algorithm makes them."""
-
-    def make_actor(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
-        return make_marine_actor(action, config, squash)
-
-    def make_critic(observation: TensorSpec, action: TensorSpec, config: Any) -> nn.Module:
-        return make_marine_critic(action, config)
-
-    return {"make_actor": make_actor, "make_critic": make_critic}

@@ -1,13 +1,13 @@
 """The loop of every off-policy run: fill a replay buffer, then collect, store, learn and measure on the device."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 
 from torchrl_perf.collectors import DeviceCollector
@@ -51,7 +51,7 @@ class OffPolicyTrainer(Checkpointed):
 
     What is learnt is the :class:`~torchrl_perf.trainers.off_policy.algorithm.Algorithm`'s, what it acts in the
     :class:`~torchrl_perf.trainers.off_policy.task.Task`'s; the loop is the same for all. ``DQNTrainer``, ``SACTrainer``
-    and the others only make the algorithm and hand it over.
+    and the others only name the algorithm.
 
     The first ``config.fill_iterations`` calls of :meth:`step` are :meth:`fill`: random actions, no update. Each later
     one is :meth:`iteration`. On CUDA that is captured into one CUDA graph, after two ordinary iterations; where the
@@ -67,15 +67,18 @@ class OffPolicyTrainer(Checkpointed):
 
     Args:
         config: every choice of the run; after ``parallel.join()`` of the whole run, of which each rank does its part.
-        algorithm: what is learnt.
+        algorithm: what is learnt; by default an :attr:`algorithm_class` of the networks.
         env: a TorchRL env with batch_size [num_envs]; Gymnasium vector envs, one or a list of them (groups), of
             ``num_envs`` envs in all; or a class or function that makes an env of any kind, such as a ``gymnasium.Env``.
             By default the task's.
         collector: collects ``[N, T]`` batches with the algorithm's policy, such as a ``HostCollector``; by default a
             :class:`DeviceCollector` of the env.
-        task: makes the env and measures what happens there; by default the package's task that the config names.
+        task: makes the env and measures what happens there; by default a :attr:`task_class`, of most trainers the
+            package's task that the config names.
+        **networks: arguments of :attr:`algorithm_class`: ``policy``, or ``actor`` and ``critic``.
 
     Attributes:
+        made_by: functions that make networks in place of the algorithm's own, by its argument.
         config: of this rank's part; ``config.whole`` is what was given.
         ranks: the processes that learn together.
         guard: finds what is not finite, and judges the flushed rows.
@@ -95,19 +98,32 @@ class OffPolicyTrainer(Checkpointed):
         ValueError: at construction, for CUDA where there is none, or parts that do not fit each other.
     """
 
+    algorithm_class: ClassVar[type[Algorithm]]
+    task_class: ClassVar[type[Task]] = Task
+    made_by: ClassVar[Mapping[str, Callable[..., nn.Module]]] = {}
+
     def __init__(
         self,
         config: Any,
-        algorithm: Algorithm,
+        algorithm: Algorithm | None = None,
         *,
         env: Any = None,
         collector: BaseCollector | None = None,
         task: Task | None = None,
+        **networks: nn.Module | None,
     ) -> None:
+        if algorithm is None:
+            make: Any = self.algorithm_class
+            algorithm = make(config, **networks, **self.made_by)
+        elif networks:
+            raise TypeError(
+                f"{', '.join(networks)}: expected none beside an algorithm, received some. Remedy: give them to the "
+                "algorithm."
+            )
         self.device = device_of(config, env, collector)
         self.ranks = joined(self.device)
         self.config: OffPolicyConfig = config_of_rank(config, self.ranks)
-        self.algorithm, self.task = algorithm, task or Task()
+        self.algorithm, self.task = algorithm, task or self.task_class()
         config = algorithm.config = self.config
         self.mode = resolve_mode(config.mode, self.device)
         self.kernels = kernels_of(config, self.mode, self.device)

@@ -4,12 +4,13 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchrl_perf.run_layout import CHECKPOINTS
 from torchrl_perf.runtime.files import (
     PARTIAL,
     CheckpointError,
@@ -111,12 +112,15 @@ class CheckpointFolder:
             partial.unlink(missing_ok=True)
         sync_folder(self.path)
 
-    def load_newest(self, device: torch.device | str = "cpu", *, made_by: str = "") -> tuple[Path, dict[str, Any]]:
+    def load_newest(
+        self, device: torch.device | str = "cpu", *, made_by: str = "", among: Collection[str] | None = None
+    ) -> tuple[Path, dict[str, Any]]:
         """Reads the newest checkpoint that can be read, and says which newer ones cannot (logger ``torchrl_perf``).
 
         Args:
             device: where to put the tensors.
             made_by: name of the algorithm; any where it is empty.
+            among: names of those that may be taken; by default all.
 
         Returns:
             The file and what it holds.
@@ -125,7 +129,7 @@ class CheckpointFolder:
             FileNotFoundError: if there is none.
             CheckpointError: if none of them can be read, with the reason of each.
         """
-        files = self.files()
+        files = [path for path in self.files() if among is None or path.name in among]
         if not files:
             beside = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else "no such folder"
             raise FileNotFoundError(
@@ -160,6 +164,37 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, made_by: 
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return state
+
+
+def checkpoints_of(path: Path, rank: int) -> Path:
+    """The folder of a rank's checkpoints: the run's own for the first, one below it for each other."""
+    return path / CHECKPOINTS / (f"rank{rank}" if rank else "")
+
+
+def ranks_of_run(path: Path) -> int:
+    """With how many ranks a run has written its checkpoints; 1 for one without any.
+
+    Args:
+        path: folder of the run.
+    """
+    return 1 + sum(1 for folder in (path / CHECKPOINTS).glob("rank*") if folder.is_dir())
+
+
+def newest_common(path: Path, ranks: int) -> Path | None:
+    """The newest checkpoint that all ranks of a run have, as the first rank's file; None where there is none.
+
+    Args:
+        path: folder of the run.
+        ranks: number of ranks.
+    """
+    common = sorted(common_names(path, ranks), key=lambda name: iteration_of(Path(name)))
+    return checkpoints_of(path, 0) / common[-1] if common else None
+
+
+def common_names(path: Path, ranks: int) -> set[str]:
+    """Names of the checkpoints that all ranks of a run have; arguments as for :func:`newest_common`."""
+    names = [{file.name for file in CheckpointFolder(checkpoints_of(path, rank)).files()} for rank in range(ranks)]
+    return set.intersection(*names)
 
 
 def iteration_of(path: Path) -> int:

@@ -13,7 +13,7 @@ from torchrl_perf.runtime.machine import machine_card
 from torchrl_perf.runtime.redact import redact
 from torchrl_perf.runtime.timing import Stopwatch
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, iteration_of
+from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, iteration_of, newest_common, ranks_of_run
 
 STATUS_SECONDS = 1.0
 
@@ -271,6 +271,8 @@ def _why_not(run_dir: Path, config: RunConfig, given: dict[str, Any]) -> str:
     files = CheckpointFolder(run_dir / CHECKPOINTS).files()
     if not files:
         return "it has no checkpoint"
+    if newest_common(run_dir, ranks_of_run(run_dir)) is None:
+        return f"it has no checkpoint that all of its {ranks_of_run(run_dir)} ranks have written"
     total = given.get("total_steps", stored.get("total_steps", 0))
     taken = iteration_of(files[0]) * stored.get("num_envs", 0) * stored.get("num_steps", 0)
     # a run killed between its last checkpoint and its end is resumed, to end properly

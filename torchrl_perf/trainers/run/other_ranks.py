@@ -11,8 +11,13 @@ from torch import Tensor
 from torchrl_perf.parallel import Ranks
 from torchrl_perf.run_layout import CHECKPOINTS
 from torchrl_perf.runtime.files import CheckpointError, save_checkpoint
-from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
-from torchrl_perf.trainers.run.rank_folder import checkpoints_of, ranks_of_run
+from torchrl_perf.trainers.run.checkpoint import (
+    CheckpointFolder,
+    checkpoints_of,
+    common_names,
+    ranks_of_run,
+    read_checkpoint,
+)
 from torchrl_perf.trainers.run.reshard import end_streams, problem_of_replay, resharded_frames, resharded_replay
 
 __all__ = ["RESHARDED", "load_of_other_ranks", "problem_of_other_ranks"]
@@ -72,8 +77,8 @@ def load_of_other_ranks(trainer: Any, ranks: Ranks, path: Path, *, name: str = "
         CheckpointError: without a checkpoint that can be read.
     """
     folder, algorithm = CheckpointFolder(path / CHECKPOINTS), trainer.config.algorithm
-    name = name or ranks.of_first(lambda: folder.load_newest("cpu", made_by=algorithm)[0].name)
     before = ranks_of_run(path)
+    name = name or ranks.of_first(lambda: _newest_of_all(folder, path, before, algorithm))
     state = read_checkpoint(folder.path / name, trainer.device, made_by=algorithm)
     parts = state["parts"]
     if REPLAY in parts:
@@ -101,6 +106,21 @@ def load_of_other_ranks(trainer: Any, ranks: Ranks, path: Path, *, name: str = "
         _save(trainer, folder.path / name)
     ranks.values(None)
     return folder.path / name
+
+
+def _newest_of_all(folder: CheckpointFolder, path: Path, before: int, algorithm: str) -> str:
+    """The name of the newest checkpoint that all ranks of a run have written, and that can be read.
+
+    Raises:
+        CheckpointError: where there is none.
+    """
+    names = common_names(path, before)
+    if not names:
+        raise CheckpointError(
+            f"checkpoint: expected one that all {before} ranks of the run have in {folder.path}, received none. "
+            "Remedy: a new run."
+        )
+    return folder.load_newest("cpu", made_by=algorithm, among=names)[0].name
 
 
 def _replay_of(path: Path, rank: int, name: str, algorithm: str) -> Mapping[str, Any]:

@@ -9,7 +9,14 @@ from torchrl_perf.parallel import Ranks
 from torchrl_perf.run_layout import CHECKPOINTS, RunState
 from torchrl_perf.runtime.files import CheckpointError, remove_partial_files, save_checkpoint
 from torchrl_perf.trainers.config import RunConfig
-from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, iteration_of, read_checkpoint
+from torchrl_perf.trainers.run.checkpoint import (
+    CheckpointFolder,
+    checkpoints_of,
+    iteration_of,
+    newest_common,
+    ranks_of_run,
+    read_checkpoint,
+)
 from torchrl_perf.trainers.run.files import RunFolder
 
 __all__ = [
@@ -40,6 +47,8 @@ class RankFolder:
     def __init__(self, path: Path, config: RunConfig, rank: int) -> None:
         self.path = path
         self.checkpoints = CheckpointFolder(checkpoints_of(path, rank), keep=config.keep_checkpoints)
+        # there from the start, so that a run is known to be of several ranks before all have a checkpoint
+        self.checkpoints.path.mkdir(parents=True, exist_ok=True)
         remove_partial_files(self.checkpoints.path)
 
     def __enter__(self) -> Self:
@@ -71,32 +80,6 @@ def open_folder(ranks: Ranks, path: Path, config: RunConfig, env: str) -> Abstra
     held: list[RunFolder] = []
     ranks.of_first(lambda: held.append(RunFolder(path, config, env)))
     return held[0] if held else RankFolder(path, config, ranks.rank)
-
-
-def checkpoints_of(path: Path, rank: int) -> Path:
-    """The folder of a rank's checkpoints: the run's own for the first, one below it for each other."""
-    return path / CHECKPOINTS / (f"rank{rank}" if rank else "")
-
-
-def ranks_of_run(path: Path) -> int:
-    """With how many ranks a run has written its checkpoints; 1 for one without any.
-
-    Args:
-        path: folder of the run.
-    """
-    return 1 + sum(1 for folder in (path / CHECKPOINTS).glob("rank*") if folder.is_dir())
-
-
-def newest_common(path: Path, ranks: int) -> Path | None:
-    """The newest checkpoint that all ranks of a run have, as the first rank's file; None where there is none.
-
-    Args:
-        path: folder of the run.
-        ranks: number of ranks.
-    """
-    names = [{file.name for file in CheckpointFolder(checkpoints_of(path, rank)).files()} for rank in range(ranks)]
-    common = sorted(set.intersection(*names), key=lambda name: iteration_of(Path(name)))
-    return checkpoints_of(path, 0) / common[-1] if common else None
 
 
 def common_checkpoint(ranks: Ranks, path: Path, device: Any, *, made_by: str, name: str = "") -> tuple[Path, Any]:

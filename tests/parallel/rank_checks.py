@@ -496,9 +496,8 @@ def stopped_while_made() -> None:
 def lost_at_the_beginning() -> None:
     """The last rank is killed when all have met and do not watch each other yet."""
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        vars(importlib.import_module("torchrl_perf.cli.ranks"))["compare"] = lambda *_: os.kill(
-            os.getpid(), signal.SIGKILL
-        )
+        ranks = vars(importlib.import_module("torchrl_perf.cli.ranks"))
+        ranks["compare"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 

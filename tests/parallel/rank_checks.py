@@ -182,11 +182,8 @@ def equal_systems() -> dict[str, str]:
         known = {field.name for field in fields(kind)}
         small = {key: value for key, value in SYSTEM.items() if key in known}
         # Options learn from the critics in some presets and from kept choices in others: ranks run both ways.
-        ways = (
-            {"option_learning": "returns", "option_capacity": 96, "option_interrupt": False},
-            {"option_learning": "critic"},
-        )
-        for way in ways if "option_learning" in known else ({},):
+        kept = {"option_learning": "returns", "option_capacity": 96, "option_interrupt": False}
+        for way in (kept, {"option_learning": "critic"}) if "option_learning" in known else ({},):
             found[" ".join([name, *map(str, way.values())])] = fingerprint_after(trainer_of(kind(**small, **way)), 4)
     leave()
     return found

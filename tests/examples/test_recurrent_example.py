@@ -11,5 +11,5 @@ def test_prints_its_last_line(capsys):
 
 @pytest.mark.slow
 def test_balances_without_seeing_velocities():
-    # without a memory it ends at 47; with it at 460 or 500 as processors round, and another seed at 161
-    assert load("recurrent_ppo").main() > 150
+    # without a memory such runs end at 47; this one at 500, and with seed 2 at 499
+    assert load("recurrent_ppo").main() > 400

@@ -180,11 +180,8 @@ def equal_systems() -> dict[str, str]:
         known = {field.name for field in fields(kind)}
         small = {key: value for key, value in SYSTEM.items() if key in known}
         # Options learn from the critics in some presets and from kept choices in others: ranks run both ways.
-        ways = (
-            {"option_learning": "returns", "option_capacity": 96, "option_interrupt": False},
-            {"option_learning": "critic"},
-        )
-        for way in ways if "option_learning" in known else ({},):
+        kept = {"option_learning": "returns", "option_capacity": 96, "option_interrupt": False}
+        for way in (kept, {"option_learning": "critic"}) if "option_learning" in known else ({},):
             found[" ".join([name, *map(str, way.values())])] = fingerprint_after(trainer_of(kind(**small, **way)), 4)
     leave()
     return found
@@ -494,9 +491,8 @@ def stopped_while_made() -> None:
 def lost_at_the_beginning() -> None:
     """The last rank is killed when all have met and do not watch each other yet."""
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        vars(importlib.import_module("torchrl_perf.cli.ranks"))["compare"] = lambda *_: os.kill(
-            os.getpid(), signal.SIGKILL
-        )
+        ranks = vars(importlib.import_module("torchrl_perf.cli.ranks"))
+        ranks["compare"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit(cli.main([*RUN, "--total-steps", "960"]))
 
 

@@ -130,7 +130,7 @@ CASES: dict[str, Case] = {
     "eps_end": Case(1.0),
     "eps_frames": Case(1, {"eps_start": 1.0}),
     "greedy": Case("per_quantile", DISAGREEING),
-    "risk": Case("cvar", {**DISAGREEING, "risk_eta": 0.1}, choices),
+    "risk": Case("wang", DISAGREEING, choices),
     "risk_eta": Case(0.05, {**DISAGREEING, "risk": "cvar", "risk_eta": 1.0}, choices),
     "kappa": Case(0.01),
     "noisy": Case("per_row"),

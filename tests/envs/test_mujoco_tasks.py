@@ -216,3 +216,23 @@ def test_actions_beyond_the_range_count_as_its_ends(name):
     root["action"] = torch.full_like(one.action_spec.zero(), 7.0)
     twin["action"] = one.action_spec.space.high.clone()
     assert torch.equal(one.step(root)["next", "reward"], other.step(twin)["next", "reward"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROBOTS)
+def test_a_compiler_sees_a_step_whole(name):
+    torch.compiler.reset()  # the tasks share the code of their base
+    env = make(name, 2)
+    root = env.rand_action(env.reset())
+    expected = env.step_and_maybe_reset(root.clone())
+    again = make(name, 2)
+    again.reset()
+    found = torch.compile(again.step_and_maybe_reset, backend="eager", fullgraph=True)(root.clone())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.exclude("action"), other.exclude("action"))
+
+
+@pytest.mark.parametrize("body", ["leg", 99, -3])
+def test_a_body_that_is_not_there_is_named(body):
+    with pytest.raises(ValueError, match=r"main_body to be one of world, torso, front_left_leg, aux_1, front_right"):
+        make("Ant", 2, main_body=body)

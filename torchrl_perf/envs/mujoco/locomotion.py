@@ -160,6 +160,18 @@ class Ant(GymnasiumTask):
     default_physics = FEW_ITERATIONS
     observed_quantities = ("xpos", "cfrc_ext")
 
+    def __init__(self, num_envs: int, **settings: Any) -> None:
+        super().__init__(num_envs, **settings)
+        body = self.chosen["main_body"]
+        try:  # here, since a compiler cannot look into the model
+            self.main_body = int(self.model.body(body).id)
+        except (KeyError, IndexError) as error:
+            names = filter(None, (self.model.body(number).name for number in range(self.model.nbody)))
+            raise ValueError(
+                f"Ant: expected main_body to be one of {', '.join(names)}, or its number, received {body!r}. Remedy: "
+                "the torso's."
+            ) from error
+
     def _forces(self, state: State) -> Tensor:
         return state["cfrc_ext"].clamp(*self.chosen["contact_force_range"]).flatten(1)
 
@@ -175,8 +187,7 @@ class Ant(GymnasiumTask):
 
     def reward(self, before: State, action: Tensor, after: State) -> Tensor:
         """Return 1 while healthy plus the speed minus the costs of control and contacts."""
-        body = int(self.model.body(self.chosen["main_body"]).id)
-        speed = (after["xpos"][:, body, 0] - before["xpos"][:, body, 0]) / self.dt
+        speed = (after["xpos"][:, self.main_body, 0] - before["xpos"][:, self.main_body, 0]) / self.dt
         contact_cost = self.chosen["contact_cost_weight"] * self._forces(after).square().sum(-1)
         gains = self.chosen["forward_reward_weight"] * speed + self.healthy_gain(after)
         return gains - self.control_cost(action) - contact_cost

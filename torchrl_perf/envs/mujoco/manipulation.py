@@ -24,11 +24,17 @@ CANDIDATES = 24
 
 
 class _Bodies(GymnasiumTask):
-    """A task that looks bodies up by name."""
+    """A task that observes bodies by name."""
+
+    def __init__(self, num_envs: int, **settings: Any) -> None:
+        self._numbers: dict[str, int] = {}  # of bodies, found as the first state is observed
+        super().__init__(num_envs, **settings)
 
     def body(self, state: State, name: str) -> Tensor:
         """Return the position of a body, ``[N, 3]`` m."""
-        return state["xpos"][:, int(self.model.body(name).id)]
+        if name not in self._numbers:  # a compiler cannot look into the model
+            self._numbers[name] = int(self.model.body(name).id)
+        return state["xpos"][:, self._numbers[name]]
 
 
 class Reacher(_Bodies):

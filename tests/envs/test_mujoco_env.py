@@ -206,6 +206,19 @@ def test_a_broken_world_is_cut_counted_and_drawn_again():
     assert push(env, root, 1.0)[0]["next", "observation"].isfinite().all()
 
 
+@pytest.mark.parametrize("make", [cart, lambda: Hopper(4, device="cpu", seed=0)], ids=["cart", "Hopper"])
+def test_a_nan_action_is_counted_and_its_world_reset(make):
+    env = make()
+    root = env.reset()
+    action = torch.zeros(env.action_spec.shape)
+    action[2, -1] = torch.nan
+    following = env.step_and_maybe_reset(root.set("action", action))[0]["next"]
+    assert following["truncated"].flatten().tolist() == [False, False, True, False]
+    assert following["reward"][2] == 0
+    assert following["observation"].isfinite().all()
+    assert int(env.broken_worlds) == 1
+
+
 def test_each_world_has_factors_of_its_own_that_change_with_the_episode():
     env = HalfCheetah(3, device="cpu", seed=0, mass_noise=0.3, friction_noise=0.4, gain_noise=0.2, max_episode_steps=2)
     usual = {name: torch.as_tensor(getattr(env.model, name), dtype=torch.float32) for name in env.randomization.names}

@@ -63,9 +63,9 @@ class MuJoCoEnv(StructuredEnv):
 
     **Faults are counted, on the device.** ``overflows`` int64 ``[2]`` counts worlds and steps in which contacts or
     constraints found no room and were left out (:meth:`faults` names the remedy); ``broken_worlds`` int64 ``[]`` counts
-    worlds whose positions or velocities became NaN or huge. Such a row keeps its last good state, gets a reward of 0,
-    and its episode is truncated. ``unsolved_steps`` int64 ``[]`` counts worlds and steps in which the solver stopped at
-    its greatest number of iterations, which is no fault while it is rare.
+    worlds whose positions or velocities became NaN or huge, or whose action was NaN. Such a row keeps its last good
+    state, gets a reward of 0, and its episode is truncated. ``unsolved_steps`` int64 ``[]`` counts worlds and steps
+    in which the solver stopped at its greatest number of iterations, which is no fault while it is rare.
 
     **Domain randomisation.** ``mass_noise``, ``friction_noise`` and ``gain_noise`` give each world factors of its own,
     see :class:`Randomization`.
@@ -256,8 +256,9 @@ class MuJoCoEnv(StructuredEnv):
             )
         if broken:
             found["broken_worlds"] = (
-                f"physics: expected finite positions and velocities, received {broken} worlds without, which were "
-                "reset. Remedy: a smaller timestep=, integrator='implicitfast', or a softer model."
+                f"physics: expected finite positions, velocities and actions, received {broken} worlds without, which "
+                "were reset. Remedy: a smaller timestep=, integrator='implicitfast', or a softer model; a policy whose "
+                "numbers stay finite."
             )
         return found
 
@@ -298,6 +299,7 @@ class MuJoCoEnv(StructuredEnv):
         control = cast("Tensor", action).clamp(*self._range)
         after, overflow = self.simulation.step(state, control, state)
         sound = (after["qpos"].abs() < LARGEST).all(-1) & (after["qvel"].abs() < LARGEST).all(-1)
+        sound &= ~control.isnan().any(-1)  # which physics would take for a bound of the actuator
         after = {
             name: torch.where(sound.view(-1, *(1,) * (value.ndim - 1)), value, state[name])
             for name, value in after.items()

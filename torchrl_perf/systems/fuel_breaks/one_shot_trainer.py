@@ -94,7 +94,7 @@ def make_placement_policy(env: Any, config: FuelBreaksOneShotConfig) -> Placemen
         device=env.device,
     )
     nn.init.zeros_(network.head.weight)
-    return PlacementPolicy(network, config.cells)
+    return PlacementPolicy(network.float(), config.cells)  # as the planes are, whatever torch's default is
 
 
 class FuelBreaksOneShotTrainer(WholeLoop):

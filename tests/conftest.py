@@ -157,9 +157,10 @@ def traced(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
 
 
 @pytest.fixture(params=["traced", pytest.param("inductor", marks=pytest.mark.long)])
-def backend(request: pytest.FixtureRequest) -> None:
+def backend(request: pytest.FixtureRequest) -> str:
     """What compiles a whole iteration: on a CPU, Inductor takes minutes for one."""
     request.getfixturevalue("traced" if request.param == "traced" else "fresh_dynamo")
+    return request.param
 
 
 @dataclass(frozen=True)

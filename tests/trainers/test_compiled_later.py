@@ -240,6 +240,13 @@ def test_networks_without_a_kernel_are_told_in_one_line(monkeypatch, caplog):
     assert "1 of the networks run layer by layer, such as ['Linear', 'Sigmoid', 'Linear']" in record.getMessage()
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac"])
+def test_networks_of_the_settings_are_not_said_to_lack_a_kernel(algorithm, monkeypatch, caplog):
+    monkeypatch.setattr(place, "_is_on_cuda", lambda network: True)
+    make(algorithm, {"mode": "auto", "compile_after": 3}).close()
+    assert "layer by layer" not in caplog.text
+
+
 def test_a_run_says_in_one_line_when_it_changed(other_rounding, tmp_path, caplog):
     trainer = make("dqn", {"mode": "compile", "compile_after": 3, "run_dir": str(tmp_path)})
     train(trainer, progress=False)

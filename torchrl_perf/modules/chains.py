@@ -227,8 +227,13 @@ def lacks_kernel(network: nn.Module) -> bool:
     for layer in _children(network):
         inside = [part for part in _opened([layer])[0] if isinstance(part, nn.Linear)]
         linear += inside if len(inside) == 1 else []
+    if len(linear) < 2:
+        return False
+    # the package's own networks run their chain by themselves, and do not look into others inside of them
+    runs_chain = hasattr(network, "fuses") and not isinstance(network, ChainSequential)
     is_single = all(layer.weight.dtype == torch.float32 for layer in linear)
-    return len(linear) > 1 and (not is_single or Found(network, opens=True).chain is None or not _is_fusible(network))
+    has_chain = Found(network, opens=not runs_chain).chain is not None
+    return not (is_single and has_chain and (runs_chain or _is_fusible(network)))
 
 
 class ChainSequential(nn.Sequential):

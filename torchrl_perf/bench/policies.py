@@ -49,8 +49,9 @@ ROLLOUT = 16
 CAPTURED = ("graph", "compiled + graph", f"graph x {ROLLOUT}", f"compiled + graph x {ROLLOUT}")
 BUDGET_S = 0.1
 """Time that the calls of one row take together, beyond the least number of them."""
-TOLERANCE, LOSS_TOLERANCE = 1e-5, 1e-4
-"""Largest difference of a row alone from the same among all; of loss and gradients, relative, from TorchRL's."""
+TOLERANCE, LOSS_TOLERANCE = 1e-5, {"cpu": 1e-4, "cuda": 1e-2}
+"""Largest difference of a row alone from the same among all; of loss and gradients, relative, from TorchRL's: our
+networks multiply in TF32 on CUDA, where TorchRL's copy may run layer by layer in float32."""
 DRAWS, MOST_APART = 16, 2.5
 """Calls whose actions are compared, and how far those of a compiled policy may be apart; see :func:`apart`."""
 FRESH_ROWS = 256
@@ -302,7 +303,7 @@ def c51(bench: Bench) -> None:
             bench.add("c51 loss", bench.batch, variant, ok=False, note=f"not captured: {error}")
             continue
         start.stop()
-        if off_by <= LOSS_TOLERANCE:
+        if off_by <= LOSS_TOLERANCE[bench.device.type]:
             call = losses.calls[variant]
             bench.time("c51 loss", bench.batch, variant, call, off_by=off_by, start_s=start.seconds)
         else:

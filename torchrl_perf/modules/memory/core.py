@@ -1,7 +1,6 @@
 """What every recurrent core has in common: layers, and dropout between them."""
 
 import abc
-import itertools
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +54,13 @@ class MemoryCore(nn.Module, abc.ABC):
         """
 
     @property
+    @abc.abstractmethod
     def weight(self) -> Tensor:
-        """A parameter, or what a functional call has put in the place of one: a buffer or a plain tensor."""
-        for part in self.modules():
-            held = itertools.chain(part.parameters(recurse=False), part.buffers(recurse=False), vars(part).values())
-            for value in held:
-                if isinstance(value, Tensor):
-                    return value
-        raise ValueError("expected a module with parameters, received none. Remedy: the layers it was made with.")
+        """A parameter, or what a functional call has put in its place.
+
+        It is asked for by its name: neither ``parameters()`` finds what a functional call puts there, nor does the
+        tracer of torch 2.11 look through a module's ``__dict__``.
+        """
 
     @property
     def dtype(self) -> torch.dtype:

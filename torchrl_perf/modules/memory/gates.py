@@ -1,6 +1,6 @@
 """The cores of GRU and LSTM, whose parameters have the names, shapes and first values of torch's."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,11 @@ class GatedCore(MemoryCore):
             for name, shape in shapes.items():
                 value = torch.empty(shape, **place).uniform_(-bound, bound)
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(value))
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the inputs of the first layer."""
+        return cast("Tensor", self.weight_ih_l0)
 
     @classmethod
     def of(cls, rnn: nn.RNNBase) -> "GatedCore":

@@ -68,6 +68,18 @@ class MinGRUCore(MemoryCore):
             lasting = _between(*LASTING, self.hidden_size, device=layer.bias.device, dtype=layer.bias.dtype).exp()
             layer.bias[: self.hidden_size] = -(lasting - 1).log()
 
+    @property
+    def weight(self) -> Tensor:
+        """That of the first linear map, or of a layer in what stands in its place."""
+        for part in self.inputs[0].modules():
+            weight = getattr(part, "weight", None)
+            if isinstance(weight, Tensor):
+                return weight
+        raise ValueError(
+            f"inputs.0: expected a module with a weight, received {type(self.inputs[0]).__name__}. Remedy: a linear "
+            f"layer [{self.input_size}] -> [{2 * self.hidden_size}]."
+        )
+
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""
         of = self.inputs[layer]
@@ -137,6 +149,11 @@ class LRUCore(MemoryCore):
         super().__init__(input_size, hidden_size, num_layers, dropout, (2 * hidden_size,))
         self.encoder = nn.Linear(input_size, hidden_size, **place)
         self.layers = nn.ModuleList(_LRULayer(hidden_size, **place) for _ in range(num_layers))
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the first layer's skip connection."""
+        return cast("Tensor", self.layers[0].skip)
 
     def layer_step(self, layer: int, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of one layer: its output and states."""

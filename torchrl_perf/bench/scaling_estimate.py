@@ -17,10 +17,10 @@ RANKS = (1, 2, 4, 8, 16, 64, 256, 1_024)
 class Assumptions:
     """Numbers of the estimate: the first ones are measured on H200 GPUs, the others are assumed."""
 
-    floor_ms: float = 1.82
+    floor_ms: float = 1.10
     """Measured: an iteration of 4 envs x 128 steps, where launches are all that counts."""
-    row_ns: float = 6.19
-    """Measured: what each further row costs, between 4 x 128 (1.82 ms) and 2,048 x 128 rows (3.44 ms)."""
+    row_ns: float = 5.37
+    """Measured: what each further row costs, between 4 x 128 (1.10 ms) and 2,048 x 128 rows (2.504 ms)."""
     one_shot_us: tuple[float, float] = (6.6, 8.2)
     """Measured: sum of 38 kB over symmetric memory by 2 and by 4 GPUs of a host."""
     updates: int = 16

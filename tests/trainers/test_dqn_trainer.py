@@ -15,6 +15,7 @@ from torchrl_perf.modules import DuelingMLP, EpsilonGreedy, FusedMLP
 from torchrl_perf.runtime import host_syncs
 from torchrl_perf.trainers import DQN_PRESETS, DQNConfig, DQNTrainer, TrainingDivergedError, train
 from torchrl_perf.trainers.dqn import DQN
+from torchrl_perf.trainers.off_policy.trainer import OffPolicyTrainer
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder
 
 TINY = DQNConfig.without_task(
@@ -279,3 +280,8 @@ def test_networks_are_not_taken_twice():
     config = make().config
     with pytest.raises(TypeError, match="policy: expected none beside an algorithm"):
         DQNTrainer(config, DQN(config), policy=nn.Identity())
+
+
+def test_a_trainer_without_an_algorithm_says_so():
+    with pytest.raises(TypeError, match="algorithm: expected what is learnt, received None, and OffPolicyTrainer"):
+        OffPolicyTrainer(make().config)

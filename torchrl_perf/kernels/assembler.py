@@ -2,8 +2,9 @@
 
 A product of a warp group (``wgmma``) finds its operand in shared memory by a descriptor in uniform registers. Where
 several such products follow one another, ptxas 12.8 makes some descriptors from registers that hold something else, or
-nothing: the same PTX, which is right, becomes a read beyond memory, as with layers (4, 64, 32, 2) in bf16, or a wrong
-sum and no error. ptxas 12.9 and 13.0 make right descriptors of all that were compared. Triton 3.6 takes 12.8 up to
+nothing: the same PTX, which is right, becomes a read beyond memory, as on an H200 with layers (4, 64, 32, 2) in bf16
+and (4, 64, 64, 64, 2) in fp16, or a wrong sum and no error. ptxas 12.9 and 13.0 make right descriptors of all that were
+compared, and these two networks ran right there as 12.9 assembles them. Triton 3.6 takes 12.8 up to
 Hopper and brings 12.9 beside it, for Blackwell. Others met it, too: triton-lang/triton issue 11366 and
 fla-org/flash-linear-attention pull request 1262.
 

@@ -113,7 +113,12 @@ class OffPolicyTrainer(Checkpointed):
         **networks: nn.Module | None,
     ) -> None:
         if algorithm is None:
-            make: Any = self.algorithm_class
+            make: Any = getattr(self, "algorithm_class", None)
+            if make is None:
+                raise TypeError(
+                    f"algorithm: expected what is learnt, received None, and {type(self).__name__} names none. Remedy: "
+                    "SACTrainer or another one that does, or algorithm=SAC(config)."
+                )
             algorithm = make(config, **networks, **self.made_by)
         elif networks:
             raise TypeError(

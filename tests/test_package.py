@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 from test_house_rules import PACKAGE, ROOT, SUBPACKAGES
 
 import torchrl_perf
+from torchrl_perf.runtime.doctor import software
 
 # Imported where they are used: none of them may load with the package or any of its folders.
 LAZY = ("wandb", "tyro", "triton", "matplotlib")
@@ -104,6 +107,21 @@ def test_the_first_command_leaves_to_the_second_what_is_slow():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     assert "-m 'not long and not slow'" in settings["addopts"]
     assert ".ci/run" in (ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
+
+
+def test_each_minor_of_torch_that_the_package_takes_is_tested():
+    """What one minor's compiler cannot trace is seen with that minor alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = {needed.name: needed.specifier for needed in map(Requirement, project["dependencies"])}
+    assert {name: str(bounds[name]) for name in software.RANGES} == {
+        name: str(Requirement(name + text).specifier) for name, text in software.RANGES.items()
+    }
+    taken = [f"2.{minor}" for minor in range(100) if bounds["torch"].contains(f"2.{minor}.0")]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["cpu"]["strategy"]["matrix"]
+    runs = [*matrix["torch-version"], *(run["torch-version"] for run in matrix["include"])]
+    assert sorted(run.removesuffix(".*") for run in runs) == taken
+    assert f"PyTorch {taken[0]} to {taken[-1]}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_wheel_holds_the_package_alone():

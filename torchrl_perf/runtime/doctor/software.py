@@ -19,7 +19,7 @@ __all__ = ["software_probes"]
 PACKAGE = "torchrl_perf"
 LOWEST_PYTHON = (3, 11)
 # Ranges where the package's own metadata cannot be read: a checkout on PYTHONPATH.
-RANGES = {"torch": ">=2.11", "torchrl": ">=0.14,<0.15", "tensordict": ">=0.14,<0.15"}
+RANGES = {"torch": ">=2.11,<2.15", "torchrl": ">=0.14,<0.15", "tensordict": ">=0.14,<0.15"}
 OTHERS = ("gymnasium", "numpy", "wandb", "tyro", "matplotlib", "nvidia-ml-py", "rich")
 
 

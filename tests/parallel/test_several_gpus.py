@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 def launched(*words):
     """Runs a program on two ranks; its exit code."""
-    code = "import sys; from torchrl_perf.parallel.launch import launch_ranks; sys.exit(launch_ranks(sys.argv[1:], 2))"
+    code = "import sys; from torchrl_perf.launch import launch_ranks; sys.exit(launch_ranks(sys.argv[1:], 2))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code, *words], env=environment, timeout=SECONDS, check=False

@@ -112,7 +112,7 @@ def draw_risk(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path
             axes.plot(LEVELS, curve, "o-", markersize=3, linewidth=0.8, alpha=0.6, label=f"{row['run']}, {row['seed']}")
         axes.plot(LEVELS, curves.mean(0), "o-", color="black", linewidth=1.8, label="mean")
         axes.axhline(rows[0]["evaluation"]["scripted"][field], color="0.4", linestyle="--", label="scripted")
-        axes.set(xlabel="acts on the mean of this share of the worst returns", ylabel=words)
+        axes.set(xlabel="acts on this share of the worst returns", ylabel=words)
         axes.invert_xaxis()  # neutral on the left, and more averse to the right
         axes.grid(alpha=0.3)
     panels[-1].legend(fontsize=8)

@@ -171,11 +171,13 @@ _STAGE: dict[str, Any] = {
     "max_robots": 3,
 }
 _VALUES, _NOISE = {**_STAGE, "eps_frames": 300_000}, {**_STAGE, "noise_frames": 300_000}
+_FAST = {"n_step": 5, "tau": 0.02}
+"""The targets of AC-IQN, with which DDPG learns less."""
 _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE, "ddpg": _NOISE, "sac": _STAGE}
 # of the whole curriculum exploration is a quarter
 _EXPLORES: dict[str, dict[str, Any]] = {agent: {} for agent in MARINE_AGENTS}
 _EXPLORES |= {agent: {"eps_frames": 250_000} for agent in ("iqn", "dqn")}
-_EXPLORES |= {agent: {"noise_frames": 250_000} for agent in ("ac-iqn", "ddpg")}
+_EXPLORES |= {agent: {"noise_frames": 250_000} | _FAST for agent in ("ac-iqn", "ddpg")}
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
@@ -220,10 +222,11 @@ def _ppo_of_vessels(*, shared: bool) -> Run:
 STUDIES: dict[str, Study] = {
     "marine": Study(
         "Navigation: three vessels, no obstacle",
-        {agent: Run(f"marine-{agent}", "MarineNavigation", _CHANGES[agent]) for agent in MARINE_AGENTS},
+        {agent: Run(f"marine-{agent}", "MarineNavigation", _CHANGES[agent]) for agent in MARINE_AGENTS}
+        | {"ddpg-fast": Run("marine-ddpg", "MarineNavigation", _NOISE | _FAST)},
         {**_ARRIVED, "navigation/collision": "share that collided"},
         _navigation(3, count=500, distance=30.0),
-        "AC-IQN on 100 and 101; of the others not recorded, 0 to 2 perhaps",
+        "AC-IQN on 100 and 101, DDPG on those shown; of the others not recorded, 0 to 2 perhaps",
         LATER_SEEDS,
         figures=("success", "collision"),
         beside=("scripted",),

@@ -79,7 +79,10 @@ def _rotating(fn: Callable[..., Any], batches: list[tuple[torch.Tensor, ...]]) -
 
 
 def _graph_us(fn: Callable[..., Any], batches: list[tuple[torch.Tensor, ...]], repeats: int) -> Any:
-    """Time of one call inside a CUDA graph that holds one call for each batch."""
+    """Time of one call inside a CUDA graph that holds one call for each batch.
+
+    The start of the graph is shared by these calls: of 8 calls of 1024 x 1024 it is .8 us each on an H200.
+    """
     call = capture(lambda: [fn(0.99, 0.95, *batch) for batch in batches][-1], audit=False)
     return time_cuda(call, repeats, warmup=5)
 

@@ -251,6 +251,17 @@ def test_every_folder_is_a_package():
     report("a folder of modules has an __init__.py that lists its public names", found)
 
 
+def test_modules_of_tests_have_names_of_their_own():
+    """The folders of tests are no packages: of two modules of one name pytest imports one, and stops at the other."""
+    seen: dict[str, list[str]] = {}
+    for path in python_files(ROOT / "tests"):
+        seen.setdefault(path.name, []).append(path.relative_to(ROOT).as_posix())
+    report(
+        "one module of each name below tests",
+        [" and ".join(paths) for name, paths in seen.items() if len(paths) > 1 and name != "conftest.py"],
+    )
+
+
 @pytest.mark.parametrize("name", ["torchrl_perf", *SUBPACKAGES])
 def test_all_is_true(name):
     module = importlib.import_module(name)

@@ -114,7 +114,7 @@ def _by_ranks(run: Run, config: Any, folder: Path) -> tuple[Any, Path, int]:
     Raises:
         RuntimeError: where one has failed.
     """
-    from torchrl_perf.parallel.launch import launch_ranks
+    from torchrl_perf.launch import launch_ranks
     from torchrl_perf.trainers import load_policy
 
     settings = folder / "settings.json"

@@ -16,11 +16,13 @@ BEGIN, END = "<!-- claims -->", "<!-- /claims -->"
 ROOT = Path(__file__).resolve().parents[1]
 TITLES = {
     "active_dynamics": "Inputs that inform a latent model",
+    "active_dynamics_loops": "Inputs that inform a latent model: whole loops, beside 35 other processes on the GPU",
     "durotaxis": "A colony on a stiffness gradient, PPO",
     "fuel_breaks": "Fire breaks, DQN and its memory",
     "options_market": "SAC with options on a market",
     "marine": "Navigation of surface vehicles, six agents",
 }
+"""By file of results: of each system, and of experiments that another sitting measured on another machine."""
 PAGES = {"claims.md": "", "claims_cpu.md": "_cpu"}
 """Pages of verdicts by the ending of the files of results that they are made of."""
 ROWS = "studies/results/"
@@ -31,19 +33,20 @@ ROW_COLUMNS = ("case", "variant", "us", "p10 to p90", "ratio", "spread", "off by
 def verdicts(ending: str, folder: Path = RESULTS) -> str:
     """Markdown of one page: for each system that was measured its verdicts, and a link to the rows."""
     parts = []
-    for system in SYSTEMS:
-        if not (folder / f"{system}{ending}.json").exists():
-            parts.append(f"## {TITLES[system]}\n\nNot measured yet.")
+    for name, title in TITLES.items():
+        if not (folder / f"{name}{ending}.json").exists():
+            if name in SYSTEMS:
+                parts.append(f"## {title}\n\nNot measured yet.")
             continue
-        result = read_results(f"{system}{ending}", folder)
+        result = read_results(f"{name}{ending}", folder)
         table = format_table([row for row in result["rows"] if row.get("part") == "verdict"], CLAIM_COLUMNS)
-        link = f"[Every row](../studies/tables/{system}{ending}.md)."
-        parts.append(f"## {TITLES[system]}\n\n{link} {_machine(result)}\n\n{table}")
+        link = f"[Every row](../studies/tables/{name}{ending}.md)."
+        parts.append(f"## {title}\n\n{link} {_machine(result)}\n\n{table}")
     return "\n\n".join(parts)
 
 
 def tables(system: str, ending: str, folder: Path = RESULTS) -> str:
-    """Markdown of all rows of one system on one kind of device."""
+    """Markdown of all rows of one file of results on one kind of device."""
     result = read_results(f"{system}{ending}", folder)
     rows = [row for row in result["rows"] if row.get("part") != "verdict"]
     lines = [f"# {TITLES[system]}, {'a CPU' if ending else 'CUDA'}", _machine(result)]
@@ -77,7 +80,7 @@ def main() -> int:
         before, rest = path.read_text(encoding="utf-8").split(BEGIN, 1)
         _, after = rest.split(END, 1)
         path.write_text(f"{before}{BEGIN}\n\n{verdicts(ending)}\n\n{END}{after}", encoding="utf-8")
-        for system in SYSTEMS:
+        for system in TITLES:
             if (RESULTS / f"{system}{ending}.json").exists():
                 target = ROOT / "studies" / "tables" / f"{system}{ending}.md"
                 target.write_text(tables(system, ending), encoding="utf-8")

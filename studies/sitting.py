@@ -287,7 +287,7 @@ def busy_share(call: Callable[[], Any], sitting: Sitting) -> float:
     When they ran is what the profiler says of a call, which it makes longer: the time is that of calls without it.
     """
     calls = [_turn(call, 1, sitting.device) for _ in range(sitting.pick(2, 4))]
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         call()
         synchronize(sitting.device)
     events: Sequence[Any] = found.profiler.kineto_results.events() if found.profiler is not None else []

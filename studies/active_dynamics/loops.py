@@ -144,7 +144,7 @@ def peak_bytes(make: Callable[[], Loop], device: torch.device) -> int | None:
     held = heap_bytes()
     if empty is None or held is None:
         return None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         loop.learn()
     return held - empty + max(accumulate((size for _, size in memory_events(found)), initial=0))
 

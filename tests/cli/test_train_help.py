@@ -84,3 +84,16 @@ class TestHelp:
 def test_a_name_that_a_module_does_not_have():
     with pytest.raises(KeyError, match="PPOSettings"):
         Source("trainers.ppo")["PPOSettings"]
+
+
+def test_ranks_are_started_before_what_they_import():
+    code = (
+        "import sys\nfrom torchrl_perf.cli import asked, main\n"
+        "def launch_ranks(words, ranks):\n"
+        f"    print(ranks, *words, *set({HEAVY!r}) & set(sys.modules))\n    return 3\n"
+        "asked.launch_ranks = launch_ranks\n"
+        "sys.exit(main(['train', 'ppo', '--backend', 'gym', '--env', 'HalfCheetah', '--ranks', '2']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout == "2 -m torchrl_perf train ppo --ranks 2 --env HalfCheetah-v5\n"

@@ -345,7 +345,7 @@ ELSEWHERE = {
         "rows.grad_or_none", "rows.takes_one_launch",
     },
     "of tensors that the caller has widened, in test_parts.py": {
-        "parts.mean_of_all", "parts.moments_of_all", "parts.joined_in_parts",
+        "parts.mean_of_all", "parts.sum_of_all", "parts.moments_of_all", "parts.joined_in_parts",
     },
     "float64 by contract, in test_ranks.py": {"ppo.advantage_summary", "ppo.merged_summary", "ppo.normalized_by"},
     "the rule itself": {

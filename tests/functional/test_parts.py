@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from torchrl_perf.functional import parts
-from torchrl_perf.functional.parts import divisor, joined_in_parts, mean_of_all, moments_of_all
+from torchrl_perf.functional.losses.sac import weighted_mean
+from torchrl_perf.functional.parts import divisor, joined_in_parts, mean_of_all, moments_of_all, sum_of_all
+from torchrl_perf.functional.rows.valid import reduced, valid_mean
 
 
 @pytest.fixture(params=["at once", "in parts"])
@@ -50,6 +52,22 @@ def test_mean_and_its_gradient(shape, split):
     (gradient,) = torch.autograd.grad(mean * 2.0, values)
     torch.testing.assert_close(mean, values.to(torch.float64).mean().to(torch.float32), rtol=1e-6, atol=0)
     torch.testing.assert_close(gradient, torch.full_like(values, 2.0 / values.numel()))
+
+
+@pytest.mark.parametrize("shape", [(65_536,), (96_000,), (8_193,), (3,)])
+def test_sums_of_rows_that_count_and_that_have_weights(shape, split):
+    values, weights = numbers(shape[0]), numbers(shape[0], seed=1)
+    valid = torch.arange(shape[0]) % 3 != 1
+    spoilt = torch.where(valid, values, torch.nan).unsqueeze(-1).requires_grad_()
+    mean = valid_mean(spoilt, valid)
+    torch.testing.assert_close(mean, values[valid].mean())
+    (gradient,) = torch.autograd.grad(mean, spoilt)
+    torch.testing.assert_close(gradient.squeeze(-1), valid.to(torch.float64) / valid.sum())
+    torch.testing.assert_close(reduced(values, valid, "sum"), values[valid].sum())
+    torch.testing.assert_close(weighted_mean(values, weights), (values @ weights) / weights.sum())
+    torch.testing.assert_close(weighted_mean(values, None), values.mean())
+    assert sum_of_all(valid) == valid.sum()
+    assert valid_mean(spoilt, torch.zeros_like(valid)) == weighted_mean(values, torch.zeros_like(values)) == 0
 
 
 @pytest.mark.parametrize("shape", [(65_536, 1), (100_000,), (8_193,), (2,)])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchrl_perf.runtime.signals import kept_handlers
+from torchrl_perf.launch import kept_handlers
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -218,7 +218,9 @@ class TestPages:
     @pytest.mark.parametrize(("name", "ending"), page.PAGES.items())
     def test_committed_pages_are_those_of_the_committed_files(self, name, ending):
         assert page.verdicts(ending) in (page.ROOT / "docs" / name).read_text(encoding="utf-8")
-        for system in claims.SYSTEMS:
+        for system in page.TITLES:
+            if system not in claims.SYSTEMS and not (page.RESULTS / f"{system}{ending}.json").exists():
+                continue  # another sitting's, on one kind of device alone
             table = page.ROOT / "studies" / "tables" / f"{system}{ending}.md"
             assert table.read_text(encoding="utf-8") == page.tables(system, ending)
 

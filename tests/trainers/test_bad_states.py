@@ -15,7 +15,7 @@ from torchrl_perf.cli import main
 from torchrl_perf.metrics.progress import ProgressLine
 from torchrl_perf.metrics.progress_csv import ProgressCSVLogger
 from torchrl_perf.runtime.files import FolderLock
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 from torchrl_perf.trainers import RunFolderError, train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,6 +28,7 @@ TINY = PPOConfig(
     epochs=2,
     minibatches=2,
     hidden_size=16,
+    normalize_observations=False,
     logger="none",
     device="cpu",
     mode="eager",

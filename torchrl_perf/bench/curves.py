@@ -114,7 +114,7 @@ def _by_ranks(run: Run, config: Any, folder: Path) -> tuple[Any, Path, int]:
     Raises:
         RuntimeError: where one has failed.
     """
-    from torchrl_perf.parallel.launch import launch_ranks
+    from torchrl_perf.launch import launch_ranks
     from torchrl_perf.trainers import load_policy
 
     settings = folder / "settings.json"
@@ -187,7 +187,9 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    # a way beside the runs may have a line in some panels alone
+    named = {label: line for each in panels for line, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    panels[-1].legend(list(named.values()), list(named), fontsize=8)
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
     figure.suptitle(f"{study.title}\ninterquartile mean and 95% interval, seeds {seeds}", fontsize=10)
     return save_figure(figure, path, dpi=110)

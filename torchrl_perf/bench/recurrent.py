@@ -103,7 +103,7 @@ def measure_sequence(name: str, shape: str, hidden: int, device: torch.device, r
 def config_of(memory: str, shape: str, options: BenchRecurrent, device: str, **changes: Any) -> PPOConfig:
     """PPO as PureJaxRL's recurrent one has it: four epochs of four minibatches of whole streams."""
     num_envs, num_steps = map(int, shape.split("x"))
-    settings = {"epochs": 4, "minibatches": 4, "total_steps": 10**9, **changes}
+    settings = {"epochs": 4, "minibatches": 4, "total_steps": 10**9, "normalize_observations": False, **changes}
     settings |= {} if memory == "none" else {"memory_size": options.hidden}
     settings |= {"memory": memory, "num_envs": num_envs, "num_steps": num_steps, **running(options, device)}
     return PPOConfig(env="StatelessCartPole", **settings)

@@ -17,7 +17,7 @@ import torch
 
 from torchrl_perf.bench.report import Sheet, format_table
 from torchrl_perf.bench.scaling_rank import Case
-from torchrl_perf.parallel.launch import launch_ranks
+from torchrl_perf.launch import launch_ranks
 
 COLUMNS = (
     *("algorithm", "shape", "precision", "scaling", "sums", "ranks", "steps_per_second", "speedup", "ms"),

@@ -110,6 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(name: str, arguments: list[str]) -> int:
     if algorithm := _read_for_help(name, arguments):
         _show(name, algorithm)
+    # ranks import for themselves what a process alone would now, and need not wait for this one to do so
+    if (code := importlib.import_module("torchrl_perf.cli.asked").launched(name, arguments)) is not None:
+        return code
     return importlib.import_module("torchrl_perf.cli.train").main(name, arguments)
 
 

@@ -53,7 +53,7 @@ def compare(options: argparse.Namespace) -> int:
     from torchrl_perf.cli.curves import curve_of, groups_of, logged_run, metric_of
     from torchrl_perf.metrics.comparison import save_comparison
     from torchrl_perf.runtime.files import write_text
-    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.streams import say
 
     if options.out.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"out: expected a name that ends in .png, .pdf or .svg, received {options.out}. Remedy: .png.")

@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate the task and its variants, and print a table."""
-    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.streams import say
     from torchrl_perf.trainers.mujoco_c import task_in_c
     from torchrl_perf.trainers.policies import policy_of, read_run
     from torchrl_perf.trainers.variants import evaluate_run

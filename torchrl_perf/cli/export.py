@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 def export(options: argparse.Namespace) -> int:
     """Write the files."""
-    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.streams import say
     from torchrl_perf.trainers.export import export_policy
     from torchrl_perf.trainers.policies import policy_of, read_run
 

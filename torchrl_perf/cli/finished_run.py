@@ -89,7 +89,7 @@ def said(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except (ValueError, OSError, ImportError) as error:
-        from torchrl_perf.runtime.streams import say
+        from torchrl_perf.streams import say
 
         say(f"torchrl-perf {command}: {error}")
         return 1

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 def play(options: argparse.Namespace) -> int:
     """Draw the episodes."""
     from torchrl_perf.cli.film import show, write_film
-    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.streams import say
     from torchrl_perf.trainers.frames import frames
     from torchrl_perf.trainers.policies import policy_of, read_run
 

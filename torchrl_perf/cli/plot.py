@@ -46,7 +46,7 @@ def plot(options: argparse.Namespace) -> int:
     """Draw the picture."""
     from torchrl_perf.cli.curves import curve_of, logged_run
     from torchrl_perf.metrics.plot import save_learning_curve
-    from torchrl_perf.runtime.streams import say
+    from torchrl_perf.streams import say
 
     run = logged_run(options.run)
     curve_of(run, options.metric)  # whether there is anything to draw

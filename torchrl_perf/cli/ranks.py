@@ -1,52 +1,25 @@
-"""``--gpus``, ``--ranks`` and ``torchrun``: starts the processes of a run, and what each of them is to do."""
+"""``--gpus``, ``--ranks`` and ``torchrun``: what each of the processes of a run is to do."""
 
-import argparse
 import dataclasses
 import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from torchrl_perf.cli.asked import given
 from torchrl_perf.parallel import Ranks, join
 from torchrl_perf.parallel.join import RankError, compare, world_size
-from torchrl_perf.parallel.launch import launch_ranks
 from torchrl_perf.parallel.ranks import HANG_SECONDS
 from torchrl_perf.parallel.watch import beginning
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.shards import config_per_rank, shard_problems
 
-__all__ = ["asked_for", "asks_for_one", "fitted_to_ranks", "joined_ranks", "launch", "print_batch"]
+__all__ = ["asks_for_one", "fitted_to_ranks", "joined_ranks", "print_batch"]
 
-HELP = ("-h", "--help")
 MOST_SECONDS = 1e6
 """For which ranks may wait for each other."""
-
-
-def asked_for(argv: Sequence[str]) -> int:
-    """The processes that a command line asks for and that are still to be started; 1 for none.
-
-    Args:
-        argv: options.
-
-    Raises:
-        RankError: for numbers below 1, two that differ, and GPUs that are not there.
-    """
-    if world_size() > 1 or any(word in HELP for word in argv):
-        return 1
-    given = _given(argv)
-    ranks, gpus = given["ranks"], given["gpus"]
-    for name, number in given.items():
-        if number is not None and number < 1:
-            raise RankError(f"--{name}: expected a positive integer, received {number}. Remedy: --{name} 2.")
-    if ranks is not None and gpus is not None and ranks != gpus:
-        raise RankError(f"--ranks: expected the number of --gpus, {gpus}, received {ranks}. Remedy: one of the two.")
-    if gpus is not None:
-        _check_gpus(gpus)
-    return ranks or gpus or 1
 
 
 def asks_for_one(argv: Sequence[str]) -> bool:
@@ -55,21 +28,7 @@ def asks_for_one(argv: Sequence[str]) -> bool:
     Args:
         argv: options.
     """
-    return 1 in _given(argv).values()
-
-
-def launch(name: str, argv: Sequence[str], ranks: int) -> int:
-    """Starts ``torchrl-perf train`` once for each rank on this host, as ``torchrun`` does, and waits for all.
-
-    Args:
-        name: of the algorithm.
-        argv: options behind it.
-        ranks: processes.
-
-    Returns:
-        Exit code of the run: that of the rank that ended it.
-    """
-    return launch_ranks(("-m", "torchrl_perf", "train", name, *argv), ranks)
+    return 1 in given(argv).values()
 
 
 def joined_ranks(argv: Sequence[str]) -> Ranks:
@@ -85,8 +44,8 @@ def joined_ranks(argv: Sequence[str]) -> Ranks:
     """
     if world_size() == 1:
         return Ranks.alone()
-    device = _given(argv, ("device",), str)["device"] or "auto"
-    gpus = _given(argv)["gpus"]
+    device = given(argv, ("device",), str)["device"] or "auto"
+    gpus = given(argv)["gpus"]
     place = "cpu" if device.startswith("cpu") and gpus is None else "auto" if device == "auto" else "cuda"
     with beginning():
         ranks = join(place, seconds=_patience(argv), by_host=_by_host(argv))
@@ -157,38 +116,11 @@ def _patience(argv: Sequence[str]) -> float:
     Raises:
         RankError: for less than one.
     """
-    given = _given(argv, ("rank_timeout",), float)["rank_timeout"]
-    seconds = HANG_SECONDS if given is None else given
+    asked = given(argv, ("rank_timeout",), float)["rank_timeout"]
+    seconds = HANG_SECONDS if asked is None else asked
     if not 1.0 <= seconds <= MOST_SECONDS:
         raise RankError(
             f"--rank-timeout: expected seconds from 1 to {MOST_SECONDS:,.0f}, received {seconds:g}. Remedy: "
             f"--rank-timeout {HANG_SECONDS:g}."
         )
     return seconds
-
-
-def _given(argv: Sequence[str], names: Sequence[str] = ("ranks", "gpus"), kind: Any = int) -> dict[str, Any]:
-    """Options of these names, None where they are left out or cannot be read, which the whole parser refuses."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in names:
-        parser.add_argument(f"--{name.replace('_', '-')}")
-    found = vars(parser.parse_known_args(list(argv))[0])
-    values = {}
-    for name, text in found.items():
-        try:
-            values[name] = None if text is None else kind(text)
-        except ValueError:
-            values[name] = None
-    return values
-
-
-def _check_gpus(gpus: int) -> None:
-    """Refuse more GPUs than this host has."""
-    there = torch.cuda.device_count()
-    if gpus > there:
-        raise RankError(
-            f"--gpus: expected at most {there}, the GPUs that PyTorch sees, received {gpus}. Remedy: --gpus {there}"
-            if there
-            else f"--gpus: expected a machine with GPUs that PyTorch sees, received {gpus} on one without. Remedy: "
-            f"--ranks {gpus} --device cpu."
-        )

@@ -11,7 +11,7 @@ from torchrl_perf.cli.stored_settings import read_settings
 from torchrl_perf.envs.registry import is_known
 from torchrl_perf.parallel import Ranks
 from torchrl_perf.run_layout import CHECKPOINTS, CONFIG, read_json
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 from torchrl_perf.trainers.config import TASKS, RunConfig
 from torchrl_perf.trainers.run.checkpoint import CheckpointFolder, read_checkpoint
 from torchrl_perf.trainers.run.files import find_resumable, is_finished

@@ -14,7 +14,7 @@ from ray import tune
 from torchrl_perf.cli.sweep_plan import Run
 from torchrl_perf.cli.sweep_table import CUT, rows_since, run_folder
 from torchrl_perf.run_layout import STATUS, read_json
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 
 __all__ = ["SCORE", "STEPS", "Halving", "SweepTrial", "Tell"]
 

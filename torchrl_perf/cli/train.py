@@ -11,10 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from torchrl_perf.cli.asked import asked_for, launch
 from torchrl_perf.cli.backend import named_by_backend
 from torchrl_perf.cli.kept_schedules import kept_schedules
 from torchrl_perf.cli.options import joined, refuse_bad_options
-from torchrl_perf.cli.ranks import asked_for, asks_for_one, fitted_to_ranks, joined_ranks, launch, print_batch
+from torchrl_perf.cli.ranks import asks_for_one, fitted_to_ranks, joined_ranks, print_batch
 from torchrl_perf.cli.resume import (
     AUTO,
     Start,
@@ -25,15 +26,15 @@ from torchrl_perf.cli.resume import (
     refuse_own_env,
 )
 from torchrl_perf.cli.stored_settings import read_settings
+from torchrl_perf.launch import note_that_it_was_told
 from torchrl_perf.parallel import RankLostError, Ranks, RankStoppedError, leave
 from torchrl_perf.parallel.join import RankError, ending
-from torchrl_perf.parallel.launch import note_that_it_was_told
 from torchrl_perf.parallel.ranks import HANG_SECONDS
 from torchrl_perf.parallel.watch import RankWatch, first_to_tell, watched
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.runtime.signals import StopRequest
-from torchrl_perf.runtime.streams import keep_standard_files, say
+from torchrl_perf.streams import keep_standard_files, say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric

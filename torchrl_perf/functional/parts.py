@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["joined_in_parts", "mean_of_all", "moments_of_all"]
+__all__ = ["joined_in_parts", "mean_of_all", "moments_of_all", "sum_of_all"]
 
 UNSPLIT = 8_192
 """Numbers that one block reduces in a single launch."""
@@ -29,6 +29,12 @@ def mean_of_all(values: Tensor) -> Tensor:
     """The mean of all numbers of a tensor ``[*]``, 0-d."""
     size = part_size(values)
     return values.mean() if size is None else values.reshape(-1, size).mean(-1).mean()
+
+
+def sum_of_all(values: Tensor) -> Tensor:
+    """The sum of all numbers of a tensor ``[*]``, 0-d; of flags their number."""
+    size = part_size(values)
+    return values.sum() if size is None else values.reshape(-1, size).sum(-1).sum()
 
 
 def moments_of_all(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -116,9 +116,10 @@ class OptionUsage:
             return None
         listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         return (
-            f"the options have collapsed: expected none above {self.max_share:.0%} of the steps and at least "
+            f"the options have collapsed: expected none above {self.max_share:.0%} of an interval's steps and at least "
             f"{self.min_used} above {self.min_share:.0%}, received {listed} ({largest} leads, {len(used)} in use). "
-            "Remedy: more entropy or a higher temperature of the controller, or rules that leave the others a chance."
+            "Remedy: none where it passes, as option/max_usage of the next rows says; else more entropy or a higher "
+            "temperature of the controller, or rules that leave the others a chance."
         )
 
     def state_dict(self) -> dict[str, Any]:

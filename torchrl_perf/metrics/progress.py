@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TextIO
 
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from torchrl_perf.launch import note_that_it_was_told
 from torchrl_perf.parallel.join import RankError, RankLostError, place_of, world_size
-from torchrl_perf.parallel.launch import note_that_it_was_told
 from torchrl_perf.parallel.meeting import has_agent_store, met
 from torchrl_perf.parallel.place import Place, began, own_place
 from torchrl_perf.parallel.ranks import Ranks, RankStoppedError
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 
 __all__ = [
     "BEAT_SECONDS",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 
 __all__ = ["Deadline"]
 

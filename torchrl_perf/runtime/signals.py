@@ -3,26 +3,10 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
 GRACE_SECONDS = 0.5
-
-
-@contextmanager
-def kept_handlers() -> Iterator[None]:
-    """Gives each signal the handler back that it has now: some libraries set their own, and leave them set."""
-    is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody set one
-    known = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
-    try:
-        yield
-    finally:
-        for number, handler in known.items():
-            # None: a handler that C code has set, which cannot be set again
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
 
 
 class StopRequest:

@@ -170,15 +170,18 @@ PRESETS: dict[str, PPOConfig] = {
         log_interval=1,
     ),
     "Acrobot": PPOConfig(env="Acrobot", total_steps=400_000, gamma=0.99, log_interval=1),
+    # Actor and critic share the memory, and values are up to 50: with more weight the critic has the memory for itself.
+    # Angles are below .2, and the memory has to tell differences of them.
     "StatelessCartPole": PPOConfig(
         env="StatelessCartPole",
-        num_envs=64,
         total_steps=400_000,
         epochs=6,
         learning_rate=2e-3,
+        critic_coeff=0.02,
+        normalize_observations=True,
         memory="gru",
         memory_size=64,
-        log_interval=2,
+        log_interval=1,
     ),
     # PPO's noise, drawn anew at each step, does not climb the hill: the mean return stays at -200, the least there is.
     "MountainCar": PPOConfig(env="MountainCar", total_steps=1_000_000, gamma=0.99, log_interval=4),
@@ -202,7 +205,7 @@ PRESETS: dict[str, PPOConfig] = {
     ),
 }
 """Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores;
-StatelessCartPole, which ends at 497.6, takes about a minute and a half.
+StatelessCartPole, which ends at 500.0 with five of six seeds (301.6 with the sixth), takes a minute and a half of one.
 
 A whole run logs 60 to 100 rows, so that its learning curve is a curve.
 """

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_perf.functional.parts import sum_of_all
 from torchrl_perf.functional.wide import computed_wide
 
 
@@ -20,8 +21,8 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     """
     if weights is None:
         return values.mean()
-    total = weights.sum()
-    return (values * weights).sum() / torch.where(total == 0, 1.0, total)
+    total = sum_of_all(weights)
+    return sum_of_all(values * weights) / torch.where(total == 0, 1.0, total)
 
 
 @computed_wide

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_perf.functional.losses.sac import weighted_mean
 from torchrl_perf.functional.masked import of_rows
-from torchrl_perf.functional.parts import mean_of_all
+from torchrl_perf.functional.parts import mean_of_all, sum_of_all
 from torchrl_perf.functional.wide import computed_wide
 
 Reduction = Literal["none", "mean", "sum"]
@@ -78,7 +78,7 @@ def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return mean_of_all(values)
     chosen = spread(valid, values)
-    return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp_min(1)
+    return sum_of_all(torch.where(chosen, values, 0.0)) / sum_of_all(chosen).clamp_min(1)
 
 
 @computed_wide
@@ -103,7 +103,7 @@ def reduced(values: Tensor, valid: Tensor | None, reduction: str, weights: Tenso
         if reduction == "mean":
             return weighted_mean(values, weights)
         values = values * weights
-    return values.sum() if reduction == "sum" else values
+    return sum_of_all(values) if reduction == "sum" else values
 
 
 @computed_wide

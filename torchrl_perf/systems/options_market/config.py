@@ -329,7 +329,7 @@ OPTIONS_MARKET_PRESETS: dict[str, OptionsMarketConfig] = {
         hidden_size=64,
     ),
 }
-"""Settings by env name: for two CPU cores, but for OptionMarket, which takes a GPU two minutes."""
+"""Settings by env name: for two CPU cores, but for OptionMarket, which takes a GPU some minutes."""
 # the same without options, which they are to be compared with
 OPTIONS_MARKET_PRESETS["OptionMarketPlain"] = dataclasses.replace(
     OPTIONS_MARKET_PRESETS["OptionMarket"],

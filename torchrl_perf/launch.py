@@ -1,18 +1,23 @@
-"""Starts the processes of a run on this host, as ``torchrun`` does."""
+"""Starts the processes of a run on this host, as ``torchrun`` does.
+
+It imports nothing of the package but what is light: the processes import the rest, and begin as soon as it has ended.
+"""
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchrl_perf.runtime.signals import kept_handlers
-from torchrl_perf.runtime.streams import say
+from torchrl_perf.streams import say
 
-__all__ = ["launch_ranks", "note_that_it_was_told"]
+__all__ = ["kept_handlers", "launch_ranks", "note_that_it_was_told"]
 
 TOLD = "TORCHRL_PERF_TOLD"
 """Variable of the ranks: a file that one makes which has said why it will be killed."""
@@ -63,6 +68,20 @@ def launch_ranks(arguments: Sequence[str], ranks: int) -> int:
         finally:
             del os.environ[TOLD]
     return 0
+
+
+@contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Gives each signal the handler back that it has now: some libraries set their own, and leave them set."""
+    is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody set one
+    known = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+    try:
+        yield
+    finally:
+        for number, handler in known.items():
+            # None: a handler that C code has set, which cannot be set again
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def note_that_it_was_told() -> None:

@@ -205,7 +205,7 @@ PRESETS: dict[str, PPOConfig] = {
     ),
 }
 """Settings for each task, by env name. They solve all but MountainCar, within a minute on two CPU cores;
-StatelessCartPole, which ends at 500.0 with five of six seeds (301.6 with the sixth), takes a minute and a half of one.
+StatelessCartPole ends at 500.0 with thirteen of fifteen seeds, and at 489.0 and 301.6 with the others.
 
 A whole run logs 60 to 100 rows, so that its learning curve is a curve.
 """

@@ -24,8 +24,9 @@ pytestmark = [
 SECONDS = 280
 LOST_SECONDS = 60
 """Within which a run has to end after a rank is gone: its own limit is 30 s, and 20 s for a GPU that waits."""
-STEPS = 20_000_000
-"""Of a run whose rank is killed after its first checkpoint: a thousand iterations more, of a millisecond or so each."""
+STEPS = 40_000_000
+"""Of a run whose rank is killed after its first checkpoint: 2,000 iterations, of which one takes a millisecond or less,
+so that the run has not ended before the signal comes."""
 ROOT = Path(__file__).parents[2]
 
 

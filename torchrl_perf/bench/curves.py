@@ -187,7 +187,7 @@ def draw(study: Study, rows: Sequence[dict[str, Any]], path: Path) -> Path:
         axes.set_ylabel(words)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
-    # a way beside the runs may have a line in some panels alone
+    # some lines, such as a baseline's, are in one panel only: the legend names those of all panels
     named = {label: line for each in panels for line, label in zip(*each.get_legend_handles_labels(), strict=True)}
     panels[-1].legend(list(named.values()), list(named), fontsize=8)
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(name: str, arguments: list[str]) -> int:
     if algorithm := _read_for_help(name, arguments):
         _show(name, algorithm)
-    # ranks import for themselves what a process alone would now, and need not wait for this one to do so
+    # first of all: each rank imports the algorithm itself, and need not wait until this process has
     if (code := importlib.import_module("torchrl_perf.cli.asked").launched(name, arguments)) is not None:
         return code
     return importlib.import_module("torchrl_perf.cli.train").main(name, arguments)

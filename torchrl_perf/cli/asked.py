@@ -17,7 +17,7 @@ HELP = ("-h", "--help")
 def launched(name: str, argv: Sequence[str]) -> int | None:
     """The exit code of the ranks that a command line asks for; None where there are none to be started.
 
-    None, too, for what is to be refused: the command says it, which imports seconds of modules first.
+    Also None for numbers that are to be refused: the command itself refuses them, after it has imported the rest.
 
     Args:
         name: of the algorithm.

@@ -34,7 +34,7 @@ from torchrl_perf.parallel.watch import RankWatch, first_to_tell, watched
 from torchrl_perf.registry import ALGORITHMS, MARINE, MARINE_AGENTS, SYSTEMS, Entry, entry_of
 from torchrl_perf.run_layout import CONFIG, read_json
 from torchrl_perf.runtime.signals import StopRequest
-from torchrl_perf.streams import keep_standard_files, say
+from torchrl_perf.streams import say
 from torchrl_perf.trainers.config import RunConfig
 from torchrl_perf.trainers.config_checks import ConfigError
 from torchrl_perf.trainers.run.metric_names import known_metrics, unknown_metric
@@ -104,11 +104,9 @@ def main(name: str, argv: list[str]) -> int:
         # Small networks gain nothing from a second core, and waiting for a thread on a busy core makes a run 5 times
         # slower.
         torch.set_num_threads(1)
-    keep_standard_files()
     try:
         argv = named_by_backend(argv)
-        if (number := asked_for(argv)) > 1:
-            return launch(name, argv, number)
+        asked_for(argv)  # refuses what cannot be; several ranks have been started before this module is imported
         ranks = joined_ranks(argv)
     except RankStoppedError as error:
         return error.exit_code

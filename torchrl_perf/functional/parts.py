@@ -4,10 +4,10 @@ Inductor splits a sum over many numbers into blocks of 8,192 (torch 2.11 to 2.14
 GPU of 132 processors, 28 us on an H200 for the losses of PPO where the bytes take less than 1. Given rows of a matrix
 to reduce, it has a block for each.
 
-The rows are short. One whose numbers are every second of memory, as a sum over two logits leaves them, it splits
-again if it has more than 128 and there are fewer than 8,448 rows. Other losses, whose rows it leaves, then share a
-launch with the first half of that sum, and its block sizes, 16 rows to a block: 512 rows of 512 were 32 blocks and
-took 85 us on an H200. With rows of 128 all losses are one reduction.
+The rows have 128 numbers. Inductor splits a longer row again if its numbers lie apart in memory, as those of a sum over
+two logits do, and there are fewer than 8,448 rows. The other losses then share a launch with the first half of that
+split sum, and take its block size of 16 rows: for 512 rows of 512 numbers that is 32 blocks, and 85 us on an H200. Rows
+of 128 are not split, so that all losses are one reduction.
 """
 
 from collections.abc import Sequence
@@ -83,9 +83,9 @@ def longest_part(count: int) -> int:
 
 
 def divisor(count: int) -> int | None:
-    """The power of two that divides ``count`` numbers into parts of 128, or 8,192 of them; None where none does.
+    """Numbers of a part: a power of two that divides ``count``, or None where no part is needed or none is possible.
 
-    Where 128 does not divide them it is 64 or 32.
+    It is 128; more where there would be more than 8,192 parts, and 64 or 32 where 128 does not divide ``count``.
     """
     if count <= UNSPLIT:
         return None

@@ -122,7 +122,7 @@ def test_networks_have_a_row_for_each_shape_that_was_measured(tmp_path: Path) ->
     assert readme_networks.networks_block(tmp_path) == ""
     row = {"N x T": "4x128", "ms": 1.234, "steps_per_second": 4e5}
     rows = [{**row, "variant": name} for name in ("graph", "jax", "torchrl")]
-    rows += [{"N x T": "2048x128", "ms": 3.0, "steps_per_second": 8.765e7, "variant": "graph-bf16"}]
+    rows += [{"N x T": "2048x128", "ms": 3.0, "steps_per_second": 8.765e7, "variant": "graph-bf16", "earlier": "abc"}]
     machine = {"gpu": "a card"}
     learnt = [
         {"variant": f"time to 475, {name}", "learns": "graph", "seconds": seconds, "steps": steps}
@@ -134,7 +134,7 @@ def test_networks_have_a_row_for_each_shape_that_was_measured(tmp_path: Path) ->
     head, words, table, sentence = readme_networks.networks_block(tmp_path).split("\n\n")
     assert head == "## Networks" and "on a card" in words
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert cells[2:] == [["64-64, 4x128", "1.23 ms", "", "", "1.23 ms"], ["64-64, 2048x128", "", "87.7 M", "", ""]]
+    assert cells[2:] == [["64-64, 4x128", "1.23 ms", "", "", "1.23 ms"], ["64-64, 2048x128", "", "87.7 M *", "", ""]]
     assert sentence == (
         "SAC with 8-4, a batch of 32,768 and bf16 products makes 1,234 full updates a second (12 TFLOP/s). "
         "PPO with 64-64 reached a return of 475 in 2 of 3 runs in tf32, fp16, after 1,000 to 2,000 env steps."

@@ -43,7 +43,8 @@ def networks_block(folder: Path = RESULTS) -> str:
     )
     parts = [
         f"{words}{machine.get('gpu') or machine['cpu']}. A cell is env steps a second of whole iterations, or the "
-        "milliseconds of an iteration of 4 envs. The third column is the same loop without kernels of ours.",
+        "milliseconds of an iteration of 4 envs. The third column is the same loop without kernels of ours. Cells "
+        "with * are of an earlier commit than the others of their network, which the file names.",
         format_table(table, ["network and envs x steps", *VARIANTS.values()]),
         " ".join(lines),
     ]
@@ -51,7 +52,8 @@ def networks_block(folder: Path = RESULTS) -> str:
 
 
 def _speed(row: dict[str, Any]) -> str:
-    return f"{row['ms']:.2f} ms" if row["N x T"].startswith("4x") else f"{row['steps_per_second'] / 1e6:.1f} M"
+    speed = f"{row['ms']:.2f} ms" if row["N x T"].startswith("4x") else f"{row['steps_per_second'] / 1e6:.1f} M"
+    return f"{speed} *" if "earlier" in row else speed
 
 
 def _measured(file: str, folder: Path) -> list[dict[str, Any]]:

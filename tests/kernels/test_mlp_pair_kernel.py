@@ -64,7 +64,7 @@ def test_compiled_functions_join_two_networks(monkeypatch, outputs):
         return loss(x, lambda x, params: fused_mlp(x, params, "tanh", "ieee"))
 
     parameters = [p for params in pair for p in params]
-    compiled = torch.compile(fused, options={"post_grad_custom_pre_pass": inductor.pairing()}, fullgraph=True)
+    compiled = torch.compile(fused, options={"post_grad_custom_pre_pass": inductor.graph_pass()}, fullgraph=True)
     found = torch.autograd.grad(compiled(x), parameters)
     expected = torch.autograd.grad(loss(x, mlp), parameters)
     for got, want in zip(found, expected, strict=True):

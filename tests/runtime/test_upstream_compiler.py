@@ -1,8 +1,13 @@
-"""Pairs of operators that the compiler joins: see tests/runtime/test_upstream_torch.py for what else it is told."""
+"""What the compiler's graphs are changed by; see tests/runtime/test_upstream_torch.py for what else it is told."""
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.func import grad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import scaled_dot_product_attention
 
+from torchrl_perf.runtime import compiled
 from torchrl_perf.runtime.upstream import inductor
 
 
@@ -25,7 +30,7 @@ class TestPairs:
     @staticmethod
     def run(fn, *args):
         """The result of a function through the pass, and how many sines are left."""
-        traced = torch.fx.experimental.proxy_tensor.make_fx(fn, tracing_mode="fake")(*args)
+        traced = make_fx(fn, tracing_mode="fake")(*args)
         inductor.join_pairs(traced.graph)
         traced.graph.lint()
         traced.recompile()
@@ -48,7 +53,57 @@ class TestPairs:
         assert self.run(lambda x: x.sum().sin() + x.mean().sin(), x) == 2
 
     def test_inductor_takes_the_pass(self):
-        found = inductor.pairing()
-        assert found.uuid() == inductor.pairing().uuid() is not None
+        found = inductor.graph_pass()
+        assert found.uuid() == inductor.graph_pass().uuid() is not None
         fn = torch.compile(lambda x: x.sin() + (x + 1).sin(), options={"post_grad_custom_pre_pass": found})
         torch.testing.assert_close(fn(torch.ones(3)), torch.ones(3).sin() + torch.full((3,), 2.0).sin())
+
+
+class TestSeeds:
+    """Attention's seeds lie on the CPU outside a capture, where Inductor takes them for memory of the GPU."""
+
+    @staticmethod
+    def traced(dropout, parts=2):
+        """Attention and its gradient in one graph, as the compiler is given it for a GPU, ``parts`` times."""
+        forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
+        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+
+        def fn(x, mask):
+            for _ in range(parts):
+                out, log_sums, *seeds = forward(x, x, x, mask, True, dropout)
+                x = backward(out, x, x, x, mask, out, log_sums, *seeds, dropout, [True, True, True, False])[0]
+            return x
+
+        with FakeTensorMode():
+            args = torch.empty(3, 2, 8, 4, device="cuda"), torch.empty(3, 2, 8, 8, device="cuda")
+            found = make_fx(fn)(*args)
+            inductor.part_seeds(found.graph)
+            found.graph.lint()
+            found.recompile()
+            assert found(*args).shape == args[0].shape
+        seeds = [node.args[7:9] for node in found.graph.nodes if node.target is backward]
+        assert len(seeds) == parts
+        return [seed for each in seeds for seed in each]
+
+    def test_without_dropout_a_backward_pass_reads_none_of_the_forward_pass(self):
+        seeds = self.traced(0.0)
+        assert {seed.target for seed in seeds} == {torch.ops.aten.full.default}
+        assert len(set(seeds)) == 1
+        assert seeds[0].meta["val"].device.type == "cuda"
+        assert (seeds[0].meta["val"].dtype, seeds[0].args) == (torch.int64, ([], 0))
+
+    def test_with_dropout_it_reads_those_that_were_drawn(self):
+        assert torch.ops.aten.full.default not in {seed.target for seed in self.traced(0.5)}
+
+    @pytest.mark.gpu
+    def test_results_may_take_their_place(self, fresh_dynamo):
+        def fn(x, mask, numbers):
+            gradient = grad(lambda x: scaled_dot_product_attention(x, x, x, attn_mask=mask).square().sum())(x)
+            positive = (gradient.sum() > -1e9).long()
+            return gradient, positive + (numbers == 3).sum(), (numbers != 3).sum()
+
+        x = torch.rand(8, 2, 32, 8, device="cuda")
+        mask = torch.rand(8, 1, 32, 32, device="cuda") < 0.9
+        mask[..., 0] = True
+        args = x, mask, torch.randint(5, (500,), device="cuda")
+        torch.testing.assert_close(compiled(fn)(*args), fn(*args), rtol=1e-3, atol=1e-4)

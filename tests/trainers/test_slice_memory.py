@@ -322,7 +322,8 @@ def test_compiled_iterations_equal_eager_ones(name, memory, traced):
 def test_a_captured_iteration_equals_an_eager_one(name):
     found = []
     for mode in ("eager", "graph"):
-        trainer = run(make(name, device="cuda", mode=mode), 8)
+        # the rounding of TF32 may change which slice a priority draws, and the rest of the run with it
+        trainer = run(make(name, device="cuda", mode=mode, precision="ieee"), 8)
         found.append([p.detach().cpu() for p in trainer.policy.parameters()])
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 

@@ -80,7 +80,7 @@ def _device_options(device: torch.device | None) -> dict[str, Any]:
     kind = device.type if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         inductor.wait_first()
-        return {"triton.enable_pdl": True, "post_grad_custom_pre_pass": inductor.pairing()}
+        return {"triton.enable_pdl": True, "post_grad_custom_pre_pass": inductor.graph_pass()}
     return {"max_fusion_size": 1} if kind == "cpu" and FUSES_PAST_WRITES else {}
 
 

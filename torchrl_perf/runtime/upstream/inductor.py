@@ -1,4 +1,4 @@
-"""torch: what Inductor is told beyond its settings: early kernels wait, and pairs of operators become one.
+"""torch: what Inductor is told beyond its settings: early kernels wait, pairs become one, attention's seeds stay apart.
 
 With ``triton.enable_pdl`` Inductor's kernels are launched early (see :mod:`torchrl_perf.kernels.dependent`), but wait
 only for what the kernel just before them touches, by the names of buffers. That is not enough where that kernel reads
@@ -6,6 +6,7 @@ nothing, a fill say, and so waits for nothing itself: the next one may read what
 and a fill may write into memory that was freed and is still read. Here each kernel waits before its first access.
 """
 
+import operator
 import re
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -113,15 +114,44 @@ def join_pairs(graph: Graph) -> None:
             waiting[node.target, kind] = node
 
 
-def pairing() -> Any:
-    """:func:`join_pairs` as Inductor takes it, with a name that tells its cache apart from other passes."""
+def part_seeds(graph: Graph) -> None:
+    """Gives backward passes of attention seeds of their own, in a graph that holds the forward pass as well.
+
+    Inductor takes the seeds that the forward pass returns for numbers on the GPU, and writes later results into their
+    memory. PyTorch returns them on the CPU unless a CUDA graph is captured, where Triton then refuses them. Without
+    dropout nothing reads them. With dropout they are needed, and are left.
+    """
+    own: dict[Hashable, Node] = {}
+    for node in list(graph.nodes):
+        names = [arg.name for arg in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+        if not {"philox_seed", "dropout_p"} <= set(names) or node.args[names.index("dropout_p")] != 0.0:
+            continue
+        for place in map(names.index, ("philox_seed", "philox_offset")):
+            seed = node.args[place]
+            if not isinstance(seed, Node) or seed.target is not operator.getitem:
+                continue  # an input of this graph, into which nothing else is written
+            value = seed.meta["val"]
+            shape, of = tuple(value.shape), {"dtype": value.dtype, "device": value.device}
+            if (shape, *of.values()) not in own:
+                with graph.inserting_before(node):
+                    made = graph.call_function(torch.ops.aten.full.default, (list(shape), 0), of)
+                made.meta["val"] = value
+                own[shape, *of.values()] = made
+            node.update_arg(place, own[shape, *of.values()])
+            if not seed.users:
+                graph.erase_node(seed)
+
+
+def graph_pass() -> Any:
+    """:func:`join_pairs` and :func:`part_seeds` as Inductor takes them, with a name that its cache knows them by."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-    class Pairing(CustomGraphPass):
+    class Passes(CustomGraphPass):
         def __call__(self, graph: Graph) -> None:
             join_pairs(graph)
+            part_seeds(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__,), repr(sorted(map(str, _PAIRS))))
 
-    return Pairing()
+    return Passes()

@@ -45,6 +45,12 @@ def test_the_curriculum_ends_in_the_last_world_for_all_agents():
     assert (seen["goal"] - seen["position"]).norm(dim=-1).min() >= 40 - 1e-3
 
 
+def test_the_long_curriculum_differs_in_its_steps_alone():
+    short, long = (STUDIES[name].runs for name in ("marine-curriculum", "marine-curriculum-long"))
+    assert {replace(long[agent].config(0), total_steps=1_000_000) == short[agent].config(0) for agent in long} == {True}
+    assert {run.config(0).total_steps for run in long.values()} == {6_000_000}
+
+
 @pytest.mark.parametrize("agent", ["iqn", "sac"])
 def test_figures_of_each_world(agent):
     trainer = make(agent)

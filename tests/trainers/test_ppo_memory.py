@@ -248,6 +248,15 @@ def test_a_checkpoint_says_what_it_said_before_the_encoder_was_one_launch():
     assert describe_networks(trainer.algorithm.networks)["actor"]["module.0.module"] == "MixedSequential"
 
 
+def test_minibatches_that_are_left_out_divide_the_envs():
+    assert PPOConfig(env="NoPreset-v0").minibatches == 32
+    assert PPOConfig(env="NoPreset-v0", memory="gru").minibatches == 8  # of 8 envs
+    assert PPOConfig(env="NoPreset-v0", memory="gru", num_envs=12).minibatches == 4
+    assert PPOConfig(env="CartPole", memory="gru") == dataclasses.replace(PPOConfig(), memory="gru")
+    with pytest.raises(ConfigError, match=r"^minibatches: expected a divisor of num_envs = 8 .*received 32"):
+        PPOConfig(env="NoPreset-v0", memory="gru", minibatches=32)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("options", "message"),

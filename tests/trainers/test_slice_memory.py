@@ -1,6 +1,7 @@
 """A memory below networks that learn from replay: slices and their states, next states, resume, policies, refusals."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 from walkers import Walkers
 
+from torchrl_perf.cli.train import parse
 from torchrl_perf.envs import AgentStreams, StatelessCartPole, StatelessPendulum
 from torchrl_perf.modules.exploration import EpsilonGreedy
 from torchrl_perf.registry import ALGORITHMS
@@ -345,6 +347,61 @@ def test_a_memory_solves_what_no_network_without_one_can():
         found[memory].append(float(trainer.episodes.mean_return))
     assert sorted(found["gru"])[1] > 3.0
     assert found["none"][0] < 2.6
+
+
+def parsed(name, *options):
+    """The settings of a command line, as the command makes them."""
+    return ALGORITHMS[name].load("config")(**dataclasses.asdict(parse(name, list(options))[0].settings))
+
+
+class TestLeftOut:
+    """Settings of a preset that a memory excludes give way where they are left out, and are refused where not."""
+
+    @pytest.mark.parametrize("env", ["CartPole", "HalfCheetah", "NoPreset-v0"])
+    @pytest.mark.parametrize("name", [*VALUES, *ACTORS])
+    def test_of_python_and_of_the_command(self, name, env):
+        kind = ALGORITHMS[name].load("config")
+        usual, config = kind(env=env), kind(env=env, memory="lru", slice_length=64)
+        changed = {"memory": "lru", "slice_length": 64, "n_step": 1, "beta_final": None}
+        changed["learning_starts"] = max(usual.learning_starts, 64 * usual.num_envs)
+        assert config.to_dict() == {**usual.to_dict(), **changed}
+        assert config == parsed(name, "--env", env, "--memory", "lru", "--slice-length=64")
+        assert usual == parsed(name, "--env", env)
+
+    @pytest.mark.parametrize(("option", "value"), [("n_step", 5), ("beta_final", 1.0), ("learning_starts", 1_000)])
+    def test_a_value_that_is_given_is_refused_even_if_it_is_the_presets(self, option, value, tmp_path):
+        kind = ALGORITHMS["rainbow"].load("config")
+        assert getattr(kind(), option) == value
+        wrong = "slice_length" if option == "learning_starts" else option
+        file = tmp_path / "settings.json"
+        file.write_text(json.dumps({option: value}))
+        words, memory = [f"--{option.replace('_', '-')}", str(value)], ["--memory", "gru"]
+        for make_config in (
+            lambda: kind(memory="gru", **{option: value}),
+            lambda: kind.from_dict({"memory": "gru", option: value}),
+            lambda: parsed("rainbow", *memory, *words),
+            lambda: parsed("rainbow", *memory, "=".join(words)),
+            lambda: parsed("rainbow", *memory, "--config", str(file)),
+        ):
+            with pytest.raises(ConfigError, match=f"^{wrong}: expected .*Remedy"):
+                make_config()
+
+    def test_a_default_of_a_users_own_class_is_refused(self):
+        rainbow = ALGORITHMS["rainbow"].load("config")
+        own = dataclasses.dataclass(frozen=True)(
+            type("Own", (rainbow,), {"__annotations__": {"n_step": int}, "n_step": 7, "__module__": __name__})
+        )
+        assert own().n_step == 7
+        with pytest.raises(ConfigError, match=r"^n_step: expected 1 with memory='gru'.*received 7"):
+            own(memory="gru")
+
+    def test_a_wrong_value_beside_it_is_the_only_problem(self):
+        rainbow = ALGORITHMS["rainbow"].load("config")
+        for wrong in ({"slice_length": "6"}, {"num_envs": 1.5}, {"memory": ["gru"]}, {"memory": "gruu"}):
+            with pytest.raises(ConfigError) as caught:
+                rainbow(**{"memory": "gru", **wrong})
+            assert len(caught.value.problems) == 1
+            assert caught.value.problems[0].startswith(next(iter(wrong)))
 
 
 class TestRefused:

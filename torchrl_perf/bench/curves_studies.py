@@ -178,6 +178,7 @@ _CHANGES = {"iqn": _VALUES, "ac-iqn": _NOISE, "dqn": _VALUES, "rainbow": _STAGE,
 _EXPLORES: dict[str, dict[str, Any]] = {agent: {} for agent in MARINE_AGENTS}
 _EXPLORES |= {agent: {"eps_frames": 250_000} for agent in ("iqn", "dqn")}
 _EXPLORES |= {agent: {"noise_frames": 250_000} | _FAST for agent in ("ac-iqn", "ddpg")}
+_SIX_MILLION = {"total_steps": 6_000_000}
 # small enough for two processes on two cores, large enough that three ranks could divide it
 _POLES: dict[str, Any] = {"num_envs": 48, "num_steps": 32, "epochs": 4, "minibatches": 4, "total_steps": 153_600}
 _POLES |= {"learning_rate": 7e-4, "anneal_learning_rate": True}
@@ -249,6 +250,18 @@ STUDIES: dict[str, Study] = {
         navigated,
         "none: the settings are those of the curriculum without vortices",
         figures=("success", "collision", "mean_time", "mean_energy"),
+        beside=("scripted",),
+    ),
+    "marine-curriculum-long": Study(
+        "Navigation: three to six vessels, obstacles, vortices, for six million steps",
+        {
+            agent: Run(f"marine-{agent}", "MarineNavigation", {**_EXPLORES[agent], **CURRICULUM, **_SIX_MILLION})
+            for agent in ("rainbow", "iqn")
+        },
+        {**_ARRIVED, "navigation/collision": "share that collided"},
+        navigated,
+        "none: the settings are those of marine-curriculum; its two best agents on the same seeds",
+        figures=("5 vessels, obstacles: success", "success", "collision", "mean_time", "mean_energy"),
         beside=("scripted",),
     ),
     "marine-targets": Study(
@@ -399,7 +412,7 @@ STUDIES: dict[str, Study] = {
 WITH_EXTRAS = ("lunar-lander", "half-cheetah", "sp500", "ranks-gpu")
 """Studies that need more than the package: Gymnasium's extras box2d and mujoco, the extra data, two GPUs."""
 PREPARED = (
-    *("marine-curriculum", "marine-targets", "marine-risk", "durotaxis-stages-full"),
+    *("marine-curriculum", "marine-curriculum-long", "marine-targets", "marine-risk", "durotaxis-stages-full"),
     *("cartpole", "acrobot", "pendulum"),
 )
 """Long studies, not all of whose runs are committed, which are made by name alone."""

@@ -272,11 +272,14 @@ def parse(name: str, argv: list[str]) -> tuple[Arguments[RunConfig], Start]:
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+    given = given_settings(kind, argv, list(stored))
+    changes = arguments.settings.giving_way(given)
+    arguments = dataclasses.replace(arguments, settings=dataclasses.replace(arguments.settings, **changes))
     if start.run_dir:
         _check_resumable(default.settings, arguments.settings)
     elif early.resume == AUTO:
         wanted = kind(**dataclasses.asdict(arguments.settings))  # checked before a folder is looked for by its name
-        start, settings = automatic_start(wanted, given_settings(kind, argv, list(stored)))
+        start, settings = automatic_start(wanted, given)
         arguments = dataclasses.replace(arguments, settings=unchecked_kind(**settings))
     return arguments, start
 

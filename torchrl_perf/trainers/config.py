@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -48,6 +48,9 @@ class RunConfig:
     without a preset has the first one's. The defaults that the fields show are those of no task, for which
     :meth:`without_task` is there, and for ``env="Name"`` of an env of your own. :func:`dataclasses.replace` with
     another ``env`` keeps every other setting.
+
+    One that is not given also follows those that are, where the preset's excludes them: with a memory ``n_step`` is 1.
+    One that is given is refused then.
 
     Attributes:
         algorithm: name of the algorithm, as the command line and the folders of the runs have it.
@@ -182,10 +185,25 @@ class RunConfig:
                 object.__setattr__(self, name, value)
             elif isinstance(chosen := getattr(self, name), list):
                 object.__setattr__(self, name, as_tuple(type(self), name, chosen))
+        for name, value in self.giving_way(given).items():
+            object.__setattr__(self, name, value)
         checks = Checks(self)
         self._check(checks)
         if problems := checks.problems():
             raise ConfigError(problems)
+
+    def giving_way(self, given: Collection[str]) -> dict[str, Any]:
+        """What settings that were left out become because of those that were given, where the two exclude each other.
+
+        Args:
+            given: names of those that were given; they keep their values, which :meth:`_check` judges.
+        """
+        own = self._declared_anew()
+        return {name: value for name, value in self._room().items() if name not in given and name not in own}
+
+    def _room(self) -> dict[str, Any]:
+        """Values that go with the others, by field; values of a wrong type may be among the others."""
+        return {}
 
     def _check(self, checks: Checks) -> None:
         """Note what is wrong with the values of this class's fields."""
@@ -322,14 +340,25 @@ class RunConfig:
         presets = cls.presets()
         if not presets:
             return usual
-        owner = next(parent for parent in cls.__mro__ if "presets_in" in vars(parent))
-        declared = {field.name: field.default for field in dataclasses.fields(owner)}
+        owner, own = cls._owner(), cls._declared_anew()
         if isinstance(env, str) and env not in presets and env not in TASKS:
             chosen = settings_for(env, owner.algorithm)
         else:
             chosen = cls._preset_of(env if isinstance(env, str) else "").to_dict()
-        kept = {name: chosen[name] for name in declared if usual[name] is declared[name] and name in chosen}
+        names = [field.name for field in dataclasses.fields(owner)]
+        kept = {name: chosen[name] for name in names if name not in own and name in chosen}
         return {**usual, **kept, "env": usual["env"]}
+
+    @classmethod
+    def _owner(cls) -> "type[RunConfig]":
+        """The class whose presets these settings have."""
+        return next(parent for parent in cls.__mro__ if "presets_in" in vars(parent))
+
+    @classmethod
+    def _declared_anew(cls) -> set[str]:
+        """Fields whose defaults a class of a user's declares itself."""
+        usual = {field.name: field.default for field in dataclasses.fields(cls)}
+        return {field.name for field in dataclasses.fields(cls._owner()) if usual[field.name] is not field.default}
 
     @classmethod
     def problems_of(cls, values: Mapping[str, Any], bad: Iterable[str] = ()) -> list[str]:
@@ -345,6 +374,8 @@ class RunConfig:
         config = object.__new__(cls)
         for name, default in cls.defaults(values.get("env")).items():
             object.__setattr__(config, name, values.get(name, default))
+        for name, value in config.giving_way({*values, *bad}).items():
+            object.__setattr__(config, name, value)
         checks = Checks(config, bad)
         cls._check(config, checks)
         return checks.problems()

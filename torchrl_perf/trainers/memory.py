@@ -58,6 +58,15 @@ class MemorySettings:
     memory_size: int = 128
     """Hidden units of the memory."""
 
+    def _room(self) -> dict[str, Any]:
+        room = super()._room()  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
+        known = isinstance(self.memory, str) and self.memory in KINDS
+        return {**room, **self._room_of_memory()} if known else room
+
+    def _room_of_memory(self) -> dict[str, Any]:
+        """Values of other settings that go with a memory, where these are left out."""
+        return {}
+
     def _check(self, checks: Checks) -> None:
         super()._check(checks)  # pyright: ignore[reportAttributeAccessIssue]  of the config beside it
         checks.each(("memory_size",), is_count, "a positive integer")
@@ -69,6 +78,10 @@ class StreamMemorySettings(MemorySettings):
 
     burn_in: int = 0
     """First steps of each stream from which the memory finds its state anew, and nothing else is learnt."""
+
+    def _room_of_memory(self) -> dict[str, Any]:
+        sizes = [getattr(self, name) for name in ("num_envs", "minibatches")]
+        return {"minibatches": math.gcd(*sizes)} if all(isinstance(size, int) for size in sizes) else {}
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)

@@ -27,6 +27,11 @@ __all__ = [
 
 SLICE_MEMORY_SETTINGS = (*MEMORY_SETTINGS, "slice_length", "burn_in")
 """Fields of :class:`SliceMemorySettings`."""
+ASKED: dict[str, tuple[Any, str]] = {
+    "n_step": (1, "which learns from each step of a slice"),
+    "beta_final": (None, "whose slices have one exponent throughout"),
+}
+"""What slices with a memory ask of other settings, and why."""
 CRITIC_FEATURES = "memory_critic_features"
 ROWS = "memory_rows"
 BEGINS = "memory_begins"  # a sampler marks the first row of each slice in "is_init", where an episode may go on
@@ -35,12 +40,24 @@ GREATEST = 0.9  # share of the greatest error of a slice in its priority, that o
 
 @dataclass(frozen=True)
 class SliceMemorySettings(MemorySettings):
-    """The memory of networks that learn from slices of a replay buffer."""
+    """The memory of networks that learn from slices of a replay buffer.
+
+    With a memory ``n_step`` and ``beta_final`` are 1 and None where they are left out, and ``learning_starts`` is what
+    fills a slice, if the preset has less.
+    """
 
     slice_length: int = 32
     """Steps of a slice, with a memory: an update learns from minibatch_size / slice_length slices of streams."""
     burn_in: int = 8
     """First steps of a slice from which the memory finds its state, and nothing else is learnt."""
+
+    def _room_of_memory(self) -> dict[str, Any]:
+        config, room = cast("Any", self), {name: wanted for name, (wanted, _) in ASKED.items()}
+        sizes = (config.learning_starts, config.slice_length, config.num_envs)
+        if all(isinstance(size, int) for size in sizes):
+            starts, length, num_envs = sizes
+            room["learning_starts"] = max(starts, length * num_envs)
+        return room
 
     def _check(self, checks: Checks) -> None:
         super()._check(checks)
@@ -65,10 +82,7 @@ class SliceMemorySettings(MemorySettings):
                 f"minibatch_size: expected a multiple of slice_length = {length} with {memory}, received "
                 f"{config.minibatch_size}. Remedy: minibatch_size={-(-config.minibatch_size // length) * length}.",
             )
-        for name, wanted, why in (
-            ("n_step", 1, "which learns from each step of a slice"),
-            ("beta_final", None, "whose slices have one exponent throughout"),
-        ):
+        for name, (wanted, why) in ASKED.items():
             if checks.sound(name) and (value := getattr(config, name)) != wanted:
                 checks.add(
                     name, f"{name}: expected {wanted} with {memory}, {why}, received {value}. Remedy: {name}={wanted}."

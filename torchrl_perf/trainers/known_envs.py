@@ -93,7 +93,8 @@ _ROBOT_REPLAY: dict[str, Any] = {
     "normalize_observations": True,
     "log_interval": 200,
 }
-"""Few updates of large batches from many worlds, as FastTD3 (arXiv:2505.22642) and FastSAC (arXiv:2512.01996) do."""
+"""Few updates of large batches from many worlds, as FastTD3 (arXiv:2505.22642) and FastSAC (arXiv:2512.01996) do.
+FastTD3's own code has targets that follow faster, ``tau=0.1``, and another noise and critic."""
 _ROBOT_SAC: dict[str, Any] = {**_ROBOT_REPLAY, "temperature_learning_rate": 3e-4, "initial_temperature": 0.1}
 _ROBOT: Settings = {"ppo": _ROBOT_PPO, "sac": _ROBOT_SAC, "td3": _ROBOT_REPLAY, "ddpg": _ROBOT_REPLAY}
 

@@ -39,10 +39,10 @@ class BenchCurves:
     until a field is known, by what inputs are chosen for, on six fields), ranks (one, two and three processes that
     learn CartPole with the same envs in all). By name alone: ranks-gpu (the same of 2,048 envs on one GPU and on two);
     marine-curriculum (three to six vessels, obstacles and vortices, on a GPU); marine-curriculum-long (its two best
-    agents for six times its steps); marine-targets (AC-IQN with slow and
-    fast targets); durotaxis-stages-full (the stages on the colony of the preset, on a GPU); cartpole, acrobot and
-    pendulum (each algorithm by its preset); lunar-lander, half-cheetah and sp500 (a walk forward over real prices),
-    which need Gymnasium's extras box2d and mujoco, and the package's extra data."""
+    agents for six times its steps); marine-targets (AC-IQN with slow and fast targets); durotaxis-stages-full (the
+    stages on the colony of the preset, on a GPU); cartpole, acrobot and pendulum (each algorithm by its preset);
+    lunar-lander, half-cheetah and sp500 (a walk forward over real prices), which need Gymnasium's extras box2d and
+    mujoco, and the package's extra data."""
     runs: tuple[str, ...] = ()
     """Runs of a study, such as the agents of marine; all by default."""
     seeds: tuple[int, ...] = ()

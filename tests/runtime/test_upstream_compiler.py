@@ -1,5 +1,7 @@
 """What the compiler's graphs are changed by; see tests/runtime/test_upstream_torch.py for what else it is told."""
 
+import operator
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -63,37 +65,47 @@ class TestSeeds:
     """Attention's seeds lie on the CPU outside a capture, where Inductor takes them for memory of the GPU."""
 
     @staticmethod
-    def traced(dropout, parts=2):
-        """Attention and its gradient in one graph, as the compiler is given it for a GPU, ``parts`` times."""
-        forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
-        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    def traced(kind, dropout, parts=2):
+        """Seeds that the gradient reads where the compiler is given attention and gradient for a GPU, twice over."""
+        aten = torch.ops.aten
+        ops = [getattr(aten, f"_scaled_dot_product_{kind}_attention{of}").default for of in ("", "_backward")]
 
-        def fn(x, mask):
+        def fn(x):
             for _ in range(parts):
-                out, log_sums, *seeds = forward(x, x, x, mask, True, dropout)
-                x = backward(out, x, x, x, mask, out, log_sums, *seeds, dropout, [True, True, True, False])[0]
+                if kind == "efficient":
+                    out, sums, *seeds = ops[0](x, x, x, None, True, dropout)
+                    x = ops[1](out, x, x, x, None, out, sums, *seeds, dropout, [True, True, True, False])[0]
+                elif kind == "flash":
+                    out, sums, *lengths, seed, offset, _ = ops[0](x, x, x, dropout)
+                    x = ops[1](out, x, x, x, out, sums, *lengths, dropout, False, seed, offset)[0]
+                else:
+                    out, sums, *lengths, seed, offset, _ = ops[0](x, x, x, None, True, dropout)
+                    x = ops[1](out, x, x, x, out, sums, seed, offset, None, *lengths, dropout, False)[0]
             return x
 
         with FakeTensorMode():
-            args = torch.empty(3, 2, 8, 4, device="cuda"), torch.empty(3, 2, 8, 8, device="cuda")
-            found = make_fx(fn)(*args)
+            x = torch.empty(3, 2, 8, 8, device="cuda", dtype=torch.bfloat16)
+            found = make_fx(fn)(x)
             inductor.part_seeds(found.graph)
             found.graph.lint()
             found.recompile()
-            assert found(*args).shape == args[0].shape
-        seeds = [node.args[7:9] for node in found.graph.nodes if node.target is backward]
-        assert len(seeds) == parts
-        return [seed for each in seeds for seed in each]
+            assert found(x).shape == x.shape
+        names = [arg.name for arg in ops[1]._schema.arguments]
+        gradients = [node for node in found.graph.nodes if node.target is ops[1]]
+        assert len(gradients) == parts
+        return [node.args[names.index(f"philox_{each}")] for node in gradients for each in ("seed", "offset")]
 
-    def test_without_dropout_a_backward_pass_reads_none_of_the_forward_pass(self):
-        seeds = self.traced(0.0)
+    @pytest.mark.parametrize("kind", ["efficient", "cudnn"])
+    def test_without_dropout_a_backward_pass_reads_none_of_the_forward_pass(self, kind):
+        seeds = self.traced(kind, 0.0)
         assert {seed.target for seed in seeds} == {torch.ops.aten.full.default}
         assert len(set(seeds)) == 1
         assert seeds[0].meta["val"].device.type == "cuda"
         assert (seeds[0].meta["val"].dtype, seeds[0].args) == (torch.int64, ([], 0))
 
-    def test_with_dropout_it_reads_those_that_were_drawn(self):
-        assert torch.ops.aten.full.default not in {seed.target for seed in self.traced(0.5)}
+    @pytest.mark.parametrize(("kind", "dropout"), [("efficient", 0.5), ("cudnn", 0.5), ("flash", 0.0), ("flash", 0.5)])
+    def test_seeds_that_were_drawn_or_lie_on_the_gpu_are_left(self, kind, dropout):
+        assert {seed.target for seed in self.traced(kind, dropout)} == {operator.getitem}
 
     @pytest.mark.gpu
     def test_results_may_take_their_place(self, fresh_dynamo):

@@ -115,13 +115,14 @@ def join_pairs(graph: Graph) -> None:
 
 
 def part_seeds(graph: Graph) -> None:
-    """Gives backward passes of attention seeds of their own, in a graph that holds the forward pass as well.
+    """Gives backward passes of attention a seed of their own, in a graph that holds the forward pass as well.
 
-    Inductor takes the seeds that the forward pass returns for numbers on the GPU, and writes later results into their
-    memory. PyTorch returns them on the CPU unless a CUDA graph is captured, where Triton then refuses them. Without
-    dropout nothing reads them. With dropout they are needed, and are left.
+    Inductor takes the seed and the offset that the forward pass returns for numbers on the GPU, and writes later
+    results into their memory. PyTorch returns them on the CPU unless a CUDA graph is captured, where Triton then
+    refuses them. Without dropout nothing reads them. With dropout they are needed, and are left. So are those of flash
+    attention, uint64 and on the GPU at all times.
     """
-    own: dict[Hashable, Node] = {}
+    own: Node | None = None
     for node in list(graph.nodes):
         names = [arg.name for arg in getattr(getattr(node.target, "_schema", None), "arguments", ())]
         if not {"philox_seed", "dropout_p"} <= set(names) or node.args[names.index("dropout_p")] != 0.0:
@@ -131,13 +132,14 @@ def part_seeds(graph: Graph) -> None:
             if not isinstance(seed, Node) or seed.target is not operator.getitem:
                 continue  # an input of this graph, into which nothing else is written
             value = seed.meta["val"]
-            shape, of = tuple(value.shape), {"dtype": value.dtype, "device": value.device}
-            if (shape, *of.values()) not in own:
+            if value.dtype != torch.int64:
+                continue
+            if own is None:
                 with graph.inserting_before(node):
-                    made = graph.call_function(torch.ops.aten.full.default, (list(shape), 0), of)
-                made.meta["val"] = value
-                own[shape, *of.values()] = made
-            node.update_arg(place, own[shape, *of.values()])
+                    of = {"dtype": value.dtype, "device": value.device}
+                    own = graph.call_function(torch.ops.aten.full.default, ([], 0), of)
+                own.meta["val"] = value
+            node.update_arg(place, own)
             if not seed.users:
                 graph.erase_node(seed)
 
